@@ -1,0 +1,36 @@
+# Every target sets up what it needs on a machine that has python3, pip and make; the second run installs nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all lint bench docs clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/nanny demo
+
+test: $(READY)
+	$(BIN)/pytest
+
+test-all: $(READY)
+	$(BIN)/pytest -m 'slow or not slow'
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build dist demo nanny_logs .mypy_cache .pytest_cache .ruff_cache .hypothesis

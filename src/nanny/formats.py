@@ -1,0 +1,172 @@
+"""Facts of the floating-point formats, and what a format does to values of a known exponent histogram.
+
+All constants follow from (significant bits, exponent range); `tests/test_formats.py` checks each against torch's own casts.
+No torch here: stored histograms are judged without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .records import NannyError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format with subnormals."""
+
+    name: str
+    torch_name: str
+    bits: int
+    significand: int  # p: significant bits, the implicit one included
+    min_exponent: int  # of the smallest normal: 2 ** min_exponent
+    max: float  # largest finite value
+    has_inf: bool = True  # without, torch's cast clamps a value out of range to the largest finite one
+
+    @property
+    def eps(self) -> float:
+        """Distance from 1 to the next larger value."""
+        return 2.0 ** (1 - self.significand)
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of rounding a value in the normal range."""
+        return 2.0**-self.significand
+
+    @property
+    def min_normal(self) -> float:
+        return 2.0**self.min_exponent
+
+    @property
+    def min_subnormal(self) -> float:
+        return 2.0 ** (self.min_exponent - self.significand + 1)
+
+    @property
+    def flush_at(self) -> float:
+        """Magnitudes at or below this round to zero (ties go to even)."""
+        return self.min_subnormal / 2
+
+    @property
+    def overflow_at(self) -> float:
+        """The smallest magnitude that leaves the finite range; the largest that still fits where there is no infinity.
+
+        Ties go to even: half a spacing above 65504 (odd significand) is infinity, half a spacing above 448 (even) is 448.
+        """
+        return self.max + self.spacing(self.max) / 2
+
+    @property
+    def max_exponent(self) -> int:
+        return math.frexp(self.max)[1] - 1
+
+    @property
+    def exact_integers(self) -> int:
+        """All integers up to this magnitude are exact."""
+        return 2**self.significand
+
+    def spacing(self, value: float) -> float:
+        """Distance between neighbouring values of the format at this magnitude (one ulp)."""
+        if value == 0 or not math.isfinite(value):
+            return self.min_subnormal
+        exponent = min(max(math.frexp(abs(value))[1] - 1, self.min_exponent), self.max_exponent)
+        return 2.0 ** (exponent - self.significand + 1)
+
+
+FP16 = Format("fp16", "float16", 16, 11, -14, 65504.0)
+BF16 = Format("bf16", "bfloat16", 16, 8, -126, (2 - 2.0**-7) * 2.0**127)
+FP8_E4M3 = Format("fp8_e4m3", "float8_e4m3fn", 8, 4, -6, 448.0, has_inf=False)
+FP8_E5M2 = Format("fp8_e5m2", "float8_e5m2", 8, 3, -14, 57344.0)
+FP32 = Format("fp32", "float32", 32, 24, -126, (2 - 2.0**-23) * 2.0**127)
+FP64 = Format("fp64", "float64", 64, 53, -1022, 1.7976931348623157e308)
+
+FORMATS = {f.name: f for f in (FP16, BF16, FP8_E4M3, FP8_E5M2, FP32, FP64)}
+TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
+_BY_TORCH_NAME = {f.torch_name: f for f in FORMATS.values()} | {"half": FP16, "float": FP32, "double": FP64}
+
+
+def format_of(name: object) -> Format:
+    """The format of a short name (`fp16`), a torch name (`torch.float16`, `float16`) or a `torch.dtype`."""
+    text = str(name).removeprefix("torch.").lower()
+    found = FORMATS.get(text) or _BY_TORCH_NAME.get(text)
+    if found is None:
+        raise NannyError(f"unknown floating-point format {text!r}; use one of: {', '.join(FORMATS)}")
+    return found
+
+
+# The exponent histogram: one bin per binary exponent over the whole fp32 range with its subnormals, so that one sample answers
+# for every narrower format and every power-of-two scale. Value x falls into the bin of floor(log2|x|).
+LOWEST_EXPONENT = -149  # of fp32's smallest subnormal
+HIGHEST_EXPONENT = 127
+ZERO_BIN = 0
+BELOW_BIN = 1  # non-zero, below fp32's smallest subnormal (fp64 sources only)
+FIRST_BIN = 2
+LAST_BIN = FIRST_BIN + HIGHEST_EXPONENT - LOWEST_EXPONENT
+ABOVE_BIN = LAST_BIN + 1  # finite, 2**128 or more (fp64 sources only)
+INF_BIN = LAST_BIN + 2
+NAN_BIN = LAST_BIN + 3
+HISTOGRAM_BINS = LAST_BIN + 4
+
+
+def bin_of(exponent: int) -> int:
+    """The bin that counts magnitudes in [2**exponent, 2**(exponent+1))."""
+    if exponent < LOWEST_EXPONENT:
+        return BELOW_BIN
+    return ABOVE_BIN if exponent > HIGHEST_EXPONENT else FIRST_BIN + exponent - LOWEST_EXPONENT
+
+
+@dataclass(frozen=True)
+class RangeShares:
+    """What a format does to the finite values behind a histogram. Shares are of the non-zero finite values, `zero` of all."""
+
+    count: int  # non-zero finite values seen
+    zero: float
+    flushed: float
+    subnormal: float
+    saturated: float  # leaves the finite range
+    headroom_bits: float  # binary orders between the largest magnitude's bin and the format's top; negative: overflow
+    footroom_bits: float  # binary orders between the smallest magnitude's bin and the smallest subnormal
+
+
+def range_shares(histogram: Sequence[int], target: Format, scale: float = 1.0) -> RangeShares:
+    """Shares that would flush, go subnormal or overflow if the values times `scale` (a power of two) were cast to `target`.
+
+    Exact to the width of a bin: a value in the rounding margin below `2**(max_exponent+1)` (65504 < x < 65536 in fp16) counts as
+    finite, and one in the bin of `flush_at` counts as rounded up, except that bin's exact power of two.
+    """
+    shift = math.frexp(scale)[1] - 1
+    if not 0 < scale < math.inf or 2.0**shift != scale:
+        nearest = 2.0 ** round(math.log2(scale)) if scale > 0 and math.isfinite(scale) else 1.0
+        raise NannyError(f"scale {scale!r} is not a power of two, and histograms answer only for those; try {nearest:g}")
+    flush_below = math.frexp(target.flush_at)[1] - 1 - shift  # bins under this one flush whole
+    normal_from = target.min_exponent - shift
+    above = target.max_exponent + 1 - shift  # bins from this one on overflow whole
+    flushed = subnormal = saturated = finite = 0
+    lowest: int | None = None
+    highest: int | None = None
+    for index in range(BELOW_BIN, INF_BIN):
+        n = int(histogram[index])
+        if not n:
+            continue
+        exponent = index - FIRST_BIN + LOWEST_EXPONENT
+        finite += n
+        lowest = exponent if lowest is None else lowest
+        highest = exponent
+        if exponent < flush_below:
+            flushed += n
+        elif exponent < normal_from:
+            subnormal += n
+        elif exponent >= above:
+            saturated += n
+    zeros = int(histogram[ZERO_BIN])
+    total = zeros + finite
+    floor = math.frexp(target.min_subnormal)[1] - 1
+    return RangeShares(
+        count=finite,
+        zero=zeros / total if total else 0.0,
+        flushed=flushed / finite if finite else 0.0,
+        subnormal=subnormal / finite if finite else 0.0,
+        saturated=saturated / finite if finite else 0.0,
+        headroom_bits=math.inf if highest is None else target.max_exponent - (highest + shift),
+        footroom_bits=math.inf if lowest is None else lowest + shift - floor,
+    )

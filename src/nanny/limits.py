@@ -1,0 +1,130 @@
+"""Every threshold of the nanny, once, with its source.
+
+`Limits()` holds the numbers in force; `dataclasses.replace(Limits(), grad_zscore=8)` changes one. Where a source document
+("seed") named another number, it is kept beside ours with the reason for the change; `docs/limits.md` is generated from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+def _limit(value: float, source: str, *, seed: str = "", why: str = "") -> Any:
+    return field(default=value, metadata={"source": source, "seed": seed, "why": why})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Numbers that separate healthy from sick. Shares are fractions of 1, headroom is in bits (binary orders)."""
+
+    # one tensor in a target format
+    flush_energy_warn: float = _limit(
+        0.01, "NUMERICS 4.2", seed="1 % of the elements below the smallest value: warning",
+        why="small elements carry no energy: on a log-normal tensor 34 % flush and hold 3.5e-10 of the energy",
+    )  # fmt: skip
+    flush_energy_error: float = _limit(
+        0.10, "NUMERICS 4.2", seed="10 % of the elements below the smallest value: error",
+        why="judged by energy, not by count",
+    )  # fmt: skip
+    fp16_smallest: float = _limit(
+        2.0**-25, "measured", seed="5.96e-8 as the smallest FP16 value",
+        why="that is the smallest subnormal; magnitudes down to 2.98e-8 still round up to it, at or below they become 0",
+    )  # fmt: skip
+    bf16_smallest: float = _limit(
+        2.0**-134, "measured", seed="1.17e-38 (and 1.4e-45 in a table) as the smallest BF16 value",
+        why="1.18e-38 is the smallest normal, 9.18e-41 the smallest subnormal; 1.4e-45 belongs to FP32",
+    )  # fmt: skip
+    subnormal_energy_warn: float = _limit(0.10, "NUMERICS 4.2: relative error in the subnormal zone grows to 100 %")
+    overflow_share_error: float = _limit(0.0, "one infinity is enough to make a NaN")
+    headroom_warn_bits: float = _limit(
+        1.0, "MECHANISMS, rules worth shipping: below 3 bits warn, below 1 severe",
+        seed="60000 for FP16 (0.13 bits of headroom)",
+        why="a doubling reaches infinity; 60000 leaves a factor of 1.09",
+    )  # fmt: skip
+    headroom_info_bits: float = _limit(3.0, "MECHANISMS, rules worth shipping")
+    near_overflow: float = _limit(60000.0, "seed 000, 3.3; seed 003, 1.1", seed="60000")
+    rel_l2_warn_roundoffs: float = _limit(
+        25.0, "NUMERICS 4.3: 10 % in bf16, 1.2 % in fp16", seed="element-wise relative error 1 %: warning",
+        why="15 % of the elements of an ordinary bf16 Linear exceed 1 % (values near 0); judge the whole tensor",
+    )  # fmt: skip
+    rel_l2_error: float = _limit(
+        1.0, "NUMERICS 4.3", seed="element-wise relative error 10 %: error", why="as above",
+    )  # fmt: skip
+    rel_mark_warn: float = _limit(0.01, "seed 000, 1", seed="1 %", why="shown as a mark; a rule only on request")
+    rel_mark_error: float = _limit(0.10, "seed 000, 1", seed="10 %", why="shown as a mark; a rule only on request")
+    centred_floor: float = _limit(1e-4, "NUMERICS 4.3: the centred error needs a varying part above this share")
+    spacing_ratio_warn: float = _limit(0.1, "NUMERICS 4.3: spacing over variation, the format cannot express it")
+    spacing_ratio_error: float = _limit(1.0, "derived: variation below one spacing is gone")
+    error_bias_warn: float = _limit(0.1, "NUMERICS 4.3: mean/std of the rounding error on more than 1e4 elements")
+    imbalance_total_roundoffs: float = _limit(
+        1.0, "NUMERICS 4.4: ratio of contributions above 1/u, a typical channel is absorbed whole",
+        seed="max/min > 1e4 per dimension",
+        why="a Gaussian tensor of 4096 elements has 1.6e4; what matters is rms per index against 1/u, and only in a reduction",
+    )  # fmt: skip
+    imbalance_notable_roundoffs: float = _limit(1 / 16, "NUMERICS 4.4: noticeable from 1/(16u)")
+    ratio_mark: float = _limit(1e4, "seed 000, 1 and 4.2; seed 003, 2.2", seed="1e4", why="shown as a number, not a rule")
+    swallowed_mass_warn: float = _limit(0.01, "derived: 1 % of the sum of magnitudes lost in an accumulator")
+    swallowed_mass_error: float = _limit(0.10, "derived: 10 % lost")
+    reduction_error_warn: float = _limit(
+        0.01, "seed 000, 1: 1 %", seed="sum/mean: medium risk always",
+        why="library reductions accumulate in FP32 and round once (NUMERICS fact 3); only a measured error counts",
+    )  # fmt: skip
+    reduction_error_error: float = _limit(0.10, "seed 000, 1: 10 %")
+
+    # gradients
+    grad_rail_high: float = _limit(
+        1e4, "seed 001, table of scenarios: gradient > 1e4", seed="norm > 100 warning, > 1000 about to crash",
+        why="a norm scales with the loss normalisation; only a rail until the run has a history of its own",
+    )  # fmt: skip
+    grad_rail_low: float = _limit(
+        1e-8, "seed 001, table of scenarios: gradient < 1e-8", seed="norm < 1e-6 severe, < 0.01 light, < 1e-3 vanished",
+        why="healthy nets have norms of 1e-4; only a rail until there is a history, and only for the whole model",
+    )  # fmt: skip
+    grad_none: float = _limit(1e-10, "seed 003, 2.1: absmax below this is no gradient", seed="1e-10")
+    grad_zscore: float = _limit(6.0, "NUMERICS 2, row 9: robust z of the log norm")
+    grad_ratio: float = _limit(10.0, "Megatron: 10 times its own history; both must hold")
+    grad_vanish_ratio: float = _limit(1e-3, "derived: three orders below its own median, for several steps")
+    baseline_steps: float = _limit(20, "fewer steps give no median/MAD worth the name")
+    history_steps: float = _limit(200, "MECHANISMS: median/MAD over the last 200 un-skipped steps")
+    vanish_steps: float = _limit(5, "one small batch is not a trend")
+    dead_steps: float = _limit(
+        3, "NUMERICS 4.5: exact zero for 3 consecutive steps", seed="a layer's gradient is 0 while others are not",
+        why="frozen, unused, zero-initialised and sparse parameters have exact zeros in health",
+    )  # fmt: skip
+
+    # loss scale
+    scale_skips_error: float = _limit(
+        5, "seed 000, 3.2; seed 003, 2.4", seed="5 consecutive decreases at any time",
+        why="a healthy start searches its scale downwards (6 skips from 2**24); counts only after the first good step",
+    )  # fmt: skip
+    scale_start_skips: float = _limit(17, "NUMERICS 2, row 24: log2(65536) + 1, no scale of 1 or more was small enough")
+    scale_low_warn: float = _limit(
+        128, "seed 000, 3.2", seed="scale < 128: warning; < 1024 in seed 002",
+        why="healthy runs end anywhere from 2**11 to 2**18 and lower; a value alone is information",
+    )  # fmt: skip
+    scale_floor: float = _limit(
+        1.0, "seed 000, 3.2", seed="scale = 1: the floor, cannot train",
+        why="GradScaler has no floor, it halves for ever; below 1 the gradients themselves do not fit",
+    )  # fmt: skip
+    scale_drop: float = _limit(100.0, "seed 003, 2.4: below the initial value / 100", seed="initial / 100")
+    skip_window: float = _limit(200, "MECHANISMS: skip rate over 200 steps")
+    skip_rate_warn: float = _limit(0.01, "MECHANISMS; seed 002, 4.4: overflow ratio below 1 % and stable", seed="1 %")
+    skip_rate_error: float = _limit(0.10, "MECHANISMS: above 10 % severe")
+
+    # loss
+    loss_zscore: float = _limit(8.0, "derived: a loss is noisier than a gradient norm")
+    loss_ratio: float = _limit(3.0, "entrenar: 3 times the moving average; both must hold")
+    plateau_steps: float = _limit(300, "derived: a bit-identical loss that long is not noise")
+
+    # updates and optimizer state
+    unchanged_share_warn: float = _limit(0.5, "NUMERICS 2, row 2: more than half the elements left bit-identical")
+    unchanged_share_error: float = _limit(0.9, "derived: next to nothing is learned")
+    update_ratio_high: float = _limit(0.1, "MECHANISMS: update_rms/param_rms far above 1e-2 is too hot")
+    eps_dominates_warn: float = _limit(1.0, "NUMERICS 2, row 5: median sqrt(v)/eps below 1")
+    eps_dominates_error: float = _limit(0.1, "NUMERICS 2, row 5")
+
+
+def describe() -> list[dict[str, Any]]:
+    """Name, value, source, the seed's number and why it differs; for the docs."""
+    return [{"name": f.name, "value": f.default, **f.metadata} for f in fields(Limits)]

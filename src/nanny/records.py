@@ -1,0 +1,150 @@
+"""The data that crosses the arrows observe -> measure -> judge -> store -> show.
+
+Frozen, plain, without tensors: whatever judges, stores or shows works from these alone, so the same rule runs live, on a
+stored run and on literals in a test. Nothing here imports torch or touches a file.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class NannyError(Exception):
+    """Something the user can fix. The message says what was wrong, where, and what to type."""
+
+
+class NannyWarning(UserWarning):
+    """The nanny could not do its own work; training is not affected."""
+
+
+class Severity(enum.IntEnum):
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+    @classmethod
+    def parse(cls, text: str) -> Severity:
+        try:
+            return cls[text.strip().upper()]
+        except KeyError:
+            raise NannyError(f"unknown severity {text!r}; use one of: info, warning, error") from None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong: what, where, with which numbers, and what to do about it."""
+
+    code: str
+    severity: Severity
+    message: str
+    hint: str = ""
+    site: str = ""  # module path, parameter, operation: a place that is measured
+    step: int | None = None
+    rank: int | None = None
+    file: str = ""
+    line: int | None = None
+    column: int | None = None  # 1-based, like line
+    end_line: int | None = None
+    end_column: int | None = None
+    cell: int | None = None  # notebook cell, 1-based
+    value: float | None = None
+    limit: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The place in a word: `model.py:12` for code, the site's name for a running model."""
+        if not self.file:
+            return self.site
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields that say something, with the severity by name; see `show.jsontext` for non-finite numbers."""
+        out: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value not in (None, "") and not (f.name == "evidence" and not value):
+                out[f.name] = value.name if isinstance(value, Severity) else value
+        return out
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """What one pass over a tensor tells. `minimum`, `maximum` and what follows from them are NaN if any element is NaN."""
+
+    count: int
+    minimum: float
+    maximum: float
+    sum_squares: float
+    mean: float
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    histogram: tuple[int, ...] = ()  # formats.HISTOGRAM_BINS, of a sample; empty if not taken
+
+    @property
+    def nonfinite(self) -> bool:
+        return self.count > 0 and not (abs(self.minimum) < float("inf") and abs(self.maximum) < float("inf"))
+
+    @property
+    def absmax(self) -> float:
+        if self.minimum != self.minimum or self.maximum != self.maximum:
+            return float("nan")
+        return max(abs(self.minimum), abs(self.maximum))
+
+    @property
+    def norm(self) -> float:
+        return float(self.sum_squares**0.5)
+
+    @property
+    def rms(self) -> float:
+        return float((self.sum_squares / self.count) ** 0.5) if self.count else 0.0
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One training process, as it introduces itself to the store."""
+
+    started: float
+    argv: tuple[str, ...] = ()
+    torch: str = ""
+    world_size: int = 1
+    rank: int = 0
+    amp_dtype: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place that is measured. Its position among the sites of its kind is its column in every sample of that kind."""
+
+    kind: str  # output, output_grad, weight, grad, update, buffer
+    name: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Numbers of all sites of one kind at one step: `stats` names the rows, each row is one float32 per site.
+
+    The first row is always `count`; it is 0 for a site that was not measured at this step. Zero and non-finite values in
+    the other rows are measured values. Sites met later than this step are simply not in it.
+    """
+
+    kind: str
+    step: int
+    stats: tuple[str, ...]
+    data: bytes  # float32, little endian, stat-major: len(stats) rows of n sites
+    histograms: bytes = b""  # uint16, little endian, n sites x formats.HISTOGRAM_BINS; empty if not taken
+
+    @property
+    def sites(self) -> int:
+        return len(self.data) // (4 * len(self.stats)) if self.stats else 0
+
+
+SAMPLE_STATS = ("count", "min", "max", "norm", "mean", "nan", "posinf", "neginf")
+GRADIENT_STATS = ("count", "norm", "min", "max")  # what every step keeps of every gradient
