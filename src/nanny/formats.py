@@ -94,25 +94,25 @@ def format_of(name: object) -> Format:
     return found
 
 
-# The exponent histogram: one bin per binary exponent over the whole fp32 range with its subnormals, so that one sample answers
-# for every narrower format and every power-of-two scale. Value x falls into the bin of floor(log2|x|).
-LOWEST_EXPONENT = -149  # of fp32's smallest subnormal
+# The exponent histogram: one bin per binary order of magnitude of fp32, so that one sample answers for every narrower format and
+# every power-of-two scale. A value x falls into the bin of floor(log2|x|); fp32's own subnormals share one bin.
+LOWEST_EXPONENT = -126
 HIGHEST_EXPONENT = 127
 ZERO_BIN = 0
-BELOW_BIN = 1  # non-zero, below fp32's smallest subnormal (fp64 sources only)
-FIRST_BIN = 2
+BELOW_BIN = 1  # non-zero, below 2**-126
+FIRST_BIN = 2  # 2**-126 up to 2**-125
 LAST_BIN = FIRST_BIN + HIGHEST_EXPONENT - LOWEST_EXPONENT
-ABOVE_BIN = LAST_BIN + 1  # finite, 2**128 or more (fp64 sources only)
-INF_BIN = LAST_BIN + 2
-NAN_BIN = LAST_BIN + 3
-HISTOGRAM_BINS = LAST_BIN + 4
+NONFINITE_BIN = LAST_BIN + 1
+ABOVE_BIN = LAST_BIN + 2  # finite, 2**128 or more (fp64 sources only)
+HISTOGRAM_BINS = LAST_BIN + 3
 
 
-def bin_of(exponent: int) -> int:
-    """The bin that counts magnitudes in [2**exponent, 2**(exponent+1))."""
-    if exponent < LOWEST_EXPONENT:
-        return BELOW_BIN
-    return ABOVE_BIN if exponent > HIGHEST_EXPONENT else FIRST_BIN + exponent - LOWEST_EXPONENT
+def exponent_of(index: int) -> int:
+    """The binary exponent that a bin of finite, non-zero values stands for."""
+    return HIGHEST_EXPONENT + 1 if index == ABOVE_BIN else index - FIRST_BIN + LOWEST_EXPONENT
+
+
+FINITE_BINS = (*range(BELOW_BIN, LAST_BIN + 1), ABOVE_BIN)  # non-zero, by rising exponent
 
 
 @dataclass(frozen=True)
@@ -131,42 +131,29 @@ class RangeShares:
 def range_shares(histogram: Sequence[int], target: Format, scale: float = 1.0) -> RangeShares:
     """Shares that would flush, go subnormal or overflow if the values times `scale` (a power of two) were cast to `target`.
 
-    Exact to the width of a bin: a value in the rounding margin below `2**(max_exponent+1)` (65504 < x < 65536 in fp16) counts as
-    finite, and one in the bin of `flush_at` counts as rounded up, except that bin's exact power of two.
+    True to the width of a bin: a value in the rounding margin below `2**(max_exponent+1)` (65504 < x < 65536 in fp16) counts as
+    finite, an exact `flush_at` as rounded up, and in bf16, whose subnormals are fp32's, all of those count as subnormal.
     """
     shift = math.frexp(scale)[1] - 1
     if not 0 < scale < math.inf or 2.0**shift != scale:
-        nearest = 2.0 ** round(math.log2(scale)) if scale > 0 and math.isfinite(scale) else 1.0
+        nearest = 2.0 ** round(math.log2(scale)) if 0 < scale < math.inf else 1.0
         raise NannyError(f"scale {scale!r} is not a power of two, and histograms answer only for those; try {nearest:g}")
-    flush_below = math.frexp(target.flush_at)[1] - 1 - shift  # bins under this one flush whole
+    flush_below = max(math.frexp(target.flush_at)[1] - 1 - shift, LOWEST_EXPONENT - 1)  # bins under this one flush whole
     normal_from = target.min_exponent - shift
-    above = target.max_exponent + 1 - shift  # bins from this one on overflow whole
-    flushed = subnormal = saturated = finite = 0
-    lowest: int | None = None
-    highest: int | None = None
-    for index in range(BELOW_BIN, INF_BIN):
-        n = int(histogram[index])
-        if not n:
-            continue
-        exponent = index - FIRST_BIN + LOWEST_EXPONENT
-        finite += n
-        lowest = exponent if lowest is None else lowest
-        highest = exponent
-        if exponent < flush_below:
-            flushed += n
-        elif exponent < normal_from:
-            subnormal += n
-        elif exponent >= above:
-            saturated += n
+    overflow_from = target.max_exponent + 1 - shift
+    present = [(exponent_of(i), int(histogram[i])) for i in FINITE_BINS if histogram[i]]
+    finite = sum(n for _, n in present)
+    flushed = sum(n for e, n in present if e < flush_below)
+    subnormal = sum(n for e, n in present if flush_below <= e < normal_from)
+    saturated = sum(n for e, n in present if e >= overflow_from)
     zeros = int(histogram[ZERO_BIN])
-    total = zeros + finite
     floor = math.frexp(target.min_subnormal)[1] - 1
     return RangeShares(
         count=finite,
-        zero=zeros / total if total else 0.0,
+        zero=zeros / (zeros + finite) if zeros + finite else 0.0,
         flushed=flushed / finite if finite else 0.0,
         subnormal=subnormal / finite if finite else 0.0,
         saturated=saturated / finite if finite else 0.0,
-        headroom_bits=math.inf if highest is None else target.max_exponent - (highest + shift),
-        footroom_bits=math.inf if lowest is None else lowest + shift - floor,
+        headroom_bits=target.max_exponent - (present[-1][0] + shift) if present else math.inf,
+        footroom_bits=present[0][0] + shift - floor if present else math.inf,
     )
