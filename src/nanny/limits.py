@@ -117,6 +117,14 @@ class Limits:
     loss_ratio: float = _limit(3.0, "entrenar: 3 times the moving average; both must hold")
     plateau_steps: float = _limit(300, "derived: a bit-identical loss that long is not noise")
 
+    # two runs beside each other
+    part_window: float = _limit(25, "derived: steps over which a gap must keep its sign and size; fewer in short runs")
+    part_zscore: float = _limit(5.0, "derived: standard errors of the median gap, over thousands of steps and hundreds of layers")
+    part_loss_roundoffs: float = _limit(
+        5.0, "NUMERICS 2, row 30: a loss gap of 0.25 % matters (DeepSeek-V3); 0.24 % in fp16, 2 % in bf16"
+    )
+    part_loss_range: float = _limit(0.01, "derived: a gap below 1 % of what the loss has fallen is not a worse run")
+
     # updates and optimizer state
     unchanged_share_warn: float = _limit(0.5, "NUMERICS 2, row 2: more than half the elements left bit-identical")
     unchanged_share_error: float = _limit(0.9, "derived: next to nothing is learned")
