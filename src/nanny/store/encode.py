@@ -1,0 +1,100 @@
+"""Values that SQLite and JSON have no word for (NaN, Inf, odd strings), and findings as rows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..records import Finding, Severity
+
+_NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_PLACE = ("rank", "file", "line", "column", "end_line", "end_column", "cell")
+FINDING_COLUMNS = "step, site, code, severity, value, limit_value, message, hint, place, evidence"
+
+
+def clean_text(text: object) -> str:
+    """Text that SQLite accepts: a path with undecodable bytes holds lone surrogates, which are spelt out."""
+    return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if not isinstance(value, float) and hasattr(value, "tolist"):  # numpy scalars and arrays
+        return _plain(value.tolist())
+    if not isinstance(value, float):
+        return str(value)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON of anything: non-finite numbers by name, what JSON does not know as its text."""
+    return json.dumps(_plain(value), allow_nan=False)
+
+
+def _revive(value: Any) -> Any:
+    if isinstance(value, str):
+        return _NONFINITE.get(value, value)
+    if isinstance(value, list):
+        return [_revive(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _revive(item) for key, item in value.items()}
+    return value
+
+
+def from_json(text: str) -> Any:
+    return _revive(json.loads(text))
+
+
+def number_to_sql(value: float | None) -> float | str | None:
+    """SQLite turns NaN into NULL; where NULL already means "none", NaN is the text NaN."""
+    if value is None:
+        return None
+    value = float(value)
+    return "NaN" if math.isnan(value) else value
+
+
+def number_from_sql(value: float | str | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def finding_row(finding: Finding) -> tuple[Any, ...]:
+    """In the order of FINDING_COLUMNS."""
+    place = {name: getattr(finding, name) for name in _PLACE}
+    return (
+        None if finding.step is None else int(finding.step),
+        clean_text(finding.site),
+        clean_text(finding.code),
+        int(finding.severity),
+        number_to_sql(finding.value),
+        number_to_sql(finding.limit),
+        clean_text(finding.message),
+        clean_text(finding.hint),
+        to_json({name: value for name, value in place.items() if value not in (None, "")}),
+        to_json(finding.evidence),
+    )
+
+
+def finding_of(row: tuple[Any, ...]) -> Finding:
+    """The finding of a row in the order of FINDING_COLUMNS."""
+    step, site, code, severity, value, limit, message, hint, place, evidence = row
+    return Finding(
+        code=code,
+        severity=Severity(severity),
+        message=message,
+        hint=hint,
+        site=site,
+        step=step,
+        value=number_from_sql(value),
+        limit=number_from_sql(limit),
+        evidence=from_json(evidence),
+        **json.loads(place),
+    )

@@ -1,0 +1,91 @@
+"""Where stores lie: their names, the kind of file system under them, and how a path the user gave leads to them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ..records import NannyError
+
+DEFAULT_FOLDER = "nanny_logs"
+_NAME = re.compile(r"metrics(?:\.rank(\d+))?(?:\.(\d+))?\.db")
+
+# Shared memory and locks of WAL mode do not work across machines, or not everywhere, on these.
+_REMOTE = re.compile(
+    r"nfs\d?|lustre|gpfs|mmfs|beegfs\w*|ceph|weka\w*|cifs|smb\w*|fuse\w*(\..*)?|9p|virtiofs|afs|panfs|orangefs|pvfs2|glusterfs|ocfs2|gfs2"
+    r"|vboxsf|prl_fs|dfs|quobyte|daos"
+)
+
+
+def store_name(rank: int, number: int = 1) -> str:
+    """`metrics.db`, `metrics.rank3.db`; `metrics.2.db` for a second live process in the same folder."""
+    return "metrics" + (f".rank{rank}" if rank else "") + (f".{number}" if number > 1 else "") + ".db"
+
+
+def network_file_system(path: Path, mountinfo: str | None = None) -> str:
+    """The type of the network file system that holds `path`, or an empty string for a local one."""
+    if mountinfo is None:
+        try:
+            mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return ""
+    real = os.path.realpath(path)
+    best, found = -1, ""
+    for line in mountinfo.splitlines():
+        fields, _, tail = line.partition(" - ")
+        parts = fields.split(" ")
+        if len(parts) < 5 or not tail:
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), parts[4])
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= best:  # of two mounts on one point, the later covers the earlier
+            best, found = len(mount), tail.split(" ")[0]
+    return found if _REMOTE.fullmatch(found) else ""
+
+
+def find_stores(path: str | Path | None) -> list[Path]:
+    """The stores of a file, a folder, or (None) of the folder under ./nanny_logs that was written last.
+
+    Lower ranks first, and the newest first among those of one rank.
+    """
+    target = Path(DEFAULT_FOLDER) if path is None else Path(path)
+    if path is not None and target.is_file():
+        return [target]
+    if not target.exists():
+        if path is None:
+            raise NannyError(
+                f"no runs here: there is no folder {DEFAULT_FOLDER} in {Path.cwd()}; "
+                "record one with `nanny run train.py`, or name its folder with --db PATH"
+            )
+        raise NannyError(f"{target}: no such file or folder; name a metrics.db or its folder with --db PATH")
+    stores = _stores_in(target)
+    if not stores:
+        below = {file.parent for file in target.rglob("metrics*.db") if _NAME.fullmatch(file.name)}
+        stores = _stores_in(max(below, key=lambda folder: max(map(_written, _stores_in(folder))))) if below else []
+    if not stores:
+        advice = "record a run with `nanny run train.py`, or name another --db PATH"
+        raise NannyError(f"{target}: holds no metrics.db; {advice}")
+    return stores
+
+
+def rank_of(store: Path) -> int:
+    """The rank in a store's name; 0 for other names."""
+    match = _NAME.fullmatch(store.name)
+    return int(match[1] or 0) if match else 0
+
+
+def _stores_in(folder: Path) -> list[Path]:
+    stores = [file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file()]
+    return sorted(stores, key=lambda file: (rank_of(file), -_written(file), file.name))
+
+
+def _written(store: Path) -> float:
+    """When it was last written; in WAL mode the newest pages are in the side file."""
+    times = []
+    for file in (store, store.with_name(store.name + "-wal")):
+        try:
+            times.append(file.stat().st_mtime)
+        except FileNotFoundError:
+            continue
+    return max(times, default=0.0)

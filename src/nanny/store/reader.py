@@ -1,0 +1,294 @@
+"""Reading stores, also while training writes them. No torch; every function takes a connection from `connect()`.
+
+    with reading(path) as db:
+        run = pick_run(db, None)
+        steps, norms = samples(db, run.id, "grad", "norm")
+
+A site with `count` 0 was not measured at that step (its other statistics mean nothing; NaN where the sample is older than
+the site). A NaN with a positive count was measured. There is at most one sample per kind and step, and one value per
+scalar and step: the newest. Ranges are inclusive: `first=10, last=20` are the eleven steps from 10 to 20.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..records import Finding, NannyError, Severity, Site
+from . import schema
+from .encode import FINDING_COLUMNS, finding_of, from_json
+from .files import find_stores
+from .lock import is_held, lock_path
+from .packing import stat, unpack_histograms, unpack_sample
+
+__all__ = [
+    "DumpRow",
+    "RunRow",
+    "connect",
+    "dumps",
+    "find_stores",
+    "findings",
+    "histograms",
+    "kinds",
+    "pick_run",
+    "reading",
+    "runs",
+    "sample_at",
+    "sample_steps",
+    "samples",
+    "scalar_names",
+    "scalars",
+    "sites",
+    "steps",
+]
+
+BUSY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class RunRow:
+    id: int
+    started: float
+    finished: float | None
+    argv: tuple[str, ...]
+    torch: str
+    world_size: int
+    rank: int
+    amp_dtype: str
+    status: str  # running, finished, crashed, interrupted, or what the run called it
+    meta: Mapping[str, Any]
+    dropped: int
+
+
+@dataclass(frozen=True)
+class DumpRow:
+    step: int
+    site: str
+    path: str
+    sha256: str
+
+
+def connect(path: str | Path) -> sqlite3.Connection:
+    """A read-only connection to a store, with the SQL function `stat()`; NannyError says why a file is none."""
+    path = Path(path)
+    if path.is_dir():
+        raise NannyError(f"{path}: a folder; name the file in it, such as {path / 'metrics.db'}")
+    if not path.exists():
+        raise NannyError(f"{path}: no such file; name a metrics.db or its folder with --db PATH")
+    db = _open(path, "mode=ro")
+    try:
+        refusal = schema.refusal(db, path)
+    except sqlite3.OperationalError as error:
+        # A store in WAL mode on a read-only disk: without side files nobody writes it, and it can be read as it is.
+        db.close()
+        if path.with_name(path.name + "-wal").exists():
+            advice = "copy its folder to a place you can write to"
+            raise NannyError(f"{path}: cannot be read ({error}); {advice}") from error
+        db = _open(path, "mode=ro&immutable=1")
+        try:
+            refusal = schema.refusal(db, path)
+        except sqlite3.OperationalError as again:
+            db.close()
+            raise NannyError(f"{path}: cannot be read ({again})") from again
+    if refusal:
+        db.close()
+        raise NannyError(f"{refusal.reason}; {refusal.remedy}")
+    db.create_function("stat", 6, stat, deterministic=True)
+    return db
+
+
+@contextlib.contextmanager
+def reading(path: str | Path) -> Iterator[sqlite3.Connection]:
+    """`connect()` and close; a store that turns out to be damaged on the way is a NannyError too."""
+    db = connect(path)
+    try:
+        yield db
+    except sqlite3.DatabaseError as error:
+        why = f"it is damaged, or was busy for more than {BUSY_SECONDS:g} s"
+        raise NannyError(f"{path}: cannot be read to the end ({error}): {why}") from error
+    finally:
+        db.close()
+
+
+def _open(path: Path, parameters: str) -> sqlite3.Connection:
+    address = f"{path.absolute().as_uri()}?{parameters}"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+
+
+def runs(db: sqlite3.Connection) -> list[RunRow]:
+    """In the order in which they were started. One that died without a word is `interrupted`."""
+    dead = _writer_is_dead(db)
+    names = [column.name for column in fields(RunRow)]
+    out = []
+    for row in db.execute(f"SELECT {', '.join(names)} FROM run ORDER BY id"):
+        values = dict(zip(names, row))
+        values["argv"] = tuple(from_json(values["argv"]))
+        values["meta"] = from_json(values["meta"])
+        if values["status"] == "running" and dead:
+            values["status"] = "interrupted"
+        out.append(RunRow(**values))
+    return out
+
+
+def pick_run(db: sqlite3.Connection, number: int | None) -> RunRow:
+    """The run of that number, or the newest."""
+    found = runs(db)
+    if not found:
+        raise NannyError("the store holds no run yet; wait until training has begun")
+    if number is None:
+        return found[-1]
+    for run in found:
+        if run.id == number:
+            return run
+    raise NannyError(f"there is no run {number}; `nanny runs` lists them: {_listed([run.id for run in found])}")
+
+
+def kinds(db: sqlite3.Connection, run: int) -> list[str]:
+    """Kinds of site that the run has."""
+    return [kind for (kind,) in db.execute("SELECT DISTINCT kind FROM site WHERE run = ? ORDER BY kind", (run,))]
+
+
+def sites(db: sqlite3.Connection, run: int, kind: str) -> list[Site]:
+    """In the order of their columns in the samples."""
+    rows = db.execute("SELECT name, dtype, shape FROM site WHERE run = ? AND kind = ? ORDER BY position", (run, kind))
+    return [Site(kind, name, dtype, tuple(json.loads(shape))) for name, dtype, shape in rows]
+
+
+def scalar_names(db: sqlite3.Connection, run: int) -> list[str]:
+    return [name for (name,) in db.execute("SELECT DISTINCT name FROM scalar WHERE run = ? ORDER BY name", (run,))]
+
+
+def scalars(
+    db: sqlite3.Connection,
+    run: int,
+    names: Iterable[str] | None = None,
+    first: int | None = None,
+    last: int | None = None,
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """name -> (steps int64, values float64), steps ascending; names that were never recorded are left out."""
+    out = {}
+    between, bounds = _range(first, last)
+    for name in scalar_names(db, run) if names is None else names:
+        rows = db.execute(
+            f"SELECT step, value FROM scalar WHERE run = ? AND name = ?{between} ORDER BY step", (run, name, *bounds)
+        ).fetchall()
+        if rows:
+            values = np.array([math.nan if value is None else value for _, value in rows], np.float64)
+            out[name] = (np.array([step for step, _ in rows], np.int64), values)
+    return out
+
+
+def samples(
+    db: sqlite3.Connection, run: int, kind: str, statistic: str, first: int | None = None, last: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """(steps int64, float32 [steps, sites]) of one statistic."""
+    layouts = {i: (rows.split(), zeros.split()) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
+    row_of = {i: rows.index(statistic) for i, (rows, _) in layouts.items() if statistic in rows}
+    cases = " ".join(f"WHEN {i} THEN {row}" for i, row in row_of.items()) or "WHEN -1 THEN NULL"
+    between, bounds = _range(first, last)
+    found = db.execute(
+        f"""SELECT step, n, layout, substr(data, 1 + 4 * n * CASE layout {cases} END, 4 * n)
+            FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step""",
+        (run, kind, *bounds),
+    ).fetchall()
+    taken = np.array([step for step, *_ in found], np.int64)
+    width = max((n for _, n, _, _ in found), default=0)
+    matrix = np.full((len(found), width), 0.0 if statistic == "count" else np.nan, np.float32)
+    for index, (_, n, layout, data) in enumerate(found):
+        if data is not None:
+            matrix[index, :n] = np.frombuffer(data, "<f4")
+        elif statistic in layouts[layout][1]:
+            matrix[index, :n] = 0.0
+    return taken, matrix
+
+
+def sample_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:
+    """Steps at which this kind was sampled, ascending."""
+    rows = db.execute("SELECT step FROM sample WHERE run = ? AND kind = ? ORDER BY step", (run, kind)).fetchall()
+    return np.array([step for (step,) in rows], np.int64)
+
+
+def sample_at(db: sqlite3.Connection, run: int, kind: str, step: int) -> dict[str, np.ndarray] | None:
+    """statistic -> float32 per site, or None if this kind was not sampled at this step."""
+    row = db.execute(
+        """SELECT data, n, rows, zeros FROM sample JOIN layout ON layout.id = sample.layout
+           WHERE run = ? AND kind = ? AND step = ?""",
+        (run, kind, step),
+    ).fetchone()
+    return unpack_sample(*row) if row else None
+
+
+def histograms(
+    db: sqlite3.Connection, run: int, kind: str, first: int | None = None, last: int | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(step, uint16 [sites, HISTOGRAM_BINS]), steps ascending, one at a time."""
+    between, bounds = _range(first, last)
+    query = f"SELECT step, n, data FROM histogram WHERE run = ? AND kind = ?{between} ORDER BY step"
+    for step, n, data in db.execute(query, (run, kind, *bounds)):
+        yield step, unpack_histograms(data, n)
+
+
+def findings(
+    db: sqlite3.Connection,
+    run: int,
+    *,
+    severity: Severity | None = None,
+    code: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+    site_glob: str | None = None,
+    limit: int | None = None,
+) -> list[Finding]:
+    """In the order in which they were found; `severity` and above. A range of steps leaves out those without a step."""
+    between, bounds = _range(first, last)
+    where = f"run = ?{between}"
+    values: list[int | str] = [run, *bounds]
+    for condition, value in (
+        ("severity >= ?", None if severity is None else int(severity)),
+        ("code = ?", code),
+        ("site GLOB ?", site_glob),
+    ):
+        if value is not None:
+            where += f" AND {condition}"
+            values.append(value)
+    query = f"SELECT {FINDING_COLUMNS} FROM finding WHERE {where} ORDER BY id LIMIT ?"
+    return [finding_of(row) for row in db.execute(query, (*values, -1 if limit is None else limit))]
+
+
+def dumps(db: sqlite3.Connection, run: int) -> list[DumpRow]:
+    rows = db.execute("SELECT step, site, path, sha256 FROM dump WHERE run = ? ORDER BY id", (run,))
+    return [DumpRow(*row) for row in rows]
+
+
+def steps(db: sqlite3.Connection, run: int) -> tuple[int, int] | None:
+    """First and last step that left anything in the run."""
+    ends = [
+        db.execute(f"SELECT min(step), max(step) FROM {table} WHERE run = ?", (run,)).fetchone()
+        for table in ("scalar", "sample", "finding")
+    ]
+    known = [step for pair in ends for step in pair if step is not None]
+    return (min(known), max(known)) if known else None
+
+
+def _range(first: int | None, last: int | None) -> tuple[str, list[int]]:
+    given = [(sql, step) for sql, step in ((" AND step >= ?", first), (" AND step <= ?", last)) if step is not None]
+    return "".join(sql for sql, _ in given), [step for _, step in given]
+
+
+def _writer_is_dead(db: sqlite3.Connection) -> bool:
+    """True only where the lock file is there and nobody holds it; a copy without one is taken at its word."""
+    lock = lock_path(Path(db.execute("PRAGMA database_list").fetchone()[2]))
+    return lock.exists() and not is_held(lock)
+
+
+def _listed(numbers: Sequence[int], most: int = 10) -> str:
+    shown = ", ".join(map(str, numbers[-most:]))
+    return shown if len(numbers) <= most else f"..., {shown}"
