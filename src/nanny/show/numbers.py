@@ -1,0 +1,93 @@
+"""Numbers, names and times as a tired reader wants them: short, with units, never misleading."""
+
+from __future__ import annotations
+
+import math
+
+
+def short(value: float | int | None, digits: int = 3) -> str:
+    """Three significant digits; integers whole up to seven digits; NaN and infinities by name; nothing as `-`."""
+    if value is None:
+        return "-"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Inf" if value > 0 else "-Inf"
+    if value == int(value) and abs(value) < 1e7:
+        return str(int(value))
+    text = f"{value:.{digits}g}"
+    if "e" in text:
+        mantissa, exponent = text.split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return text
+
+
+def share(fraction: float | None) -> str:
+    """A fraction of 1 in percent; a share too small to show is not shown as zero, nor one short of all as 100."""
+    if fraction is None:
+        return "-"
+    if math.isnan(fraction):
+        return "NaN"
+    percent = fraction * 100
+    if percent == 0:
+        return "0"
+    if percent < 0.01:
+        return "<0.01 %"
+    if 99.95 <= percent < 100:
+        return ">99.9 %"
+    return f"{percent:.3g} %"
+
+
+def power_of_two(value: float) -> str:
+    """`2**16` for 65536; other values as they are."""
+    if value > 0 and math.isfinite(value) and math.frexp(value)[0] == 0.5:
+        return f"2**{math.frexp(value)[1] - 1}"
+    return short(value)
+
+
+def factor(ratio: float) -> str:
+    """How many times larger or smaller, in words: `3.2 times larger`, `8 % smaller`."""
+    if math.isnan(ratio) or ratio < 0:
+        return "not comparable"
+    if math.isinf(ratio) or ratio == 0:
+        return "infinitely larger" if ratio else "zero"
+    grown = ratio >= 1
+    times = ratio if grown else 1 / ratio
+    word = "larger" if grown else "smaller"
+    return f"{times:.3g} times {word}" if times >= 2 else f"{abs(ratio - 1) * 100:.2g} % {word}"
+
+
+def duration(seconds: float) -> str:
+    """`340 ms`, `12 s`, `3 min 12 s`, `5 h 02 min`."""
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 layer`, `12 layers`, `no layers`."""
+    word = noun if number == 1 else plural or f"{noun}s"
+    return f"{number or 'no'} {word}"
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters; what does not fit is left out in the middle, where module paths say least."""
+    if len(text) <= width:
+        return text
+    if width < 3:
+        return text[:width]
+    head = (width - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """`a, b, c and 9 more`."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[:most])} and {len(names) - most} more"

@@ -1,0 +1,174 @@
+"""Tables and answers of the query commands as text, markdown, csv and JSON.
+
+A command returns one `Answer`; `rendered(answer, "markdown", ...)` turns it into any of the four formats.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .jsontext import to_text
+from .numbers import short, shortened
+from .term import DEFAULT_WIDTH, painted
+
+FORMATS = ("text", "json", "csv", "markdown")
+NARROWEST_NAME = 16
+
+
+def plain(value: Any) -> str:
+    """How a value looks in a cell when its column says nothing else."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return short(value) if value is None or isinstance(value, (int, float)) else str(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str  # in csv
+    title: str = ""  # in text and markdown, if another
+    show: Callable[[Any], str] = plain
+    elastic: bool = False  # shortened in the middle where the line is too long
+
+
+@dataclass(frozen=True)
+class Table:
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+    most: int | None = None  # rows shown in text and markdown; csv has all
+    rest: str = "rows"  # what the rows beyond are called when they are counted
+    styles: Sequence[str] = ()  # of each row, for the terminal
+
+    @property
+    def shown(self) -> Sequence[Sequence[Any]]:
+        return self.rows if self.most is None else self.rows[: self.most]
+
+    @property
+    def left_out(self) -> int:
+        return len(self.rows) - len(self.shown)
+
+
+@dataclass(frozen=True)
+class Line:
+    text: str
+    style: str = ""
+    indent: int = 0  # of the lines it is wrapped into
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found out. Text and markdown show `lines`, `tables` and the commands to type next; JSON shows `data`."""
+
+    lines: Sequence[Line] = ()
+    tables: Sequence[Table] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    next: Sequence[str] = ()
+    flat: Table | None = None  # what csv shows; the first table if there is no better one
+    exit_code: int = 0
+
+
+def rendered(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
+    if form == "json":
+        return to_text(answer.data)
+    if form == "csv":
+        table = answer.flat or (answer.tables[0] if answer.tables else None)
+        return csv_text(table) if table else ""
+    if form == "markdown":
+        return _markdown(answer)
+    return _text(answer, width, colour)
+
+
+def csv_text(table: Table) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows([["" if value is None else value for value in row] for row in table.rows])
+    return out.getvalue().rstrip("\n")
+
+
+def table_text(table: Table, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
+    """Columns side by side within `width`; only elastic columns give way."""
+    cells = [[column.title or column.name for column in table.columns], *_cells(table)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
+    _squeeze(widths, [column.elastic for column in table.columns], width)
+    right = [_is_number_column(table, i) for i in range(len(table.columns))]
+    styles = ["strong", *table.styles]
+    lines = []
+    for number, row in enumerate(cells):
+        parts = [shortened(cell, w) for cell, w in zip(row, widths)]
+        parts = [p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right)]
+        lines.append(painted("  ".join(parts).rstrip(), styles[number] if number < len(styles) else "", colour))
+    return "\n".join([*([table.title] if table.title else []), *lines, *_rest(table)])
+
+
+def _squeeze(widths: list[int], elastic: list[bool], width: int) -> None:
+    """Takes what is too much from the widest elastic column, one character at a time."""
+    too_much = sum(widths) + 2 * (len(widths) - 1) - width
+    while too_much > 0:
+        giving = [i for i, gives in enumerate(elastic) if gives and widths[i] > NARROWEST_NAME]
+        if not giving:
+            return
+        widths[max(giving, key=lambda i: widths[i])] -= 1
+        too_much -= 1
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [[column.show(value) for column, value in zip(table.columns, row)] for row in table.shown]
+
+
+def _is_number_column(table: Table, index: int) -> bool:
+    values = [row[index] for row in table.rows if row[index] is not None]
+    return bool(values) and all(isinstance(value, (int, float)) for value in values)
+
+
+def _rest(table: Table) -> list[str]:
+    return [f"… and {table.left_out} more {table.rest}"] if table.left_out else []
+
+
+def _text(answer: Answer, width: int, colour: bool) -> str:
+    parts = []
+    if answer.lines:
+        parts.append("\n".join(_wrapped(line, width, colour) for line in answer.lines))
+    parts += [table_text(table, width, colour) for table in answer.tables if table.rows]
+    if answer.next:
+        head = painted("next:", "quiet", colour)
+        parts.append("\n".join(f"{head if i == 0 else '     '} {command}" for i, command in enumerate(answer.next)))
+    return "\n\n".join(parts)
+
+
+def _wrapped(line: Line, width: int, colour: bool) -> str:
+    if len(line.text) <= width:
+        return painted(line.text, line.style, colour)
+    indent = " " * line.indent
+    lines = textwrap.wrap(line.text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(painted(text, line.style, colour) for text in lines)
+
+
+def _markdown(answer: Answer) -> str:
+    parts = []
+    if answer.lines:
+        parts.append("  \n".join(_escaped(line.text.strip()) for line in answer.lines if line.text.strip()))
+    for table in answer.tables:
+        if table.rows:
+            parts.append("\n".join([*([f"### {table.title}", ""] if table.title else []), *_markdown_table(table)]))
+    return "\n\n".join(parts)
+
+
+def _markdown_table(table: Table) -> list[str]:
+    marks = ["---:" if _is_number_column(table, i) else "---" for i in range(len(table.columns))]
+    rows = [[column.title or column.name for column in table.columns], marks]
+    rows += [[_escaped(cell) for cell in row] for row in _cells(table)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return [*lines, "", *_rest(table)] if table.left_out else lines
+
+
+def _escaped(text: str) -> str:
+    """Layer names hold underscores and stars; pipes would split a cell."""
+    for char in "\\|*_<`":
+        text = text.replace(char, f"\\{char}")
+    return text
