@@ -148,3 +148,91 @@ class Sample:
 
 SAMPLE_STATS = ("count", "min", "max", "norm", "mean", "nan", "posinf", "neginf")
 GRADIENT_STATS = ("count", "norm", "min", "max")  # what every step keeps of every gradient
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """Host numbers of all sites of one kind at one step; every column has one entry per name, `count` 0 means not measured."""
+
+    names: tuple[str, ...]
+    columns: Mapping[str, Any]  # stat name -> numpy array
+    dtypes: tuple[str, ...] = ()
+    histograms: Any = None  # numpy [sites, HISTOGRAM_BINS]
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A module call whose output was not finite, in the order of execution."""
+
+    site: str
+    module: str  # class name
+    dtype: str
+    nan: int
+    posinf: int
+    neginf: int
+    count: int
+    inputs_finite: bool | None  # None: could not be known
+    inputs_nan: bool = False
+    has_parameters: bool = False
+    bad_parameters: tuple[str, ...] = ()  # its own parameters that are not finite
+    finite_absmax: float = 0.0  # largest finite magnitude in the output
+    input_absmax: float = 0.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step did to the parameters, by a sample of their elements."""
+
+    name: str  # parameter
+    dtype: str
+    lr: float
+    count: int  # sampled elements with a non-zero gradient
+    unchanged: int  # of these, left bit-identical
+    update_rms: float
+    weight_rms: float
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Facts about one optimizer that decide how it rounds."""
+
+    name: str  # class
+    rounds_to_nearest: bool  # torch's own: no stochastic rounding, no hidden master copy
+    fused: bool
+    lr: float
+    eps: float | None = None
+    beta2: float | None = None
+    param_dtype: str = ""  # the narrowest
+    state_dtype: str = ""  # the narrowest of exp_avg_sq / momentum
+    eps_ratio: float | None = None  # median sqrt(v_hat)/eps over elements with v > 0
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """All that is known about one training step, on the host."""
+
+    step: int
+    loss: float | None = None
+    lr: float | None = None
+    scale: float | None = None  # in force during backward
+    scale_after: float | None = None
+    growth_interval: int | None = None
+    skipped: bool = False  # GradScaler refused the step
+    stepped: bool = False  # an optimizer was asked to step (skipped or not)
+    traced: bool = False
+    clipped: float | None = None  # max_norm, if gradients were clipped
+    clipped_scaled: bool = False
+    norm_before_clip: bool = True
+    stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
+    grads: SiteTable | None = None
+    outputs: SiteTable | None = None
+    output_grads: SiteTable | None = None
+    weights: SiteTable | None = None
+    buffers: SiteTable | None = None
+    bad_calls: tuple[BadCall, ...] = ()
+    inputs_bad: bool = False  # the batch itself was not finite
+    zero_outputs: tuple[str, ...] = ()  # fp16 outputs that are all zero although the input is not
+    called: frozenset[str] = frozenset()  # modules that ran on data, on a traced step
+    updates: tuple[Update, ...] = ()
+    optimizers: tuple[OptimizerState, ...] = ()
+    amp_dtype: str = ""  # "" means no autocast was seen

@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..formats import HISTOGRAM_BINS
 from ..records import TensorStats
-from .flatten import PIECE, as_line, pieces
-from .histogram import exponent_histograms
+from .flatten import PIECE, as_line, pieces, thin
+from .histogram import SAMPLE, exponent_histograms
+from .transfer import PendingRead, reads_freely
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
 _LARGE = 1 << 20
@@ -41,7 +45,7 @@ def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRo
     rows = [_reduce(line, torch.float32) for line in lines]
     columns = [torch.stack([row[i] for row in rows]) for i in range(4)] if rows else []
     values = torch.stack([c.to(wide) for c in columns]) if columns else torch.zeros(4, 0, dtype=wide)
-    if device.type == "cpu":
+    if reads_freely(device):
         _repair_extremes(lines, values)
     return PackedRows(counts, values, exponent_histograms(lines) if histogram and lines else None)
 
@@ -81,15 +85,18 @@ def _sum_of_squares(piece: Tensor, accumulator: torch.dtype) -> Tensor:
 
 def _repair_extremes(lines: list[Tensor], values: Tensor) -> None:
     """On the host, where looking is free: redo in fp64 what fp32 could not square. Rare, so its cost does not matter."""
-    low, high, _, _ = values.tolist()
-    for i, (a, b) in enumerate(zip(low, high)):
-        largest = max(abs(a), abs(b))
-        if largest and math.isfinite(largest) and not _SAFE_LOW < largest < _SAFE_HIGH:
-            squares = total = torch.zeros((), dtype=torch.float64)
-            for start in range(0, lines[i].numel(), PIECE):
-                piece = lines[i][start : start + PIECE].double()
-                squares, total = squares + piece.square().sum(), total + piece.sum()
-            values[2, i], values[3, i] = squares, total
+    for i, row in enumerate(zip(*values.tolist())):
+        repaired = _repaired(lines[i], *row)
+        if repaired != row:
+            values[2, i], values[3, i] = repaired[2], repaired[3]
+
+
+def _repaired(line: Tensor, low: float, high: float, squares: float, total: float) -> tuple[float, float, float, float]:
+    largest = max(abs(low), abs(high))
+    if not largest or not math.isfinite(largest) or _SAFE_LOW < largest < _SAFE_HIGH:
+        return low, high, squares, total
+    parts = [line[start : start + PIECE].double() for start in range(0, line.numel(), PIECE)]
+    return low, high, sum(float(p.square().sum()) for p in parts), sum(float(p.sum()) for p in parts)
 
 
 def count_nonfinite(tensor: Tensor) -> tuple[int, int, int]:
@@ -121,6 +128,104 @@ def read_rows(rows: PackedRows, tensors: Sequence[Tensor] = ()) -> list[TensorSt
             stats = TensorStats(**{**vars(stats), "nan": nan, "posinf": posinf, "neginf": neginf})
         out.append(stats)
     return out
+
+
+def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingRead]:
+    """Sum of squares, minimum and maximum ([3, n]) of tensors on one device, for every step: two passes, few launches."""
+    lines = [as_line(t) for t in tensors]
+    squares = _sums_of_squares(lines)
+    bounds = [torch.aminmax(next(pieces(line))) for line in lines]
+    low = torch.stack([b[0].float() for b in bounds])
+    high = torch.stack([b[1].float() for b in bounds])
+    return tuple(line.numel() for line in lines), PendingRead([torch.stack([squares, low, high])])
+
+
+def _sums_of_squares(lines: list[Tensor]) -> Tensor:
+    """Small lines share one call; large ones are summed in blocks."""
+    out: list[Tensor] = [torch.empty(0)] * len(lines)
+    small = [i for i, line in enumerate(lines) if line.numel() < _LARGE]
+    if small:
+        for i, norm in zip(small, torch._foreach_norm([lines[i] for i in small], 2, dtype=torch.float32)):
+            out[i] = norm
+    for i, line in enumerate(lines):
+        if line.numel() >= _LARGE:
+            out[i] = _sum_of_squares(line, torch.float32).sqrt()
+    return torch.stack(out).square()
+
+
+class RowBuffer:
+    """Rows of one step, measured as the tensors appear (they may be overwritten a moment later) and read together at the end.
+
+    Where reading is free (CPU) a row is on the host at once and `is_bad` answers; elsewhere nothing is read before `pending`.
+    """
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+        self._rows: list[tuple[Any, Any, Any, Any]] = []
+        self._samples: list[tuple[int, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def add(self, tensor: Tensor, *, histogram: bool = False) -> int:
+        """Measures now; the row's index comes back."""
+        line = as_line(tensor)
+        row = _reduce(line, torch.float32)
+        if reads_freely(line.device):
+            row = _repaired(line, *(x.item() for x in row))
+        self.counts.append(line.numel())
+        self._rows.append(row)
+        if histogram and line.numel():
+            sample = thin(line, SAMPLE)
+            self._samples.append((len(self.counts) - 1, sample.clone() if sample is line or sample._is_view() else sample))
+        return len(self.counts) - 1
+
+    def is_bad(self, index: int) -> bool | None:
+        """Does the row hold NaN or an infinity? None where that cannot be known without waiting for the device."""
+        low, high = self._rows[index][:2]
+        return None if isinstance(low, Tensor) else not (math.isfinite(low) and math.isfinite(high))
+
+    def is_zero(self, index: int) -> bool:
+        low, high = self._rows[index][:2]
+        return not isinstance(low, Tensor) and low == 0 == high
+
+    def largest(self, index: int) -> float:
+        low, high = self._rows[index][:2]
+        return math.nan if isinstance(low, Tensor) else max(abs(low), abs(high))
+
+    def pending(self) -> PendingRows:
+        """Starts the copy to the host of everything measured so far."""
+        held = [i for i, row in enumerate(self._rows) if isinstance(row[0], Tensor)]
+        device = {i: [x.double() if x.device.type != "mps" else x for x in self._rows[i]] for i in held}
+        stacked = torch.stack([torch.stack(device[i]) for i in held]) if held else None
+        owners = [i for i, _ in self._samples]
+        histograms = exponent_histograms([sample for _, sample in self._samples]) if owners else None
+        return PendingRows(tuple(self.counts), self._rows, held, owners, PendingRead([stacked, histograms]))
+
+
+class PendingRows:
+    """Rows on their way to the host."""
+
+    def __init__(self, counts: tuple[int, ...], rows: list[Any], held: list[int], owners: list[int], read: PendingRead) -> None:
+        self._counts, self._rows, self._held, self._owners, self._read = counts, rows, held, owners, read
+
+    def ready(self) -> bool:
+        return self._read.ready()
+
+    def table(self) -> tuple[Any, Any]:
+        """numpy [5, n] (count, min, max, sum of squares, sum) and histograms [n, HISTOGRAM_BINS] (zeros where not taken) or None."""
+        stacked, histograms = self._read.arrays()
+        for position, i in enumerate(self._held):
+            self._rows[i] = tuple(stacked[position])
+        values = np.empty((5, len(self._counts)))
+        values[0] = self._counts
+        if self._counts:
+            values[1:] = np.array(self._rows, dtype=np.float64).T
+        if histograms is None:
+            return values, None
+        full = np.zeros((len(self._counts), HISTOGRAM_BINS), dtype=np.int64)
+        full[self._owners] = histograms
+        return values, full
 
 
 def measure_tensors(tensors: Sequence[Tensor], *, histogram: bool = False) -> list[TensorStats]:

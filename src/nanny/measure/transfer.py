@@ -1,0 +1,47 @@
+"""Numbers on their way from the device to the host, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def reads_freely(device: torch.device) -> bool:
+    """Is reading a value on this device free of a wait?"""
+    return device.type == "cpu"
+
+
+class PendingRead:
+    """Copies device tensors to pinned memory and says when they have arrived. On the CPU they are there at once.
+
+    Pinned memory is a must: a non-blocking copy to pageable memory may be read before it was written.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
+        self._host: list[Tensor | None] = []
+        self._event: Any = None
+        for tensor in tensors:
+            if tensor is None or tensor.device.type == "cpu":
+                self._host.append(tensor)
+                continue
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+            self._host.append(host)
+            self._event = torch.Event(tensor.device)
+        if self._event is not None:
+            self._event.record()
+
+    def ready(self) -> bool:
+        return self._event is None or bool(self._event.query())
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+    def arrays(self) -> list[Any]:
+        """numpy arrays; call it when ready, or it waits."""
+        self.wait()
+        return [None if host is None else host.numpy() for host in self._host]
