@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,14 @@ from .lock import HeldLock, LockUnsupported, holder, lock_path, try_lock
 from .packing import pack_histograms, pack_sample
 
 BUSY_MS = 5000
-_RUN_COLUMNS = ("torch", "world_size", "rank", "amp_dtype")
+RUN_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "torch": clean_text,
+    "world_size": int,
+    "rank": int,
+    "amp_dtype": clean_text,
+}  # name -> how to store it
+
+_in_sqlite = threading.Lock()
 
 
 @dataclass
@@ -92,10 +100,10 @@ class WritingStore:
 
     def put_meta(self, values: dict[str, Any]) -> None:
         """Values with a column of their own go there; the rest joins the JSON of `meta`."""
-        for name in _RUN_COLUMNS:
+        for name in RUN_COLUMNS:
             if name in values:
                 self.db.execute(f"UPDATE run SET {name} = ? WHERE id = ?", (values[name], self.run))
-        rest = {name: value for name, value in values.items() if name not in _RUN_COLUMNS}
+        rest = {name: value for name, value in values.items() if name not in RUN_COLUMNS}
         if rest:
             (text,) = self.db.execute("SELECT meta FROM run WHERE id = ?", (self.run,)).fetchone()
             self.db.execute("UPDATE run SET meta = ? WHERE id = ?", (to_json(from_json(text) | rest), self.run))
@@ -112,11 +120,12 @@ class WritingStore:
 
     def close(self) -> None:
         """Folds the side files into the store and removes them, unless a reader is busy with them."""
-        with contextlib.suppress(sqlite3.OperationalError):
-            self.db.execute("PRAGMA busy_timeout = 200")
-            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self.db.execute("PRAGMA journal_mode = DELETE")
-        self.db.close()
+        with _in_sqlite:
+            with contextlib.suppress(sqlite3.OperationalError):
+                self.db.execute("PRAGMA busy_timeout = 200")
+                self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self.db.execute("PRAGMA journal_mode = DELETE")
+            self.db.close()
         if self.lock:
             self.lock.release()
 
@@ -129,16 +138,37 @@ class WritingStore:
 
 
 @contextlib.contextmanager
-def _transaction(store: WritingStore) -> Any:
-    store.db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        store.db.execute("COMMIT")
-    except BaseException:
-        store.layouts.clear()  # layouts of this transaction are gone with it
-        if store.db.in_transaction:  # a full disk ends the transaction by itself
-            store.db.execute("ROLLBACK")
-        raise
+def _transaction(store: WritingStore) -> Iterator[None]:
+    with _in_sqlite:
+        store.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            store.db.execute("COMMIT")
+        except BaseException:
+            store.layouts.clear()  # layouts of this transaction are gone with it
+            if store.db.in_transaction:  # a full disk ends the transaction by itself
+                store.db.execute("ROLLBACK")
+            raise
+
+
+# A child forked while the writer thread is inside SQLite would inherit SQLite's own mutexes locked for ever, and hang when
+# it opens a database of its own (a data set in a loader's worker). So a fork waits for the end of the transaction, if that
+# comes soon.
+_FORK_SECONDS = 1.0
+_fork_waited: list[bool] = []
+
+
+def _before_fork() -> None:
+    _fork_waited.append(_in_sqlite.acquire(timeout=_FORK_SECONDS))
+
+
+def _after_fork() -> None:
+    if _fork_waited.pop():
+        _in_sqlite.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 def open_for_writing(folder: Path, info: RunInfo) -> WritingStore:

@@ -27,9 +27,10 @@ class HeldLock:
     path: Path
     descriptor: int
 
-    def release(self) -> None:
+    def release(self, *, remove: bool = True) -> None:
         """Removes the file first, so that a clean close leaves nothing behind; `try_lock` copes with the race."""
-        self.path.unlink(missing_ok=True)
+        if remove:
+            self.path.unlink(missing_ok=True)
         _held.discard(self.descriptor)
         os.close(self.descriptor)
 

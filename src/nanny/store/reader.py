@@ -26,7 +26,7 @@ from ..records import Finding, NannyError, Severity, Site
 from . import schema
 from .encode import FINDING_COLUMNS, finding_of, from_json
 from .files import find_stores
-from .lock import is_held, lock_path
+from .lock import is_held, lock_path, try_lock
 from .packing import stat, unpack_histograms, unpack_sample
 
 __all__ = [
@@ -83,24 +83,16 @@ def connect(path: str | Path) -> sqlite3.Connection:
         raise NannyError(f"{path}: a folder; name the file in it, such as {path / 'metrics.db'}")
     if not path.exists():
         raise NannyError(f"{path}: no such file; name a metrics.db or its folder with --db PATH")
-    db = _open(path, "mode=ro")
     try:
-        refusal = schema.refusal(db, path)
+        db = _open_checked(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        # A store in WAL mode on a read-only disk: without side files nobody writes it, and it can be read as it is.
-        db.close()
-        if path.with_name(path.name + "-wal").exists():
-            advice = "copy its folder to a place you can write to"
-            raise NannyError(f"{path}: cannot be read ({error}); {advice}") from error
-        db = _open(path, "mode=ro&immutable=1")
+        if "locked" in str(error):
+            raise NannyError(f"{path}: busy for more than {BUSY_SECONDS:g} s; try again") from error
         try:
-            refusal = schema.refusal(db, path)
-        except sqlite3.OperationalError as again:
-            db.close()
-            raise NannyError(f"{path}: cannot be read ({again})") from again
-    if refusal:
-        db.close()
-        raise NannyError(f"{refusal.reason}; {refusal.remedy}")
+            db = _open_unusual(path)
+        except (OSError, sqlite3.OperationalError) as again:
+            advice = "copy its folder to a place you can write to, and name that with --db PATH"
+            raise NannyError(f"{path}: cannot be read ({again}); {advice}") from again
     db.create_function("stat", 6, stat, deterministic=True)
     return db
 
@@ -118,9 +110,34 @@ def reading(path: str | Path) -> Iterator[sqlite3.Connection]:
         db.close()
 
 
-def _open(path: Path, parameters: str) -> sqlite3.Connection:
+def _open_checked(path: Path, parameters: str) -> sqlite3.Connection:
     address = f"{path.absolute().as_uri()}?{parameters}"
-    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    db = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        refusal = schema.refusal(db, path)
+        if refusal:
+            raise NannyError(f"{refusal.reason}; {refusal.remedy}")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _open_unusual(path: Path) -> sqlite3.Connection:
+    """Two stores that `mode=ro` cannot open: one on a read-only disk, and one whose writer died in rollback mode."""
+    if not any(side.exists() and side.stat().st_size for side in (_beside(path, "-wal"), _beside(path, "-journal"))):
+        return _open_checked(path, "mode=ro&immutable=1")  # nobody writes it, so its file is all there is
+    lock = try_lock(lock_path(path))
+    if lock:  # the writer is dead, and what it left half written must be undone once before anyone can read
+        try:
+            _open_checked(path, "mode=rw").close()
+        finally:
+            lock.release(remove=False)  # the file stays: it tells that the run did not end by itself
+    return _open_checked(path, "mode=ro")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
 def runs(db: sqlite3.Connection) -> list[RunRow]:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import Finding, NannyWarning, RunInfo, Sample, Site
-from .database import WritingStore, open_for_writing
+from .database import RUN_COLUMNS, WritingStore, open_for_writing
 from .encode import clean_text, finding_row
 from .files import store_name
 
@@ -40,7 +40,7 @@ BATCH_BYTES = 4 << 20  # of one transaction, so that a finding never waits for a
 OPEN_SECONDS = 15.0
 ACKNOWLEDGE_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-FINDINGS_KEPT = 10_000  # while the disk refuses them
+URGENT_KEPT = 10_000  # findings and the like, while the disk refuses them
 _ROW_BYTES = 100  # what a scalar weighs in the queue
 
 Write = Callable[[WritingStore], None]
@@ -111,9 +111,6 @@ class RunWriter:
     def add_findings(self, findings: Iterable[Finding]) -> None:
         """Like `add_finding`, with one wait for all of them."""
         rows = [finding_row(finding) for finding in findings]
-        if self.failed and len(self._urgent) + len(rows) > FINDINGS_KEPT:
-            self.dropped += len(rows)
-            return
         self._enqueue_urgent([partial(WritingStore.put_finding, row=row) for row in rows], wait=True)
 
     def add_dump(self, step: int, site: str, path: str, sha256: str) -> None:
@@ -122,7 +119,8 @@ class RunWriter:
 
     def set_meta(self, **values: Any) -> None:
         """`amp_dtype`, `torch`, `world_size` and `rank` have columns of their own; the rest joins the run's `meta`."""
-        self._enqueue_urgent([partial(WritingStore.put_meta, values=values)])
+        known = {name: convert(values[name]) for name, convert in RUN_COLUMNS.items() if name in values}
+        self._enqueue_urgent([partial(WritingStore.put_meta, values=values | known)])
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Whether everything handed over before this call is on disk."""
@@ -132,9 +130,7 @@ class RunWriter:
             urgent, bulk = self._urgent_in, self._bulk_in
             self._flush_to = bulk
             self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: (self._urgent_done >= urgent and self._bulk_done >= bulk) or self._is_stuck(), timeout
-            )
+            self._changed.wait_for(lambda: (self._urgent_done >= urgent and self._bulk_done >= bulk) or self._is_stuck(), timeout)
             done = self._urgent_done >= urgent and self._bulk_done >= bulk
         self._tell()
         return done
@@ -167,7 +163,8 @@ class RunWriter:
         if self._is_forked() or not writes:
             return
         with self._changed:
-            if self._status is not None or not self._thread.is_alive():
+            full = self.failed is not None and len(self._urgent) > URGENT_KEPT
+            if full or self._status is not None or not self._thread.is_alive():
                 self.dropped += len(writes)
                 return
             self._urgent.extend(writes)
@@ -213,11 +210,16 @@ class RunWriter:
             self._serve(store)
             store.close()
         except Exception as error:  # noqa: BLE001  the thread's boundary: whatever happens here, training goes on
-            self._fail(f"nothing more is recorded in {self.path}: {_why(error)}; training goes on")
+            if self.run:
+                self._fail(f"nothing more is recorded in {self.path}: {_why(error)}; training goes on")
+            else:
+                advice = "training goes on unrecorded; choose a folder that can be written"
+                self._fail(f"cannot open a store in {folder}: {_why(error)}; {advice}")
         with self._changed:
             self.dropped += len(self._bulk) + len(self._urgent)
             self._bulk.clear()
             self._urgent.clear()
+            self.cpu_seconds = time.thread_time()
             self._changed.notify_all()
         self._opened.set()
 
@@ -236,13 +238,11 @@ class RunWriter:
                     self._write_bulk(store)
                     self._write_urgent(store)
                 if self.dropped != dropped:
-                    with store.transaction():
-                        store.put_dropped(self.dropped)
                     dropped = self.dropped
+                    with store.transaction():
+                        store.put_dropped(dropped)
                 if closing:
                     store.finish(self._status or "finished")
-                self.failed = None
-                self._patient = True
             except sqlite3.OperationalError as error:  # full, locked, unplugged: may pass
                 what = "kept in memory and tried again" if not closing else "lost"
                 self._fail(f"cannot write to {store.path}: {_why(error)}; what is measured is {what}, training goes on")
@@ -272,7 +272,7 @@ class RunWriter:
             for _ in writes:
                 self._urgent.popleft()
             self._urgent_done += len(writes)
-            self._changed.notify_all()
+            self._succeed()
 
     def _write_bulk(self, store: WritingStore) -> None:
         """One transaction of what waited longest."""
@@ -291,7 +291,12 @@ class RunWriter:
                 self._bulk.popleft()
             self._bulk_bytes -= size
             self._bulk_done += count
-            self._changed.notify_all()
+            self._succeed()
+
+    def _succeed(self) -> None:
+        self.failed = None
+        self._patient = True
+        self._changed.notify_all()
 
     def _fail(self, reason: str) -> None:
         with self._changed:
