@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -40,28 +39,32 @@ def as_line(tensor: Tensor) -> Tensor:
 
 
 def pieces(line: Tensor) -> Iterator[Tensor]:
-    """The line in parts that torch can reduce, widened to fp32 where its own type has no kernels."""
-    if line.dtype in NATIVE:
+    """The line in parts that torch can reduce, widened to fp32 where its own type has no kernels.
+
+    16-bit lines come in parts too: the CPU reduces them through an fp32 copy of the whole part.
+    """
+    if line.dtype in (torch.float32, torch.float64):
         yield line
         return
     for start in range(0, line.numel(), PIECE):
-        yield line[start : start + PIECE].float()
+        part = line[start : start + PIECE]
+        yield part if line.dtype in NATIVE else part.float()
 
 
-RUN = 8
+RUN = 16  # a cache line of fp32
+_GOLDEN = 0x9E3779B1  # 2**32 divided by the golden ratio
 
 
 def thin(line: Tensor, most: int) -> Tensor:
-    """At most `most` elements in short runs, evenly spread.
+    """At most `most` elements (16 or more) in short runs, one run in each of equally long sections of the line.
 
-    Runs, because a lone element costs a whole cache line (12 ms instead of 2 for 100 tensors of 1M elements). The distance of the
-    runs shares no factor with the length, hence with no dimension: a regular layout (channels, heads) cannot hide between them.
+    Runs, because a lone element costs a whole cache line. The place within the section advances by the golden ratio: at a fixed
+    distance, runs fall into step with a dimension of the tensor (all of 1024 x 64 x 32 x 32 came from 6 of the 64 channels).
     """
-    n = line.numel()
-    if n <= most:
+    if line.numel() <= most:
         return line
-    distance = -(-n * RUN // most)
-    while math.gcd(distance, n) != 1:
-        distance += 1
-    runs = (n - RUN) // distance + 1
-    return line.as_strided((runs, RUN), (distance, 1)).reshape(-1)
+    rows, runs = line.numel() // RUN, most // RUN
+    section = torch.arange(runs, device=line.device)
+    offset = (section * _GOLDEN).bitwise_and_(0xFFFFFFFF).mul_(rows // runs).bitwise_right_shift_(32)
+    starts = offset.add_(section.mul_(rows).floor_divide_(runs))
+    return line[: rows * RUN].view(rows, RUN).index_select(0, starts).view(-1)

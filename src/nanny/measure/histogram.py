@@ -25,13 +25,12 @@ _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches a
 
 def exponent_histograms(tensors: Sequence[Tensor], sample: int = SAMPLE) -> Tensor:
     """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on the tensors' device, each of at most `sample` values."""
-    lines = [thin(as_line(t), sample) for t in tensors]
-    if not lines:
+    if not tensors:
         return torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64)
     out: list[Tensor] = []
     batch: list[Tensor] = []
     size = 0
-    for line in lines:
+    for line in (thin(as_line(t), sample) for t in tensors):  # few samples alive at a time: their memory is used again
         if batch and (size + line.numel() > _BATCH or line.dtype != batch[0].dtype):
             out.append(_count(batch))
             batch, size = [], 0
@@ -46,7 +45,7 @@ def _count(lines: list[Tensor]) -> Tensor:
         return torch.stack([_tally(_bins64(line), HISTOGRAM_BINS) for line in lines])
     values = torch.cat([line.float() for line in lines]) if len(lines) > 1 else lines[0].to(torch.float32, copy=True)
     lengths = [line.numel() for line in lines]
-    zeros = torch.stack([(part == 0).sum() for part in values.split(lengths)])
+    zeros = torch.stack([part.numel() - part.count_nonzero() for part in values.split(lengths)])
     # the biased exponent; in place, because fresh memory costs more than the arithmetic
     biased = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23)
     counts = torch.stack([_tally(part, 256) for part in biased.split(lengths)])
