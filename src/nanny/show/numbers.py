@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 
 def short(value: float | int | None, digits: int = 3) -> str:
@@ -77,13 +78,19 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters; what does not fit is left out in the middle, where module paths say least."""
+    """At most `width` characters. What does not fit is left out in the middle, but numbers stay: they tell layers apart."""
     if len(text) <= width:
         return text
-    if width < 3:
-        return text[:width]
-    head = (width - 1) // 3
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+    parts = text.split(".")
+    middle = (len(parts) - 1) / 2
+    words = [i for i in range(1, len(parts) - 1) if not parts[i].isdecimal()]
+    for i in sorted(words, key=lambda i: abs(i - middle)):
+        parts[i] = "…"
+        short_form = re.sub(r"…(\.…)+", "…", ".".join(parts))
+        if len(short_form) <= width:
+            return short_form
+    head = max(width - 1, 0) // 3
+    return f"{text[:head]}…{text[len(text) - max(width - 1 - head, 0) :]}"[: max(width, 0)]
 
 
 def listed(names: list[str], most: int = 3) -> str:

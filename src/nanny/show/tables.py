@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .findings import visible
 from .jsontext import to_text
 from .numbers import short, shortened
 from .term import DEFAULT_WIDTH, painted
@@ -118,7 +119,7 @@ def _squeeze(widths: list[int], elastic: list[bool], width: int) -> None:
 
 
 def _cells(table: Table) -> list[list[str]]:
-    return [[column.show(value) for column, value in zip(table.columns, row)] for row in table.shown]
+    return [[visible(column.show(value)) for column, value in zip(table.columns, row)] for row in table.shown]
 
 
 def _is_number_column(table: Table, index: int) -> bool:
@@ -142,10 +143,11 @@ def _text(answer: Answer, width: int, colour: bool) -> str:
 
 
 def _wrapped(line: Line, width: int, colour: bool) -> str:
-    if len(line.text) <= width:
-        return painted(line.text, line.style, colour)
+    text = visible(line.text.replace("\n", " "))
+    if len(text) <= width:
+        return painted(text, line.style, colour)
     indent = " " * line.indent
-    lines = textwrap.wrap(line.text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(painted(text, line.style, colour) for text in lines)
 
 

@@ -1,0 +1,160 @@
+"""The findings of a run, in the order of their steps.
+
+--severity shows that severity and above; --fail-on warning (or error) ends with exit code 1 if such a finding is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from ..records import Finding, Severity
+from ..show.findings import STYLES
+from ..show.jsontext import finding_object
+from ..show.numbers import counted, listed
+from ..show.tables import Answer, Column, Line, Table
+from ..store import reader
+from .source import Source, open_job, positive, step_range, title_of
+
+SHOWN = 50
+_COLUMNS = (
+    Column("step"),
+    Column("severity"),
+    Column("code"),
+    Column("site", elastic=True),
+    Column("message", elastic=True),
+    Column("hint", elastic=True),
+    Column("rank"),
+    Column("value"),
+    Column("limit"),
+    Column("count"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--severity", type=Severity.parse, help="info, warning or error: this severity and above")
+    parser.add_argument("--code", action="append", help="only this code (may be repeated)")
+    parser.add_argument("--step", type=step_range, metavar="A:B", help="only these steps: 100, 100:200, 100: or :200")
+    parser.add_argument("--layer", metavar="GLOB", help="only layers whose name matches, such as 'encoder.*'")
+    parser.add_argument("--limit", type=positive, metavar="N", help=f"at most N findings (text shows {SHOWN} unless told)")
+    parser.add_argument("--fail-on", type=Severity.parse, metavar="SEVERITY", help="exit code 1 if a finding is that bad")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    with open_job(args.db, args.run) as (sources, notes):
+        found = [finding for source in sources for finding in _ranked(source, read(source, args))]
+        head = title_of(sources[0])
+        command = sources[0].command
+        everything = any(_count(source) for source in sources)
+    found = in_order(found)
+    shown = found[: args.limit or (SHOWN if args.format == "text" else None)]
+    lines = [Line(head), *(Line(note, "warning") for note in notes), Line(_counts(found)), Line("")]
+    if not found and everything:
+        lines[-2] = Line("no finding matches; without filters there are some")
+    seen: set[str] = set()
+    for finding in shown if args.format == "text" else []:
+        lines += [*finding_lines(finding, hint=finding.code not in seen), Line("")]
+        seen.add(finding.code)
+    if len(shown) < len(found):
+        lines.append(Line(f"… and {len(found) - len(shown)} more findings; --limit {len(found)} shows all"))
+    table = Table(_COLUMNS, [_row(finding) for finding in shown], rest="findings")
+    failed = args.fail_on is not None and any(finding.severity >= args.fail_on for finding in found)
+    return Answer(
+        lines=lines[:-1] if lines[-1].text == "" else lines,
+        tables=[] if args.format == "text" else [table],
+        data={"findings": [finding_object(finding) for finding in shown], "total": len(found)},
+        flat=table,
+        next=_next(found, command),
+        exit_code=int(failed),
+    )
+
+
+def read(source: Source, args: argparse.Namespace) -> list[Finding]:
+    """The findings that the filters let through; a layer's name alone also stands for what is below it."""
+    first, last = args.step or (None, None)
+    found = reader.findings(source.db, source.run.id, severity=args.severity, first=first, last=last)
+    codes = {code.upper() for code in args.code or ()}
+    return [
+        finding
+        for finding in found
+        if (not codes or finding.code.upper() in codes) and (args.layer is None or matches(finding.site, args.layer))
+    ]
+
+
+def matches(site: str, pattern: str) -> bool:
+    """A glob, or a module path that means itself and everything inside it."""
+    return fnmatchcase(site, pattern) or site.startswith(f"{pattern}.")
+
+
+def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
+    """A finding as a block of text: what, where and when; the message; what to do; who only passed it on."""
+    rank = f" on rank {finding.rank}" if finding.rank is not None else ""
+    step = "whole run" if finding.step is None else f"step {finding.step}{_until(finding)}"
+    place = f" in {finding.site}" if finding.site else ""
+    lines = [Line(f"{finding.severity.name} {finding.code} at {step}{rank}{place}", STYLES[finding.severity], 4)]
+    lines.append(Line(f"    {finding.message}", indent=4))
+    if hint and finding.hint:
+        lines.append(Line(f"    fix: {finding.hint}", indent=9))
+    passed_on = [str(site) for site in finding.evidence.get("passed_on", ())]
+    if passed_on:
+        lines.append(Line(f"    passed on by {counted(len(passed_on), 'layer')}: {listed(passed_on)}", "quiet", 4))
+    return lines
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """By step. Within one, a place stands before the whole run (a NaN loss is a symptom), and what only passed it on last."""
+    passed_on = {str(site) for finding in findings for site in finding.evidence.get("passed_on", ())}
+    return sorted(findings, key=lambda f: (-1 if f.step is None else f.step, f.site in passed_on, not f.site))
+
+
+def severity_counts(findings: Sequence[Finding]) -> dict[str, int]:
+    return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
+
+
+def repeats(finding: Finding) -> int:
+    """How often it was seen: a finding that came again is kept once, with a count."""
+    count = finding.evidence.get("count", 1)
+    return count if isinstance(count, int) and count > 0 else 1
+
+
+def _until(finding: Finding) -> str:
+    last = finding.evidence.get("last_step")
+    times = repeats(finding)
+    if times <= 1:
+        return ""
+    return f" ({times} times" + (f", last at step {last})" if last is not None else ")")
+
+
+def _ranked(source: Source, findings: list[Finding]) -> list[Finding]:
+    """With several ranks each finding says whose it is."""
+    if source.run.world_size == 1:
+        return findings
+    return [f if f.rank is not None else replace(f, rank=source.run.rank) for f in findings]
+
+
+def _counts(found: Sequence[Finding]) -> str:
+    counts = severity_counts(found)
+    return ", ".join(counted(counts[name], noun) for name, noun in (("error", "error"), ("warning", "warning"), ("info", "note")))
+
+
+def _count(source: Source) -> int:
+    return len(reader.findings(source.db, source.run.id, limit=1))
+
+
+def _row(finding: Finding) -> list[object]:
+    return [
+        finding.step, finding.severity.name, finding.code, finding.site, finding.message, finding.hint,
+        finding.rank, finding.value, finding.limit, repeats(finding),
+    ]  # fmt: skip
+
+
+def _next(found: Sequence[Finding], command: Callable[[str], str]) -> list[str]:
+    if not found:
+        return [command("summary")]
+    worst = max(found, key=lambda finding: finding.severity)  # the first of the worst
+    out = [f"nanny rule {worst.code}"]
+    if worst.step is not None:
+        out.append(command(f"stats --step {worst.step}"))
+    return out

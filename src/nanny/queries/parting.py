@@ -1,0 +1,86 @@
+"""Where two series part for longer than their own noise explains. Arrays [steps, series]; no store, no text.
+
+Two runs never give the same numbers twice: batches are noisy, and low precision rounds. They have parted where the gap between
+them keeps its sign and its size over a whole window of steps, above both what rounding may do and what the reference run's own
+step-to-step noise would leave in a median of that many steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..limits import Limits
+
+MEDIAN_NOISE = 1.2533  # standard error of a median against that of a mean, of normal noise
+SIGMA_OF_MAD = 1.4826
+SMALLEST = 2.0**-149  # stands for zero where logarithms are taken
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Per series: index of the first step apart (-1: never), why, and the gap there and at the end."""
+
+    first: np.ndarray
+    broke: np.ndarray  # the second is not finite where the first still is
+    gap: np.ndarray  # median gap over the window that starts at `first`
+    last_gap: np.ndarray  # median gap over the last window
+    floor: np.ndarray  # what the gap had to exceed at that step
+
+
+def window_of(steps: int, limits: Limits) -> int:
+    return int(min(max(steps // 8, 1), limits.part_window))
+
+
+def step_noise(values: np.ndarray) -> np.ndarray:
+    """Robust standard deviation of the step-to-step noise of each series; 0 where it cannot be told."""
+    if len(values) < 4:
+        return np.zeros(values.shape[1])
+    jumps = np.abs(np.diff(values, axis=0))
+    known = np.isfinite(jumps)
+    middle = np.zeros(values.shape[1])
+    for column in np.flatnonzero(known.sum(0) >= 3):
+        middle[column] = np.median(jumps[known[:, column], column])
+    return SIGMA_OF_MAD * middle / np.sqrt(2.0)
+
+
+def find_parting(
+    a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, limits: Limits, noise_of: np.ndarray | None = None
+) -> Parting:
+    """Where each column of `b` leaves that of `a` by more than `tolerance` and noise (of `noise_of`, by default `a`).
+
+    NaN in both is no difference; NaN or infinity in `b` alone is a parting at once.
+    """
+    with np.errstate(invalid="ignore"):
+        delta = b - a
+    delta = np.where(np.isfinite(delta), delta, 0.0)
+    window = window_of(len(delta), limits)
+    noise = step_noise(a if noise_of is None else noise_of)
+    floor = np.maximum(tolerance, limits.part_zscore * MEDIAN_NOISE * np.sqrt(2.0 / window) * noise[None, :])
+    middle = _median_ahead(delta, window)
+    apart = (np.abs(middle) > floor) & (np.abs(delta) > floor) & (np.sign(middle) == np.sign(delta))
+    broke = np.isfinite(a) & ~np.isfinite(b)
+    either = apart | broke
+    first = np.where(either.any(0), np.argmax(either, axis=0), -1)
+    columns = np.arange(delta.shape[1])
+    at = np.maximum(first, 0)
+    return Parting(
+        first=first,
+        broke=(first >= 0) & broke[at, columns],
+        gap=middle[at, columns],
+        last_gap=middle[-1],
+        floor=floor[at, columns],
+    )
+
+
+def logarithm(values: np.ndarray) -> np.ndarray:
+    """Natural logarithm of norms; zero counts as the smallest number, so that it differs from everything else."""
+    return np.log(np.maximum(values, SMALLEST))
+
+
+def _median_ahead(delta: np.ndarray, window: int) -> np.ndarray:
+    """Median of the `window` values from each step on; the last full window serves for all steps after it."""
+    views = np.lib.stride_tricks.sliding_window_view(delta, window, axis=0)
+    middle = np.median(views, axis=-1)
+    return np.concatenate([middle, np.repeat(middle[-1:], window - 1, axis=0)])

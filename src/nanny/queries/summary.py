@@ -1,0 +1,287 @@
+"""The verdict on a run: healthy or not, the first culprit, then the numbers and what to type next."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..records import Finding, Severity
+from ..show.findings import STYLES
+from ..show.jsontext import finding_object
+from ..show.numbers import counted, duration, power_of_two, share, short
+from ..show.spark import sparkline
+from ..show.tables import Answer, Column, Line, Table
+from ..store import reader
+from .alerts import finding_lines, in_order, repeats, severity_counts
+from .source import Source, open_job, title_of
+
+CODES_SHOWN = 12
+CURVE_WIDTH = 72
+Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
+_SCALARS = ("loss", "grad_norm", "scale", "skipped", "traced", "step_ms")
+
+
+@dataclass(frozen=True)
+class RankState:
+    """What one process of the job recorded."""
+
+    source: Source
+    findings: list[Finding]
+    curves: Curves
+    steps: tuple[int, int] | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser  # --db, --run and --format are enough
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    with open_job(args.db, args.run) as (sources, notes):
+        states = [_read(source) for source in sources]
+    lead = states[0]
+    culprit = first_culprit([f for state in states for f in _with_rank(state)])
+    healthy, verdict = judge(states, culprit)
+    lines = [Line(verdict, {True: "good", False: "error", None: "warning"}[healthy])]
+    if culprit is not None:
+        lines += [Line(""), *finding_lines(culprit), *_before(lead.findings, culprit)]
+    lines += [Line(""), Line(title_of(lead.source), indent=4), *overview(lead), *_rank_lines(states, culprit)]
+    lines += [Line(note, "warning") for note in notes]
+    codes = by_code([f for state in states for f in state.findings])
+    return Answer(
+        lines=lines,
+        tables=[codes],
+        flat=_flat(lead, healthy, culprit),
+        data=_data(states, healthy, verdict, culprit, codes, notes),
+        next=_next(lead.source, healthy, culprit),
+    )
+
+
+def first_culprit(findings: Sequence[Finding]) -> Finding | None:
+    """The earliest error, or the earliest warning if there is no error."""
+    for severity in (Severity.ERROR, Severity.WARNING):
+        found = in_order([f for f in findings if f.severity == severity])
+        if found:
+            return found[0]
+    return None
+
+
+def judge(states: Sequence[RankState], culprit: Finding | None) -> tuple[bool | None, str]:
+    """Healthy, not healthy, or (None) too little to tell, with the sentence that says so."""
+    counts = severity_counts([f for state in states for f in state.findings])
+    steps = states[0].steps
+    if culprit is not None:
+        found = " and ".join(counted(counts[name], name) for name in ("error", "warning") if counts[name])
+        if culprit.severity == Severity.ERROR:
+            return False, f"NOT HEALTHY: {found}. The first culprit:"
+        return False, f"SUSPECT: {found}, no error. The first:"
+    if steps is None:
+        return None, "NO VERDICT: nothing is recorded yet."
+    broken = _first_nonfinite(states[0].curves.get("loss"))
+    if broken is not None:
+        return False, f"NOT HEALTHY: the loss is not finite from step {broken} on, though no rule has named a culprit."
+    notes = f" ({counted(counts['info'], 'note')})" if counts["info"] else ""
+    return True, f"HEALTHY: nothing wrong in {counted(steps[1] - steps[0] + 1, 'step')}{notes}."
+
+
+def overview(state: RankState) -> list[Line]:
+    """Length, loss, gradients, scale, cost and gaps of a run, one line each."""
+    run, curves = state.source.run, state.curves
+    lines = []
+    if state.steps is not None:
+        took = f", {duration(run.finished - run.started)}" if run.finished is not None else ""
+        lines.append(_fact("steps", f"{state.steps[0]} to {state.steps[1]}, {_traced(state)}{took}"))
+    for name, title, log in (("loss", "loss", False), ("grad_norm", "gradient", True)):
+        if name in curves:
+            lines += [_fact(title, _curve_text(*curves[name])), _curve_line(curves[name][1], log)]
+    lines += _scale_lines(curves)
+    cost = run.meta.get("cost_percent")
+    if isinstance(cost, (int, float)):
+        lines.append(_fact("cost", f"{short(round(cost, 2))} % of the training time went into watching"))
+    if "step_ms" in curves:
+        lines.append(_fact("step time", f"{short(float(np.median(curves['step_ms'][1])))} ms (median)"))
+    if run.dropped:
+        text = f"{counted(run.dropped, 'sample')} did not fit and were dropped: curves have gaps, findings have none"
+        lines.append(Line(_fact("gaps", text).text, "warning", 12))
+    return lines
+
+
+def by_code(findings: Sequence[Finding]) -> Table:
+    """One row per code, worst and earliest first."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault(finding.code, []).append(finding)
+    rows, styles = [], []
+    for code, members in groups.items():
+        worst = max(f.severity for f in members)
+        steps = [f.step for f in members if f.step is not None]
+        places = list(dict.fromkeys(f.site for f in members if f.site))
+        first = min(members, key=lambda f: -1 if f.step is None else f.step)
+        row = [worst.name, code, sum(map(repeats, members)), min(steps, default=None), len(places), first.site]
+        rows.append((-worst, -1 if row[3] is None else row[3], row, STYLES[worst]))
+    rows.sort(key=lambda item: item[:2])
+    columns = (Column("severity"), Column("code"), Column("times"), Column("first_step", "first step"), Column("layers"),
+               Column("first_layer", "first layer", elastic=True))  # fmt: skip
+    styles = [style for *_, style in rows]
+    return Table(columns, [row for *_, row, _ in rows], most=CODES_SHOWN, rest="codes", styles=styles)
+
+
+def _read(source: Source) -> RankState:
+    db, run = source.db, source.run.id
+    return RankState(source, reader.findings(db, run), reader.scalars(db, run, _SCALARS), reader.steps(db, run))
+
+
+def _with_rank(state: RankState) -> list[Finding]:
+    from dataclasses import replace
+
+    if state.source.run.world_size == 1:
+        return state.findings
+    return [f if f.rank is not None else replace(f, rank=state.source.run.rank) for f in state.findings]
+
+
+def _fact(name: str, text: str) -> Line:
+    return Line(f"  {name:<10}{text}", indent=12)
+
+
+def _first_nonfinite(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None:
+    if curve is None or np.isfinite(curve[1]).all():
+        return None
+    return int(curve[0][np.argmin(np.isfinite(curve[1]))])
+
+
+def _curve_line(values: np.ndarray, log: bool) -> Line:
+    return _fact("", sparkline(values.tolist(), CURVE_WIDTH, log=log))
+
+
+def _curve_text(steps: np.ndarray, values: np.ndarray) -> str:
+    finite = np.isfinite(values)
+    text = f"{short(float(values[0]))} -> {short(float(values[-1]))}"
+    if finite.any():
+        low = int(np.nanargmin(np.where(finite, values, np.inf)))
+        high = int(np.nanargmax(np.where(finite, values, -np.inf)))
+        text += f", from {short(float(values[low]))} (step {steps[low]}) to {short(float(values[high]))} (step {steps[high]})"
+    if not finite.all():
+        text += f", not finite at {counted(int((~finite).sum()), 'step')} from {steps[int(np.argmin(finite))]} on"
+    return text
+
+
+def _scale_lines(curves: Curves) -> list[Line]:
+    out = []
+    if "scale" in curves:
+        values = curves["scale"][1]
+        first, last = float(values[0]), float(values[-1])
+        out.append(_fact("scale", power_of_two(first) if first == last else f"{power_of_two(first)} -> {power_of_two(last)}"))
+        out += [] if (values == first).all() else [_curve_line(values, log=True)]
+    if "skipped" in curves:
+        steps, values = curves["skipped"]
+        skipped = steps[values > 0]
+        last_one = f" ({share(len(skipped) / len(steps))}), the last at {skipped[-1]}" if len(skipped) else ""
+        out += [_fact("skipped", f"{counted(len(skipped), 'step')}{last_one}")]
+    return out
+
+
+def _traced(state: RankState) -> str:
+    count = state.source.run.meta.get("traced_steps")
+    if not isinstance(count, int) and "traced" in state.curves:
+        count = int((state.curves["traced"][1] > 0).sum())
+    return "gradients only" if not count else f"{count} of them traced in full"
+
+
+def _before(findings: Sequence[Finding], culprit: Finding) -> list[Line]:
+    """Warnings that came before the first error may be its cause."""
+    if culprit.severity != Severity.ERROR or culprit.step is None:
+        return []
+    earlier = [f for f in findings if f.severity == Severity.WARNING and f.step is not None and f.step < culprit.step]
+    if not earlier:
+        return []
+    first = earlier[0]
+    more = f" and {len(earlier) - 1} more" if len(earlier) > 1 else ""
+    where = f" in {first.site}" if first.site else ""
+    return [Line(f"    warned before: {first.code} at step {first.step}{where}{more}", "warning", 4)]
+
+
+def _rank_lines(states: Sequence[RankState], culprit: Finding | None) -> list[Line]:
+    world = states[0].source.run.world_size
+    if world == 1:
+        return []
+    sick = [state for state in states if first_culprit(state.findings) is not None]
+    lines = [_fact("ranks", f"{len(states)} of {world} on record, {len(sick)} with warnings or errors")]
+    if culprit is not None and culprit.rank is not None and len(states) > 1:
+        lines.append(_fact("", f"rank {culprit.rank} was the first"))
+    return lines
+
+
+def _data(
+    states: Sequence[RankState], healthy: bool | None, verdict: str, culprit: Finding | None, codes: Table, notes: list[str]
+) -> dict[str, Any]:
+    state = states[0]
+    run = state.source.run
+    names = [column.name for column in codes.columns]
+    return {
+        "healthy": healthy,
+        "verdict": verdict.rstrip(":"),
+        "culprit": None if culprit is None else finding_object(culprit),
+        "counts": severity_counts([f for s in states for f in s.findings]),
+        "codes": [dict(zip(names, row)) for row in codes.rows],
+        "run": {
+            "id": run.id, "file": str(state.source.path), "status": run.status, "argv": list(run.argv), "torch": run.torch,
+            "amp_dtype": run.amp_dtype, "rank": run.rank, "world_size": run.world_size, "started": run.started,
+            "finished": run.finished, "dropped": run.dropped, "meta": dict(run.meta),
+        },
+        "steps": None if state.steps is None else {"first": state.steps[0], "last": state.steps[1]},
+        "curves": {name: _curve_data(*curve) for name, curve in state.curves.items()},
+        "ranks_on_record": len(states),
+        "notes": notes,
+    }
+
+
+def _curve_data(steps: np.ndarray, values: np.ndarray) -> dict[str, Any]:
+    finite = values[np.isfinite(values)]
+    return {
+        "first": float(values[0]),
+        "last": float(values[-1]),
+        "min": float(finite.min()) if len(finite) else math.nan,
+        "max": float(finite.max()) if len(finite) else math.nan,
+        "median": float(np.median(finite)) if len(finite) else math.nan,
+        "sum": float(finite.sum()),
+        "nonfinite": len(values) - len(finite),
+        "count": len(values),
+        "last_step": int(steps[-1]),
+    }
+
+
+def _flat(state: RankState, healthy: bool | None, culprit: Finding | None) -> Table:
+    counts = severity_counts(state.findings)
+    loss = state.curves.get("loss")
+    skipped = state.curves.get("skipped")
+    values = {
+        "run": state.source.run.id,
+        "status": state.source.run.status,
+        "healthy": healthy,
+        "errors": counts["error"],
+        "warnings": counts["warning"],
+        "first_step": state.steps[0] if state.steps else None,
+        "last_step": state.steps[1] if state.steps else None,
+        "culprit_code": culprit.code if culprit else None,
+        "culprit_step": culprit.step if culprit else None,
+        "culprit_site": culprit.site if culprit else None,
+        "last_loss": float(loss[1][-1]) if loss else None,
+        "skipped": int((skipped[1] > 0).sum()) if skipped else None,
+        "dropped": state.source.run.dropped,
+    }
+    return Table(tuple(Column(name) for name in values), [list(values.values())])
+
+
+def _next(source: Source, healthy: bool | None, culprit: Finding | None) -> list[str]:
+    if culprit is None:
+        return [source.command("whatif --dtype fp16")] if healthy else [source.command("tail")]
+    out = [source.command("alerts"), f"nanny rule {culprit.code}"]
+    if culprit.site:
+        out.append(source.command(f"layer {culprit.site}"))
+    if culprit.step is not None:
+        out.append(source.command(f"stats --step {culprit.step}"))
+    return out

@@ -1,0 +1,59 @@
+"""Questions to a recorded run: summary, alerts, stats, layer, runs, compare, whatif, export, snapshot, sql, tail.
+
+    nanny summary --db nanny_logs/metrics.db        (or: python -m nanny.query summary ...)
+
+Each command is a module of `nanny.queries` with `add_arguments(parser)` and `answer(args)`; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from .records import NannyError
+from .show.tables import FORMATS, rendered
+from .show.term import wants_colour, width_of
+
+COMMANDS = ("summary", "alerts", "stats", "layer", "runs", "compare", "whatif", "export", "snapshot", "sql", "tail")
+
+
+def parser_of(name: str, module: ModuleType) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"nanny {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
+    parser.add_argument("--run", type=int, metavar="N", help="number of the run in it, see `nanny runs` (default: the newest)")
+    module.add_arguments(parser)
+    forms = getattr(module, "FORMATS", FORMATS)
+    parser.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """`argv[0]` is the command's name."""
+    if not argv or argv[0] not in COMMANDS:
+        raise NannyError(f"name one of the query commands: {', '.join(COMMANDS)}")
+    name, *rest = argv
+    module = importlib.import_module(f"nanny.queries.{name}")
+    args = parser_of(name, module).parse_args(rest)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a layer's name must not break the output in an ASCII locale
+    answer = module.answer(args)
+    form = args.format if args.format in FORMATS else "text"
+    text = rendered(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
+    if text:
+        print(text)
+    return int(answer.exit_code)
+
+
+if __name__ == "__main__":
+    from .cli import main as command_line
+
+    sys.exit(command_line())
