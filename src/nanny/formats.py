@@ -136,9 +136,10 @@ def range_shares(histogram: Sequence[int], target: Format, scale: float = 1.0) -
     """
     shift = math.frexp(scale)[1] - 1
     if not 0 < scale < math.inf or 2.0**shift != scale:
-        nearest = 2.0 ** round(math.log2(scale)) if 0 < scale < math.inf else 1.0
-        raise NannyError(f"scale {scale!r} is not a power of two, and histograms answer only for those; try {nearest:g}")
-    flush_below = max(math.frexp(target.flush_at)[1] - 1 - shift, LOWEST_EXPONENT - 1)  # bins under this one flush whole
+        nearest = 2.0**shift if 0 < scale < math.inf else 1.0
+        raise NannyError(f"scale {scale!r} is not a power of two, and histograms answer only for those; try {nearest!r}")
+    flush_exponent = target.min_exponent - target.significand  # of flush_at, which fp64 itself cannot hold for fp64
+    flush_below = max(flush_exponent - shift, LOWEST_EXPONENT - 1)  # bins under this one flush whole
     normal_from = target.min_exponent - shift
     overflow_from = target.max_exponent + 1 - shift
     present = [(exponent_of(i), int(histogram[i])) for i in FINITE_BINS if histogram[i]]
@@ -147,7 +148,6 @@ def range_shares(histogram: Sequence[int], target: Format, scale: float = 1.0) -
     subnormal = sum(n for e, n in present if flush_below <= e < normal_from)
     saturated = sum(n for e, n in present if e >= overflow_from)
     zeros = int(histogram[ZERO_BIN])
-    floor = math.frexp(target.min_subnormal)[1] - 1
     return RangeShares(
         count=finite,
         zero=zeros / (zeros + finite) if zeros + finite else 0.0,
@@ -155,5 +155,5 @@ def range_shares(histogram: Sequence[int], target: Format, scale: float = 1.0) -
         subnormal=subnormal / finite if finite else 0.0,
         saturated=saturated / finite if finite else 0.0,
         headroom_bits=target.max_exponent - (present[-1][0] + shift) if present else math.inf,
-        footroom_bits=present[0][0] + shift - floor if present else math.inf,
+        footroom_bits=present[0][0] + shift - (flush_exponent + 1) if present else math.inf,
     )
