@@ -1,0 +1,19 @@
+import torch
+import torch.nn.functional as F
+
+
+def train(model, loader, lr=1e-3):
+    model = model.cuda().train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    scaler = torch.amp.GradScaler("cuda")
+    for i, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = model(x.cuda())
+            loss = F.cross_entropy(logits, y.cuda())
+            scaler.scale(loss).backward()  # expect: REGION_BACKWARD_INSIDE
+        scaler.step(optimizer)
+        scaler.update()
+        if i % 100 == 0:
+            acc = (logits.argmax(-1).cpu() == y).float().mean().item()
+            print(f"{i}: {loss.item():.3f} acc {acc:.3f}")
