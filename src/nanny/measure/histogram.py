@@ -24,7 +24,7 @@ _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches a
 
 
 def exponent_histograms(tensors: Sequence[Tensor], sample: int = SAMPLE) -> Tensor:
-    """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on the tensors' device, each of at most `sample` values."""
+    """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on their device, each of at most `sample` values."""
     if not tensors:
         return torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64)
     out: list[Tensor] = []

@@ -23,8 +23,9 @@ from .transfer import PendingRead, reads_freely
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
 _LARGE = 1 << 20
+_FOREACH = frozenset({torch.float16, torch.bfloat16, torch.float32})  # what `_foreach_norm` sums in fp32
 # Magnitudes whose squares fp32 can hold and sum. Outside, the numbers are taken again in fp64 (where the host can look).
-_SAFE_LOW, _SAFE_HIGH = 1e-15, 1e15
+_SAFE_LOW, _SAFE_HIGH = 1e-15, 1e14
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRo
     return PackedRows(counts, values, exponent_histograms(lines) if histogram and lines else None)
 
 
-def _reduce(line: Tensor, accumulator: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Minimum, maximum, sum of squares and sum of one line, the last two in `accumulator` (fp64 lines in their own type)."""
+def _reduce(line: Tensor, accumulator: torch.dtype, with_sum: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Minimum, maximum, sum of squares and sum (or 0) of one line, the last two in `accumulator`, of fp64 in fp64."""
     if line.numel() == 0:
         zero = torch.zeros((), dtype=torch.float32, device=line.device)
         return zero, zero, zero, zero
     low: Tensor | None = None
     for piece in pieces(line):
-        part = _reduce_piece(piece, torch.float64 if piece.dtype == torch.float64 else accumulator)
+        part = _reduce_piece(piece, torch.float64 if piece.dtype == torch.float64 else accumulator, with_sum)
         if low is None:
             low, high, squares, total = part
         else:
@@ -69,9 +70,10 @@ def _reduce(line: Tensor, accumulator: torch.dtype) -> tuple[Tensor, Tensor, Ten
     return low.to(kind), high.to(kind), squares, total
 
 
-def _reduce_piece(piece: Tensor, accumulator: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _reduce_piece(piece: Tensor, accumulator: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low, high = torch.aminmax(piece)
-    return low, high, _sum_of_squares(piece, accumulator), torch.sum(piece, dtype=accumulator)
+    total = torch.sum(piece, dtype=accumulator) if with_sum else low.new_zeros(())
+    return low, high, _sum_of_squares(piece, accumulator), total
 
 
 def _sum_of_squares(piece: Tensor, accumulator: torch.dtype) -> Tensor:
@@ -95,8 +97,11 @@ def _repaired(line: Tensor, low: float, high: float, squares: float, total: floa
     largest = max(abs(low), abs(high))
     if not largest or not math.isfinite(largest) or _SAFE_LOW < largest < _SAFE_HIGH:
         return low, high, squares, total
-    parts = [line[start : start + PIECE].double() for start in range(0, line.numel(), PIECE)]
-    return low, high, sum(float(p.square().sum()) for p in parts), sum(float(p.sum()) for p in parts)
+    squares = total = 0.0
+    for start in range(0, line.numel(), PIECE):
+        part = line[start : start + PIECE].double()
+        squares, total = squares + float(part.square().sum()), total + float(part.sum())
+    return low, high, squares, total
 
 
 def count_nonfinite(tensor: Tensor) -> tuple[int, int, int]:
@@ -133,24 +138,19 @@ def read_rows(rows: PackedRows, tensors: Sequence[Tensor] = ()) -> list[TensorSt
 def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingRead]:
     """Sum of squares, minimum and maximum ([3, n]) of tensors on one device, for every step: two passes, few launches."""
     lines = [as_line(t) for t in tensors]
-    squares = _sums_of_squares(lines)
-    bounds = [torch.aminmax(next(pieces(line))) for line in lines]
-    low = torch.stack([b[0].float() for b in bounds])
-    high = torch.stack([b[1].float() for b in bounds])
-    return tuple(line.numel() for line in lines), PendingRead([torch.stack([squares, low, high])])
-
-
-def _sums_of_squares(lines: list[Tensor]) -> Tensor:
-    """Small lines share one call; large ones are summed in blocks."""
-    out: list[Tensor] = [torch.empty(0)] * len(lines)
-    small = [i for i, line in enumerate(lines) if line.numel() < _LARGE]
-    if small:
-        for i, norm in zip(small, torch._foreach_norm([lines[i] for i in small], 2, dtype=torch.float32)):
-            out[i] = norm
+    small = [i for i, line in enumerate(lines) if 0 < line.numel() < _LARGE and line.dtype in _FOREACH]
+    norms = torch._foreach_norm([lines[i] for i in small], 2, dtype=torch.float32) if small else ()
+    rows = {i: (_widen(norm).square(), *torch.aminmax(lines[i])) for i, norm in zip(small, norms)}
     for i, line in enumerate(lines):
-        if line.numel() >= _LARGE:
-            out[i] = _sum_of_squares(line, torch.float32).sqrt()
-    return torch.stack(out).square()
+        if i not in rows:
+            low, high, squares, _ = _reduce(line, torch.float32, with_sum=False)
+            rows[i] = squares, low, high
+    columns = [torch.stack([_widen(rows[i][k]) for i in range(len(lines))]) for k in range(3)]
+    return tuple(line.numel() for line in lines), PendingRead([torch.stack(columns)])
+
+
+def _widen(number: Tensor) -> Tensor:
+    return number.float() if number.device.type == "mps" else number.double()
 
 
 class RowBuffer:
@@ -170,20 +170,25 @@ class RowBuffer:
     def add(self, tensor: Tensor, *, histogram: bool = False) -> int:
         """Measures now; the row's index comes back."""
         line = as_line(tensor)
-        row = _reduce(line, torch.float32)
+        row: tuple[Any, Any, Any, Any] = _reduce(line, torch.float32)
         if reads_freely(line.device):
             row = _repaired(line, *(x.item() for x in row))
         self.counts.append(line.numel())
         self._rows.append(row)
         if histogram and line.numel():
             sample = thin(line, SAMPLE)
-            self._samples.append((len(self.counts) - 1, sample.clone() if sample is line or sample._is_view() else sample))
+            self._samples.append((len(self.counts) - 1, sample.clone() if sample is line else sample))
         return len(self.counts) - 1
 
     def is_bad(self, index: int) -> bool | None:
         """Does the row hold NaN or an infinity? None where that cannot be known without waiting for the device."""
         low, high = self._rows[index][:2]
         return None if isinstance(low, Tensor) else not (math.isfinite(low) and math.isfinite(high))
+
+    def is_clean(self, index: int) -> bool | None:
+        """Neither NaN nor +Inf? -Inf alone is what masks are made of."""
+        low, high = self._rows[index][:2]
+        return None if isinstance(low, Tensor) else low == low and high < math.inf
 
     def is_zero(self, index: int) -> bool:
         low, high = self._rows[index][:2]
@@ -213,7 +218,7 @@ class PendingRows:
         return self._read.ready()
 
     def table(self) -> tuple[Any, Any]:
-        """numpy [5, n] (count, min, max, sum of squares, sum) and histograms [n, HISTOGRAM_BINS] (zeros where not taken) or None."""
+        """numpy [5, n] (count, min, max, sum of squares, sum) and [n, HISTOGRAM_BINS] histograms (zeros where not taken) or None."""
         stacked, histograms = self._read.arrays()
         for position, i in enumerate(self._held):
             self._rows[i] = tuple(stacked[position])
