@@ -56,6 +56,9 @@ class Limits:
     centred_floor: float = _limit(1e-4, "NUMERICS 4.3: the centred error needs a varying part above this share")
     spacing_ratio_warn: float = _limit(0.1, "NUMERICS 4.3: spacing over variation, the format cannot express it")
     spacing_ratio_error: float = _limit(1.0, "derived: variation below one spacing is gone")
+    spacing_ratio_roundoffs: float = _limit(
+        8.0, "derived: zero-mean data has 1 to 2; keeps the coarse fp8 formats from looking sick by themselves"
+    )
     error_bias_warn: float = _limit(0.1, "NUMERICS 4.3: mean/std of the rounding error on more than 1e4 elements")
     imbalance_total_roundoffs: float = _limit(
         1.0, "NUMERICS 4.4: ratio of contributions above 1/u, a typical channel is absorbed whole",
@@ -124,6 +127,9 @@ class Limits:
         5.0, "NUMERICS 2, row 30: a loss gap of 0.25 % matters (DeepSeek-V3); 0.24 % in fp16, 2 % in bf16"
     )
     part_loss_range: float = _limit(0.01, "derived: a gap below 1 % of what the loss has fallen is not a worse run")
+
+    # a run imagined in another format
+    lost_gradient_share: float = _limit(0.01, "derived: parameters without a gradient, as a share of all; fewer are a loss, not the end")
 
     # updates and optimizer state
     unchanged_share_warn: float = _limit(0.5, "NUMERICS 2, row 2: more than half the elements left bit-identical")
