@@ -1,0 +1,6 @@
+"""Finds mixed-precision mistakes in source code, before the first GPU hour: `nanny check PATH`. Never imports torch."""
+
+from .engine import Options, check_project, check_source
+from .registry import Rule, all_rules, rule
+
+__all__ = ["Options", "Rule", "all_rules", "check_project", "check_source", "rule"]

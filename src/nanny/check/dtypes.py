@@ -1,0 +1,108 @@
+"""The dtype that an operation's result has: autocast's lists first, then torch's promotion."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+
+from .optable import CREATES, SAME_DTYPE, TO_BOOL, TO_INT, autocast_list
+from .trace import Frame
+from .values import UNKNOWN, Value, widest
+
+CARRIED = frozenset({"scaled", "grad", "scale"})  # marks that a result takes over from its operands
+
+
+def result(frame: Frame, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
+    """The value of `op(*args)` here and now."""
+    dtype, why, source = result_dtype(frame, op, node, args, kwargs)
+    sure = True if source is None else source.sure
+    line = getattr(node, "lineno", 0) if source is None else source.line
+    return Value("tensor", dtype, why, line, sure, op, args, tags=_tags(op, args), node=node)
+
+
+def result_dtype(
+    frame: Frame, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value]
+) -> tuple[str, str, Value | None]:
+    """Dtype, the reason in words, and the operand it was taken over from (None if made here)."""
+    asked = kwargs.get("dtype")
+    line = getattr(node, "lineno", 0)
+    if asked is not None and not asked.is_none:
+        return (asked.const if asked.kind == "dtype" and isinstance(asked.const, str) else ""), f"dtype= at line {line}", None
+    region = frame.at.region
+    if region is not None:
+        change = autocast_list(op, region.device)
+        if change == "lower":
+            if any(a.dtype == "fp64" for a in args):
+                return "fp64", "float64 is left alone by autocast", None
+            return region.dtype, f"{op} under {region.label}", None
+        if change == "float32":
+            return "fp32", f"{op} is run in float32 by {region.label}", None
+        if change == "unknown":
+            return "", "", None
+    if op in TO_BOOL:
+        return "bool", op, None
+    if op in TO_INT:
+        return "int", op, None
+    if op in CREATES:
+        return "fp32", f"{op} without dtype", None
+    if op in ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "masked_fill", "clamp", "getitem") or op.endswith("_"):
+        first = args[0] if args else UNKNOWN
+        return first.dtype, first.why, first
+    if op in ("where",):
+        first = widest(args[1:3])
+        return first.dtype, first.why, first
+    if op not in SAME_DTYPE and op != "rsub":
+        return "", "", None
+    operands = _operands(args)
+    if not operands:
+        return "", "", None
+    best = widest(operands)
+    return best.dtype, best.why, best
+
+
+def _operands(args: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The tensors among the arguments: numbers, sizes and dims do not take part in promotion."""
+    out: list[Value] = []
+    for position, value in enumerate(args):
+        if value.kind in ("tuple", "list"):
+            out.extend(v for v in value.inputs if v.kind == "tensor" or v.dtype in ("fp16", "bf16", "half", "fp32", "fp64"))
+        elif value.kind == "tensor" or position == 0:
+            out.append(value)
+        elif value.kind == "" and not is_scalar(value):
+            out.append(value)
+    return tuple(out)
+
+
+_SCALAR_NAME = re.compile(r"scal|temp|tau$|dim|eps|alpha|beta|sqrt|factor|heads|num_|(?:^|_)n(?:_|$)|size|len|coef|momentum|decay", re.I)
+_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "pow", "neg", "floor_divide", "remainder", "phi"})
+
+
+def is_scalar(value: Value, depth: int = 0) -> bool:
+    """Whether a value is a Python number, as far as its name or its making tells."""
+    if value.kind == "const" or value.dtype == "int":
+        return True
+    if value.kind:
+        return False
+    if value.op in _ARITHMETIC and value.inputs and depth < 5:
+        return all(is_scalar(v, depth + 1) for v in value.inputs)
+    name = value.thing.name.rpartition(".")[2] if value.thing else ""
+    return bool(name and _SCALAR_NAME.search(name))
+
+
+def _tags(op: str, args: tuple[Value, ...]) -> frozenset[str]:
+    tags: frozenset[str] = frozenset()
+    for value in args:
+        tags |= value.tags & CARRIED
+        if value.kind in ("tuple", "list"):
+            for item in value.inputs:
+                tags |= item.tags & CARRIED
+    if op == "mul" and len(args) == 2 and any("scale" in a.tags for a in args):
+        return (tags - {"scale"}) | {"scaled"}
+    if op == "div" and len(args) == 2 and "scale" in args[1].tags:
+        if "scaled" in tags or "grad" in tags:
+            return tags - {"scaled", "scale", "grad"} | {"unscaled"}
+        return (tags - {"scale"}) | {"inverse_scale"}
+    if op == "mul" and any("inverse_scale" in a.tags for a in args):
+        return tags - {"scaled", "grad"} | {"unscaled"}
+    return tags

@@ -1,0 +1,67 @@
+"""Conditions of branches, as keys that let two branches be recognised as the same question."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from .source import dotted
+from .trace import Frame, Guard
+from .values import Value
+
+_AMP = re.compile(r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|(?:^|_)half(?:_|$)|mixed_prec|autocast|use_mp$|_mp$", re.I)
+AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
+
+
+def is_amp_name(path: str) -> bool:
+    return bool(_AMP.search(path.rpartition(".")[2])) or (path.endswith("is_enabled") and bool(_AMP.search(path)))
+
+
+def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
+    """What is known to hold on the true (or false) arm of an `if` with this test."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return guards_of(frame, test.operand, value, not arm)
+    if isinstance(test, ast.BoolOp):
+        every = isinstance(test.op, ast.And) == arm  # all parts hold (and, true arm) or all fail (or, false arm)
+        if every:
+            return tuple(g for part in test.values for g in guards_of(frame, part, value, arm))
+        return ((_opaque(test, "modulo" in value.tags), arm),)
+    return (_simple(frame, test, value, arm),)
+
+
+def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
+    if isinstance(test, ast.Call):
+        path = dotted(test.func)
+        return (AMP, arm) if path and is_amp_name(path) else (_opaque(test, "modulo" in value.tags), arm)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        return _compare(test, value, arm)
+    path = dotted(test)
+    if not path:
+        return _opaque(test, "modulo" in value.tags), arm
+    if is_amp_name(path):
+        return AMP, arm
+    known = frame.lookup(path)
+    prefix = "mod:" if (known is not None and "modulo" in known.tags) or path.endswith("sync_gradients") else ""
+    return prefix + path, arm
+
+
+def _compare(test: ast.Compare, value: Value, arm: bool) -> Guard:
+    path, op, other = dotted(test.left), test.ops[0], test.comparators[0]
+    is_negative = isinstance(op, (ast.Is, ast.Eq)) == (isinstance(other, ast.Constant) and other.value in (None, False))
+    if path and isinstance(op, (ast.Is, ast.IsNot)):
+        return (AMP if is_amp_name(path) else path), arm is not is_negative
+    if path and is_amp_name(path) and isinstance(op, (ast.Eq, ast.NotEq)):
+        text = ast.unparse(other)
+        means_half = "16" in text or "half" in text or text == "True" or "amp" in text
+        return AMP, arm is (means_half is isinstance(op, ast.Eq))
+    return _opaque(test, "modulo" in value.tags or _has_modulo(test)), arm
+
+
+def _has_modulo(test: ast.AST) -> bool:
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+
+
+def _opaque(test: ast.expr, is_modulo: bool) -> str:
+    if is_modulo or _has_modulo(test):
+        return "mod:" + ast.unparse(test)
+    return ast.unparse(test) if isinstance(test, (ast.Compare, ast.Call)) else f"@{test.lineno}:{test.col_offset}"

@@ -1,0 +1,282 @@
+"""Methods: of scalers, optimizers, models and tensors. What an object is follows from its value, else from its name and use."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+
+from . import calls, statements
+from .dtypes import result
+from .optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
+from .regions import Region
+from .source import dotted
+from .trace import Frame
+from .values import NOTHING, UNKNOWN, Thing, Value, tensor
+
+_SCALER_NAME = re.compile(r"scaler", re.I)
+_OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:_?\w{0,3})?$", re.I)
+_FRAMEWORK_NAME = re.compile(r"^(?:accelerator|fabric|engine|model_engine|booster)$", re.I)
+_SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict", "is_enabled"})
+_CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
+_MODULE_METHODS = frozenset("""
+    train eval requires_grad_ parameters named_parameters modules named_modules children state_dict load_state_dict apply
+    zero_grad register_buffer clip_grad_norm_ register_parameter""".split())
+_TENSOR_METHODS = SAME_DTYPE | TO_BOOL | TO_INT | IN_PLACE | NEEDS_FLOAT | frozenset({"item", "tolist", "numpy", "type_as", "masked_fill"})
+_OTHER = frozenset({"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync"})
+
+
+def knows(name: str) -> bool:
+    return name in _CASTS or name in _MODULE_METHODS or name in _TENSOR_METHODS or name in _OTHER or name in _SCALER_METHODS
+
+
+def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if name == "backward":
+        return _backward(frame, node, base, args, kwargs)
+    if base.kind == "framework" or (base.kind == "" and _FRAMEWORK_NAME.search(_name(base))):
+        return _framework(frame, node, base, name, args, kwargs)
+    if _is_scaler(base, name):
+        return _scaler(frame, node, base, name, args, kwargs)
+    if name == "enter_context":
+        return _enter_context(frame, args)
+    if name in ("step", "zero_grad", "state_dict", "load_state_dict") and _is_optimizer(base):
+        if base.thing is not None:
+            base.thing.kind = base.thing.kind or "optimizer"
+        return frame.emit(f"optimizer.{name}", node, (base, *args), kwargs, Value(op=f"optimizer.{name}", inputs=(base,)))
+    if "autocast" in name and base.kind in ("", "instance"):
+        region = Region("", frame.run.options.amp_dtype or "half", None, node.lineno, dotted(node.func), file=frame.module.filename, is_framework=True)
+        return Value("context", ref=region)
+    if name == "from_pretrained":
+        return call_pretrained(frame, node, name, kwargs) or UNKNOWN
+    if name in ("to", "type") or name in _CASTS:
+        return _cast(frame, node, base, name, args, kwargs)
+    if is_module(frame, base, node) and (name in _MODULE_METHODS or name in ("cuda", "cpu")):
+        return _module_method(frame, node, base, name, args, kwargs)
+    return _tensor_method(frame, node, base, name, args, kwargs)
+
+
+def _name(value: Value) -> str:
+    return value.thing.name.rpartition(".")[2] if value.thing else ""
+
+
+def _is_scaler(base: Value, name: str) -> bool:
+    if base.kind == "scaler":
+        return True
+    if base.kind or name not in _SCALER_METHODS or not _SCALER_NAME.search(_name(base)):
+        return False
+    return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
+
+
+def _is_optimizer(base: Value) -> bool:
+    if base.kind == "optimizer":
+        return True
+    name = _name(base)
+    return base.kind == "" and bool(_OPTIMIZER_NAME.search(name)) and "sched" not in name.lower()
+
+
+def is_module(frame: Frame, base: Value, node: ast.Call | None = None) -> bool:
+    if base.kind == "module" or (base.kind == "instance" and base.ref.is_module):
+        return True
+    if base.kind == "tensor" or base.thing is None:
+        return False
+    return base.thing.kind == "module" or calls.is_module_like(frame, base.thing.name) or frame.module.is_called(base.thing.name)
+
+
+def _scaler(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if base.thing is not None:
+        base.thing.kind = base.thing.kind or "scaler"
+    if name == "scale" and args:
+        source = args[0]
+        out = replace(source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=source.tags | {"scaled"}, node=node)
+    elif name == "get_scale":
+        out = Value(op="get_scale", tags=frozenset({"scale"}))
+    else:
+        out = Value(op=f"scaler.{name}", inputs=(base,))
+    return frame.emit(f"scaler.{name}", node, (base, *args), kwargs, out)
+
+
+def _backward(frame: Frame, node: ast.Call, base: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    is_loss = base.kind == "tensor" or "loss" in _name(base).lower() or not args
+    if base.kind == "framework" or not is_loss:
+        return frame.emit("framework.backward", node, (base, *args), kwargs)
+    return frame.emit("backward", node, (base, *args), kwargs)
+
+
+def _framework(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if name in ("prepare", "setup"):
+        frame.emit("framework.prepare", node, (base, *args), kwargs)
+        for value in args:
+            if value.kind == "optimizer" and value.thing is not None:
+                value.thing.kind = "framework_optimizer"
+        return args[0] if len(args) == 1 else Value("tuple", inputs=tuple(args))
+    if name == "autocast":
+        region = Region("", frame.run.options.amp_dtype or "half", None, node.lineno, "accelerator.autocast", file=frame.module.filename, is_framework=True)
+        return Value("context", ref=region)
+    if name == "unwrap_model" and args:
+        return args[0]
+    if name in ("parameters", "named_parameters"):
+        return Value(op=name, inputs=(base,), thing=base.thing)
+    if name not in ("clip_grad_norm_", "clip_grad_value_", "step", "accumulate", "zero_grad", "train", "eval"):
+        frame.emit("unknown_call", node, (base, *args), kwargs)
+    return frame.emit(f"framework.{name}", node, (base, *args), kwargs, Value(inputs=tuple(args)))
+
+
+def _enter_context(frame: Frame, args: list[Value]) -> Value:
+    if args:
+        statements.enter(frame, args[0])
+        if isinstance(args[0].ref, Region):
+            is_conditional = bool(frame.at.guards)
+            region = replace(args[0].ref, enabled=None) if is_conditional and args[0].ref.enabled else args[0].ref
+            frame.entered.append(region)
+    return UNKNOWN
+
+
+def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: dict[str, Value]) -> Value | None:
+    if name != "from_pretrained":
+        return None
+    asked = kwargs.get("torch_dtype", kwargs.get("dtype", UNKNOWN))
+    thing = Thing("", "module")
+    if asked.kind == "dtype" and asked.const in ("fp16", "bf16"):
+        thing.dtype, thing.cast, thing.cast_line, thing.cast_file = asked.const, node, node.lineno, frame.module.filename
+    value = Value("module", ref=None, thing=thing, line=node.lineno, node=node)
+    return frame.emit("from_pretrained", node, (), kwargs, value)
+
+
+def _wanted_dtype(name: str, args: list[Value], kwargs: dict[str, Value]) -> str | None:
+    """The dtype a cast asks for; None if it is no cast, the empty string if it cannot be told."""
+    if name in _CASTS:
+        return _CASTS[name]
+    for value in (*args, *(kwargs[k] for k in ("dtype", "other") if k in kwargs)):
+        if value.kind == "dtype":
+            return value.const if isinstance(value.const, str) else ""
+        if value.kind == "tensor" and name == "to":
+            return value.dtype
+        if name == "type" and isinstance(value.const, str):
+            last = value.const.rpartition(".")[2]
+            return TENSOR_TYPES.get(last) or DTYPES.get(last, "")
+    if "dtype" in kwargs or (args and args[0].kind == "" and "dtype" in _name(args[0])):
+        return ""
+    return None
+
+
+def _cast(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    wanted = _wanted_dtype(name, args, kwargs)
+    device = next((v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and isinstance(v.const, str)), "")
+    if is_module(frame, base, node):
+        return _cast_module(frame, node, base, wanted, device, kwargs)
+    if wanted is None:
+        if name == "to" and base.kind == "" and args and args[0].kind == "":
+            return replace(base, op="moved", inputs=(base,))
+        return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor")
+    text = f"`.{name}()` at line {node.lineno}" if name in _CASTS else f"cast at line {node.lineno}"
+    out = tensor(wanted, text, node.lineno, op="cast", inputs=(base,), tags=base.tags, node=node, thing=base.thing)
+    return frame.emit("cast", node, (base, *args), kwargs, out)
+
+
+def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, device: str, kwargs: dict[str, Value]) -> Value:
+    thing = base.thing
+    if thing is None:
+        return base
+    if device:
+        thing.device = device.partition(":")[0]
+    if wanted:
+        thing.dtype = wanted
+        if wanted in ("fp16", "bf16", "half"):
+            thing.cast, thing.cast_line, thing.cast_file = node, node.lineno, frame.module.filename
+        else:
+            thing.cast = None
+        frame.emit("module_cast", node, (base,), kwargs, Value("dtype", const=wanted))
+    return base
+
+
+def _module_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    thing = base.thing
+    if thing is not None:
+        if name == "eval" or (name == "requires_grad_" and args and args[0].const is False):
+            thing.is_frozen = True
+        elif name == "train" and not (args and args[0].const is False):
+            thing.is_trained = True
+        elif name in ("cuda", "cpu"):
+            thing.device = name
+    if name in ("parameters", "named_parameters"):
+        return Value(op=name, inputs=(base,), thing=thing, node=node)
+    if name == "clip_grad_norm_":
+        return frame.emit("clip_grad", node, (Value(op="parameters", thing=thing), *args), kwargs)
+    if name == "register_buffer" and len(args) > 1:
+        if base.kind == "instance" and isinstance(args[0].const, str):
+            base.ref.fields[args[0].const] = args[1]
+        return frame.emit("register_buffer", node, (base, *args), kwargs)
+    if name == "state_dict":
+        return Value(op="module.state_dict", inputs=(base,))
+    frame.emit(f"module.{name}", node, (base, *args), kwargs)
+    return base if name in ("train", "eval", "requires_grad_", "cuda", "cpu", "apply") else Value(op=f"call:{name}", inputs=(base,))
+
+
+def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A call of a model whose inside is not known: half under autocast by convention, or because the model was cast."""
+    thing = target.thing
+    region = frame.at.region
+    inputs = (*args, *kwargs.values(), target)
+    if region is not None:
+        out = Value("tensor", region.dtype, f"output of `{_shown(node)}` under {region.label}", node.lineno, False, "module_call", inputs, node=node)
+    elif thing is not None and thing.dtype in ("fp16", "bf16", "half"):
+        out = Value("tensor", thing.dtype, f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}", node.lineno, False, "module_call", inputs, node=node)
+    else:
+        out = Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
+    return frame.emit("module_call", node, (target, *args), kwargs, out)
+
+
+def _shown(node: ast.Call) -> str:
+    return f"{dotted(node.func) or 'model'}(...)"
+
+
+def call_layer(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    """A call of a torch.nn layer, or of a Sequential of them."""
+    if target.ref == "Sequential" and target.inputs and args:
+        value = args[0]
+        for layer in target.inputs:
+            value = calls.call_value(frame, node, layer, [value], {})
+        return value
+    op = LAYERS.get(target.ref) if isinstance(target.ref, str) else None
+    if op is None:
+        return module_call(frame, node, target, args, kwargs)
+    out = result(frame, op, node, tuple(args), {})
+    half = _layer_half(frame, target)
+    if half and frame.at.region is None and op not in ("cross_entropy", "mse_loss"):
+        out = replace(out, dtype=half, why=f"{target.ref} holds {half} weights", line=node.lineno)
+    frame.emit("module_call", node, (target, *args), kwargs, out)
+    frame.emit(op, node, tuple(args), {**kwargs, "": target}, out)
+    if op in ("lstm", "gru", "multi_head_attention"):
+        return Value("tuple", inputs=(out, replace(out, op="part")))
+    return out
+
+
+def _layer_half(frame: Frame, target: Value) -> str:
+    owner = frame.env.get("self", UNKNOWN)
+    for thing in (target.thing, owner.thing):
+        if thing is not None and thing.dtype in ("fp16", "bf16"):
+            return thing.dtype
+    return ""
+
+
+def _tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if name == "type_as" and args:
+        return frame.emit("cast", node, (base, *args), kwargs, tensor(args[0].dtype, f"type_as at line {node.lineno}", node.lineno, op="cast", inputs=(base,), node=node))
+    if name in ("item", "tolist", "numpy"):
+        value = Value("", op="item", inputs=(base,), tags=base.tags & {"scaled", "grad"})
+        return frame.emit(name, node, (base, *args), kwargs, value)
+    if name in ("size", "numel", "dim"):
+        return Value("const", dtype="int")
+    if name not in _TENSOR_METHODS:
+        frame.emit("unknown_call", node, (base, *args), kwargs)
+        inputs = (base, *args)
+        return Value("", op=f"call:{name}", inputs=inputs, thing=Thing(""), tags=base.tags & {"scaled", "grad"})
+    op = ALIASES.get(name, name)
+    out = result(frame, op, node, (base, *args), kwargs)
+    if name in ("max", "min", "sort", "topk", "median") and (args or "dim" in kwargs):
+        out = replace(out, ref="values_and_indices")
+    frame.emit(op, node, (base, *args), kwargs, out)
+    return out
+
+
+__all__ = ["NOTHING", "call_layer", "call_method", "call_pretrained", "is_module", "knows", "module_call"]

@@ -1,0 +1,158 @@
+"""Which operations autocast changes, per device, and what each common operation does to a dtype.
+
+The lists follow torch 2.13 (CUDA: the autocast header; CPU: the documentation and a probe of every operation). Names are the
+operation's bare name: `torch.softmax`, `F.softmax` and `x.softmax` are one entry.
+"""
+
+from __future__ import annotations
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+LINEAR_ALGEBRA = _words("""
+    conv1d conv2d conv3d bmm mm linear baddbmm addmm addbmm matmul einsum scaled_dot_product_attention""")
+
+CUDA_LOWER = LINEAR_ALGEBRA | _words("""
+    conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu addmv addr mv linalg.vecdot vecdot
+    chain_matmul linalg.multi_dot lstm gru rnn lstm_cell gru_cell rnn_tanh_cell multi_head_attention""")
+
+CUDA_FLOAT32 = _words("""
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm
+    native_layer_norm rms_norm group_norm frobenius_norm nuclear_norm cosine_similarity poisson_nll_loss
+    cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss
+    margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
+    binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp interpolate upsample prod softmax log_softmax
+    cumprod cumsum linalg.vector_norm linalg.matrix_norm norm sum cross_entropy normalize softmin gaussian_nll_loss
+    ctc_loss pairwise_distance instance_norm_float""")
+
+CUDA_WIDEST = _words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put tensordot scatter_add cat stack")
+CUDA_ERROR = _words("binary_cross_entropy")
+
+CPU_LOWER = LINEAR_ALGEBRA | _words("conv_transpose1d conv_transpose2d conv_transpose3d lstm gru rnn multi_head_attention")
+CPU_FLOAT32 = _words("""
+    prod quantile nanquantile cdist mse_loss l1_loss smooth_l1_loss huber_loss nll_loss cross_entropy kl_div ctc_loss
+    binary_cross_entropy binary_cross_entropy_with_logits multi_margin_loss triplet_margin_loss poisson_nll_loss
+    cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss stft
+    inverse pinverse logdet det cholesky svd qr solve lstsq eig trace grid_sample interpolate polar
+    linalg.svd linalg.inv linalg.solve linalg.qr linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.cholesky
+    linalg.det linalg.slogdet linalg.pinv linalg.lstsq linalg.matrix_norm linalg.cond linalg.matrix_rank
+    fft.fft fft.ifft fft.rfft fft.irfft fft.fft2 fft.ifft2 fft.rfft2 fft.irfft2 fft.fftn fft.ifftn""")
+CPU_WIDEST = _words("cat stack index_copy")
+
+# Operations that raise on a half tensor wherever nothing promotes it first.
+NEEDS_FLOAT = _words("""
+    linalg.svd linalg.svdvals linalg.inv linalg.inv_ex linalg.solve linalg.solve_ex linalg.qr linalg.eig linalg.eigh
+    linalg.eigvals linalg.eigvalsh linalg.cholesky linalg.cholesky_ex linalg.det linalg.slogdet linalg.pinv linalg.lstsq
+    linalg.matrix_exp linalg.solve_triangular linalg.lu linalg.lu_factor linalg.matrix_rank linalg.cond
+    inverse pinverse svd qr cholesky det logdet slogdet solve lstsq symeig eig matrix_exp cholesky_solve cholesky_inverse
+    quantile nanquantile triangular_solve""")
+
+LOSSES = _words("""
+    cross_entropy nll_loss kl_div mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
+    binary_cross_entropy_with_logits multi_margin_loss multilabel_margin_loss multilabel_soft_margin_loss soft_margin_loss
+    triplet_margin_loss triplet_margin_with_distance_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss
+    poisson_nll_loss gaussian_nll_loss ctc_loss loss""")
+
+SHAPE = _words("""
+    view reshape transpose permute contiguous squeeze unsqueeze flatten unflatten expand expand_as repeat
+    repeat_interleave chunk split unbind select narrow index_select gather t T mT movedim swapaxes swapdims roll flip
+    detach clone view_as reshape_as take unfold tile take_along_dim broadcast_to requires_grad_ to_dense cpu cuda
+    pin_memory diagonal diag tril triu rot90 as_strided masked_select scatter masked_scatter alias expand_copy detach_
+    hsplit vsplit tensor_split ravel atleast_1d atleast_2d item_like data retain_grad""")
+
+SAME_DTYPE = SHAPE | _words("""
+    relu relu_ gelu silu mish sigmoid tanh elu leaky_relu hardswish hardtanh hardsigmoid relu6 selu celu softsign tanhshrink
+    logsigmoid dropout dropout1d dropout2d dropout3d alpha_dropout batch_norm instance_norm avg_pool1d avg_pool2d
+    avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    adaptive_max_pool2d pad mean var std sqrt square abs neg clamp clamp_min clamp_max clip max min amax amin median
+    where masked_fill round floor ceil sign sin cos erf masked_fill_ fill_ zero_ mul add sub div true_divide multiply
+    subtract divide mul_ add_ sub_ div_ clamp_ lerp lerp_ nan_to_num sort topk cummax cummin logcumsumexp addcmul
+    addcdiv index_add scatter_add scatter_reduce index_fill outer ger nansum nanmean maximum minimum fmod remainder
+    softmax log_softmax sum exp log log1p expm1 pow norm cumsum cumprod prod logsumexp rsqrt reciprocal softplus
+    layer_norm group_norm rms_norm normalize cosine_similarity interpolate matmul bmm mm linear conv1d conv2d conv3d
+    einsum baddbmm addmm dot mv tensordot kron linalg.norm linalg.vector_norm atan2 log2 log10 cross_entropy mse_loss l1_loss
+    smooth_l1_loss huber_loss nll_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits cdist
+    scaled_dot_product_attention cat stack concat hstack vstack meshgrid index_put polar threshold glu logaddexp
+    pixel_shuffle affine_grid grid_sample bilinear embedding_bag softmin rsub dist pairwise_distance
+    conv_transpose1d conv_transpose2d conv_transpose3d prelu xlogy tan cosh sinh acos asin
+    exp_ log_ sqrt_ rsqrt_ pow_ sigmoid_ tanh_ softmax_ neg_ abs_ zeros_like ones_like empty_like full_like rand_like
+    randn_like new_zeros new_ones new_full new_empty new_tensor lerp bernoulli multi_head_attention lstm gru rnn
+    linalg.inv linalg.solve linalg.svd linalg.qr linalg.cholesky linalg.eigh inverse svd cholesky
+    cross renorm trace index_add_ index_copy_ scatter_ scatter_add_ index_put_ masked_scatter_ copy_ trunc frac""")
+
+TO_BOOL = _words("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not any all isclose allclose equal")
+TO_INT = _words("argmax argmin argsort nonzero bincount searchsorted long int multinomial randint randperm size numel count_nonzero")
+CREATES = _words("zeros ones empty full rand randn tensor as_tensor linspace logspace eye")  # float32 unless dtype= says otherwise
+
+IN_PLACE = _words("""
+    mul_ add_ sub_ div_ clamp_ lerp_ masked_fill_ fill_ zero_ copy_ exp_ log_ sqrt_ pow_ index_add_ index_copy_ scatter_
+    scatter_add_ index_put_ masked_scatter_ relu_ sigmoid_ tanh_ neg_ abs_ addcmul_ addcdiv_""")
+
+# torch.nn layers -> the operation that a call of the layer runs
+LAYERS = {
+    "Linear": "linear", "Conv1d": "conv1d", "Conv2d": "conv2d", "Conv3d": "conv3d", "Bilinear": "bilinear",
+    "ConvTranspose1d": "conv_transpose1d", "ConvTranspose2d": "conv_transpose2d", "ConvTranspose3d": "conv_transpose3d",
+    "LSTM": "lstm", "GRU": "gru", "RNN": "rnn", "LSTMCell": "lstm", "GRUCell": "gru", "MultiheadAttention": "multi_head_attention",
+    "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "RMSNorm": "rms_norm", "BatchNorm1d": "batch_norm",
+    "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm", "SyncBatchNorm": "batch_norm", "InstanceNorm1d": "instance_norm",
+    "InstanceNorm2d": "instance_norm", "InstanceNorm3d": "instance_norm",
+    "Softmax": "softmax", "LogSoftmax": "log_softmax", "Softmin": "softmin", "Softplus": "softplus", "Sigmoid": "sigmoid",
+    "LogSigmoid": "logsigmoid", "Tanh": "tanh", "ReLU": "relu", "ReLU6": "relu6", "GELU": "gelu", "SiLU": "silu",
+    "Mish": "mish", "ELU": "elu", "LeakyReLU": "leaky_relu", "PReLU": "prelu", "Hardswish": "hardswish", "GLU": "glu",
+    "Identity": "clone", "Flatten": "flatten", "Unflatten": "unflatten", "Dropout": "dropout", "Dropout1d": "dropout1d",
+    "Dropout2d": "dropout2d", "Dropout3d": "dropout3d", "AvgPool1d": "avg_pool1d", "AvgPool2d": "avg_pool2d",
+    "MaxPool1d": "max_pool1d", "MaxPool2d": "max_pool2d", "AdaptiveAvgPool1d": "adaptive_avg_pool1d",
+    "AdaptiveAvgPool2d": "adaptive_avg_pool2d", "Upsample": "interpolate", "PixelShuffle": "pixel_shuffle",
+    "Embedding": "embedding", "EmbeddingBag": "embedding_bag", "CosineSimilarity": "cosine_similarity",
+    "CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "MSELoss": "mse_loss", "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss", "HuberLoss": "huber_loss", "KLDivLoss": "kl_div", "BCELoss": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits", "CTCLoss": "ctc_loss", "TripletMarginLoss": "triplet_margin_loss",
+    "MultiMarginLoss": "multi_margin_loss", "MarginRankingLoss": "margin_ranking_loss", "PoissonNLLLoss": "poisson_nll_loss",
+    "CosineEmbeddingLoss": "cosine_embedding_loss", "HingeEmbeddingLoss": "hinge_embedding_loss",
+    "MultiLabelMarginLoss": "multilabel_margin_loss", "MultiLabelSoftMarginLoss": "multilabel_soft_margin_loss",
+    "SoftMarginLoss": "soft_margin_loss", "GaussianNLLLoss": "gaussian_nll_loss",
+}  # fmt: skip
+CONTAINERS = _words("Sequential ModuleList ModuleDict ParameterList ParameterDict DataParallel")
+NORM_LAYERS = frozenset(name for name in LAYERS if "Norm" in name)
+
+DTYPES = {
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "float64": "fp64",
+    "double": "fp64", "int8": "int", "uint8": "int", "int16": "int", "short": "int", "int32": "int", "int": "int",
+    "int64": "int", "long": "int", "bool": "bool",
+}  # fmt: skip
+TENSOR_TYPES = {"HalfTensor": "fp16", "BFloat16Tensor": "bf16", "FloatTensor": "fp32", "DoubleTensor": "fp64", "LongTensor": "int"}
+ALIASES = {
+    "sdpa": "scaled_dot_product_attention", "special.expit": "sigmoid", "special.logsumexp": "logsumexp",
+    "special.softmax": "softmax", "special.log_softmax": "log_softmax", "special.log1p": "log1p", "special.xlogy": "xlogy",
+    "concat": "cat", "concatenate": "cat", "clip": "clamp", "multiply": "mul", "divide": "div", "subtract": "sub",
+    "true_divide": "div", "greater": "gt", "less": "lt", "linalg.matmul": "matmul", "nn.functional.softmax": "softmax",
+    "special.exp2": "exp2", "negative": "neg", "absolute": "abs", "det": "linalg.det", "linalg.norm": "linalg.vector_norm",
+}  # fmt: skip
+
+
+def autocast_list(op: str, device: str) -> str:
+    """`lower`, `float32`, `widest`, `error` or `` (left alone) for an operation under autocast of that device.
+
+    With the device unknown, only what both devices agree on counts, else `unknown`.
+    """
+    if op.endswith("_"):  # in-place operations are never autocast
+        return ""
+    cuda = _which(op, CUDA_LOWER, CUDA_FLOAT32, CUDA_WIDEST, CUDA_ERROR)
+    if device not in ("cpu", ""):
+        return cuda
+    cpu = _which(op, CPU_LOWER, CPU_FLOAT32, CPU_WIDEST, frozenset())
+    if device == "cpu":
+        return cpu
+    return cuda if cuda == cpu else "unknown"
+
+
+def _which(op: str, lower: frozenset[str], float32: frozenset[str], wide: frozenset[str], error: frozenset[str]) -> str:
+    if op in lower:
+        return "lower"
+    if op in float32:
+        return "float32"
+    if op in wide:
+        return "widest"
+    return "error" if op in error else ""

@@ -1,0 +1,85 @@
+"""The list of checker rules: `@rule(CODE, severity)` enters a function, `all_rules()` gives the list by code.
+
+A rule is a generator over one of three things: an `Event` (`on="event"`, with the operations it wants to see), a `Trace`
+(`on="trace"`, the events of one entry point in program order) or a `Report` of a whole file (`on="file"`).
+It yields `Hit`s. Its docstring is its page: what it finds, then the sections Why, Example, Use instead, When not.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from inspect import cleandoc
+from typing import Any
+
+from ..records import Severity
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One offence at one place; becomes a `Finding` with the rule's code and, unless given here, its severity."""
+
+    node: ast.AST
+    message: str
+    hint: str
+    severity: Severity | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    file: str = ""  # where the node is, if not in the file of the event
+
+
+@dataclass(frozen=True)
+class Rule:
+    code: str
+    severity: Severity
+    family: str
+    function: Callable[..., Iterable[Hit]]
+    doc: str
+    on: str = "event"
+    ops: tuple[str, ...] = ()
+
+
+_RULES: dict[str, list[Rule]] = {}
+
+
+def rule(code: str, severity: Severity, *ops: str, on: str = "event") -> Callable[[Any], Any]:
+    """Enters the decorated generator as (a part of) rule `code`; `ops` are the operations an event rule is called for."""
+
+    def enter(function: Callable[..., Iterable[Hit]]) -> Callable[..., Iterable[Hit]]:
+        doc = cleandoc(function.__doc__ or "")
+        _RULES.setdefault(code, []).append(Rule(code, severity, code.partition("_")[0], function, doc, on, ops))
+        return function
+
+    return enter
+
+
+@cache
+def _load() -> None:
+    package = importlib.import_module(".rules", __package__)
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+
+
+def all_rules() -> dict[str, Rule]:
+    """Every rule by code; where a code has several functions, the one that carries its page."""
+    _load()
+    return {code: next((r for r in parts if r.doc), parts[0]) for code, parts in sorted(_RULES.items())}
+
+
+@cache
+def rules_on(kind: str) -> tuple[Rule, ...]:
+    _load()
+    return tuple(r for parts in _RULES.values() for r in parts if r.on == kind)
+
+
+@cache
+def event_rules() -> dict[str, tuple[Rule, ...]]:
+    """Operation -> the rules that want to see it."""
+    table: dict[str, list[Rule]] = {}
+    for entry in rules_on("event"):
+        for op in entry.ops:
+            table.setdefault(op, []).append(entry)
+    return {op: tuple(entries) for op, entries in table.items()}

@@ -1,0 +1,347 @@
+"""Calls of torch's own functions and constructors, and of the few others that matter (contextlib, accelerate, builtins)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from . import calls, expressions
+from .dtypes import result
+from .optable import ALIASES, CONTAINERS, CREATES, LAYERS
+from .regions import AUTOCAST, NO_GRAD, Region, region_of
+from .source import dotted
+from .trace import Frame
+from .values import NOTHING, UNKNOWN, Thing, Value, ancestors, constant, join, tensor
+
+GRAD_SCALERS = ("GradScaler", "ShardedGradScaler")
+_OPTIMIZER = re.compile(r"^(?:\w*(?:Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Lion|LAMB|Lamb|Adafactor|LBFGS|Rprop|ASGD|Muon)\w*|Optimizer)$")
+_FRAMEWORK = {
+    "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
+    "lightning.Fabric": "fabric", "lightning.fabric.Fabric": "fabric", "lightning_fabric.Fabric": "fabric",
+}  # fmt: skip
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DDP", "FSDP", "fully_shard")
+_ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
+            "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter", "builtins.next"}  # fmt: skip
+_PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
+
+
+def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    last = path.rpartition(".")[2]
+    handler = _EXACT.get(path)
+    if handler is not None:
+        return handler(frame, node, path, args, kwargs)
+    if path in AUTOCAST:
+        return _autocast(frame, node, path, args, kwargs)
+    if last in GRAD_SCALERS and not path.startswith("sklearn"):
+        value = Value("scaler", ref=path, thing=Thing("", "scaler"), line=node.lineno, node=node)
+        return frame.emit("scaler.new", node, tuple(args), kwargs, value)
+    if path.startswith("torch.optim.") and "." not in path[12:] or _OPTIMIZER.match(last):
+        return _optimizer(frame, node, last, args, kwargs)
+    if path.startswith("torch.nn.") and last[:1].isupper() and "parallel" not in path:
+        return _layer(frame, node, last, args, kwargs)
+    if path in _FRAMEWORK:
+        return frame.emit("framework.new", node, tuple(args), kwargs, Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework")))
+    if path in _ADOPTED or last in _WRAPPERS:
+        frame.emit("call", node, tuple(args), kwargs, constant(path))
+        source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
+        return replace(source, thing=Thing("", source.thing.kind, source.thing.dtype)) if "copy" in path and source.thing else source
+    if path.startswith("torch.nn.utils.clip_grad") or path == "torch.nn.utils.get_total_norm":
+        return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
+    if path.startswith("torch."):
+        return _torch_op(frame, node, path, args, kwargs)
+    return _other(frame, node, path, args, kwargs)
+
+
+def _torch_op(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    op = next(path.removeprefix(p) for p in _PREFIXES if path.startswith(p))
+    op = ALIASES.get(op, op)
+    if not args and kwargs:
+        args = [kwargs[k] for k in ("input", "query", "self", "tensors") if k in kwargs]
+    out = result(frame, op, node, tuple(args), kwargs)
+    if op in CREATES:
+        out = _created(op, out, args, kwargs)
+    return frame.emit(op, node, tuple(args), kwargs, out)
+
+
+def _created(op: str, out: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if "dtype" in kwargs and not kwargs["dtype"].is_none:
+        return out
+    filled = {"full": 1, "tensor": 0, "as_tensor": 0}.get(op)
+    if filled is None:
+        return out
+    content = args[filled] if len(args) > filled else kwargs.get("fill_value", kwargs.get("data", UNKNOWN))
+    if content.kind in ("list", "tuple") and content.inputs:
+        content = content.inputs[0]
+    if content.kind == "tensor" and content.dtype:
+        return replace(out, dtype=content.dtype)
+    if isinstance(content.const, bool) or content.const is NOTHING:
+        return replace(out, dtype="bool" if isinstance(content.const, bool) else "")
+    return replace(out, dtype="int" if isinstance(content.const, int) else "fp32")
+
+
+def _autocast(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    options = frame.run.options
+    if len(args) == 1 and args[0].kind == "function":  # autocast used as a plain decorator call: autocast(fn)
+        return args[0]
+    region = region_of(path, args, kwargs, node, frame.module.filename, options.device, options.amp_dtype)
+    value = Value("context", ref=region, line=node.lineno, node=node)
+    return frame.emit("autocast", node, tuple(args), {**kwargs, "": constant(path)}, value)
+
+
+def _optimizer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    params = args[0] if args else kwargs.get("params", UNKNOWN)
+    owners = parameter_owners(params)
+    for owner in owners:
+        owner.is_trained = True
+    value = Value("optimizer", ref=last, inputs=(params,), thing=Thing("", "optimizer"), line=node.lineno, node=node)
+    return frame.emit("optimizer.new", node, (params, *args[1:]), kwargs, value)
+
+
+def parameter_owners(params: Value) -> list[Thing]:
+    """The modules (or parameters) whose tensors are handed to an optimizer or a clip."""
+    found: list[Thing] = []
+    stack = [params]
+    while stack:
+        for value in ancestors(stack.pop()):
+            if value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None:
+                found.append(value.thing)
+            elif value.kind in ("instance", "module") and value.thing is not None:
+                found.append(value.thing)
+            if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
+                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
+    return found
+
+
+def _layer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    dtype = kwargs.get("dtype", UNKNOWN)
+    thing = Thing("", "module")
+    if dtype.kind == "dtype" and dtype.const in ("fp16", "bf16"):
+        thing.dtype, thing.cast, thing.cast_line = dtype.const, node, node.lineno
+    if last == "Parameter":
+        source = args[0] if args else kwargs.get("data", UNKNOWN)
+        value = Value("tensor", source.dtype, source.why, source.line, op="parameter", inputs=(source,), thing=thing, node=node)
+        return frame.emit("parameter", node, tuple(args), kwargs, value)
+    inputs = tuple(args)
+    if last in CONTAINERS and len(args) == 1 and args[0].kind in ("list", "tuple"):
+        inputs = args[0].inputs
+    value = Value("module", ref=last, inputs=inputs, thing=thing, line=node.lineno, node=node)
+    return frame.emit("layer", node, tuple(args), kwargs, value)
+
+
+def _no_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args and args[0].kind == "function":
+        return args[0]
+    return Value("context", tags=frozenset({"no_grad"}))
+
+
+def _set_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if path.endswith("enable_grad") or (args and args[0].const is True):
+        return Value("context", tags=frozenset({"enable_grad"}))
+    if args and args[0].const is False:
+        return Value("context", tags=frozenset({"no_grad"}))
+    return Value("context")
+
+
+def _nullcontext(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Value("context")
+
+
+def _finfo(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    kind = args[0] if args else UNKNOWN
+    return Value("finfo", const=kind.const if isinstance(kind.const, str) else "", inputs=tuple(args))
+
+
+def _device(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    name = args[0].const if args else NOTHING
+    return Value("device", const=name.partition(":")[0] if isinstance(name, str) else NOTHING)
+
+
+def _autograd_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    outputs = args[0] if args else kwargs.get("outputs", UNKNOWN)
+    tags = frozenset({"scaled", "autograd"}) if _is_scaled(outputs) else frozenset({"autograd"})
+    value = Value("tensor", op="autograd.grad", inputs=tuple(args) or (outputs,), tags=tags, line=node.lineno, node=node)
+    return frame.emit("autograd.grad", node, (outputs, *args[1:]), kwargs, value)
+
+
+def _is_scaled(value: Value) -> bool:
+    return "scaled" in value.tags or any("scaled" in v.tags for v in value.inputs if value.kind in ("list", "tuple"))
+
+
+def _autograd_backward(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    loss = args[0] if args else kwargs.get("tensors", UNKNOWN)
+    if _is_scaled(loss):
+        loss = replace(loss, tags=loss.tags | {"scaled"})
+    return frame.emit("backward", node, (loss,), kwargs)
+
+
+def _arange(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    op = path.rpartition(".")[2]
+    asked = kwargs.get("dtype")
+    if asked is not None and not asked.is_none:
+        dtype = asked.const if isinstance(asked.const, str) else ""
+    else:
+        dtype = "fp32" if any(isinstance(a.const, float) for a in args) else "int"
+    why = f"dtype= at line {node.lineno}" if asked is not None else ""
+    return frame.emit(op, node, tuple(args), kwargs, tensor(dtype, why, node.lineno, op=op, inputs=tuple(args), node=node))
+
+
+def _float(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if args and isinstance(args[0].const, (str, int, float)):
+        try:
+            return constant(float(args[0].const) if path.endswith("float") else int(float(args[0].const)))
+        except (ValueError, OverflowError):
+            return Value("const")
+    value = Value("const", inputs=tuple(args), op="item")
+    if args and "grad" in args[0].tags:
+        frame.emit("item", node, tuple(args), kwargs, value)
+    return value
+
+
+def _builtin(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    name = path.partition(".")[2]
+    if name in ("range", "enumerate", "zip"):
+        return Value("", op=name, inputs=tuple(args))
+    if name == "getattr":
+        return _getattr(frame, node, args)
+    if name in ("len", "int", "round"):
+        return Value("const", dtype="int")
+    if name in ("abs", "min", "max", "pow") and args and all(a.is_number for a in args):
+        folds: dict[str, Callable[..., object]] = {"abs": abs, "min": min, "max": max, "pow": pow}
+        try:
+            return constant(folds[name](*(a.const for a in args)))
+        except (ArithmeticError, TypeError, ValueError):
+            return Value("const")
+    if name in ("abs", "sum", "pow") and args and args[0].kind == "tensor":
+        return frame.emit(name, node, tuple(args), kwargs, result(frame, name, node, tuple(args), {}))
+    if name == "sum" and args:  # Python's sum adds one by one
+        item = args[0].inputs[0] if args[0].inputs else args[0]
+        return Value(item.kind, item.dtype, item.why, item.line, item.sure, "python_sum", tuple(args), tags=args[0].tags)
+    if name in ("print", "isinstance", "hasattr", "type", "str"):
+        frame.emit("unknown_call", node, (UNKNOWN, *args), kwargs)
+        return Value("const" if name == "str" else "")
+    return Value("", op=f"call:{name}", inputs=tuple(args))
+
+
+def _getattr(frame: Frame, node: ast.Call, args: list[Value]) -> Value:
+    if len(args) >= 2 and isinstance(args[1].const, str):
+        return expressions.attribute(frame, args[0], args[1].const, node)
+    if args and args[0].kind == "external" and args[0].ref == "torch":
+        return Value("dtype", const="half" if len(args) > 2 else "")
+    return Value(thing=Thing(""))
+
+
+def _math(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    import math
+
+    function = getattr(math, path.rpartition(".")[2], None)
+    if function is not None and args and all(a.is_number for a in args):
+        try:
+            return constant(function(*(a.const for a in args)))
+        except (ArithmeticError, TypeError, ValueError):
+            return Value("const")
+    return Value("const")
+
+
+def _partial(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    return Value("partial", inputs=tuple(args), ref=dict(kwargs)) if args else UNKNOWN
+
+
+def _checkpoint(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if not args:
+        return UNKNOWN
+    inner = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state", "context_fn", "debug")}
+    return calls.call_value(frame, node, args[0], args[1:], inner)
+
+
+def _plain(op: str) -> Callable[..., Value]:
+    def handler(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+        return frame.emit(op, node, tuple(args), kwargs)
+
+    return handler
+
+
+def _autocast_dtype(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    region = frame.at.region
+    return Value("dtype", const=region.dtype if region else "half")
+
+
+def _deepspeed(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    engine = Value("framework", ref="deepspeed", thing=Thing("", "framework"))
+    frame.emit("framework.new", node, tuple(args), {**kwargs, "": constant("deepspeed")}, engine)
+    return Value("tuple", inputs=(engine, Value("optimizer", thing=Thing("", "framework_optimizer")), UNKNOWN, UNKNOWN))
+
+
+def _other(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    if path.startswith("math."):
+        return _math(frame, node, path, args, kwargs)
+    if path.startswith("builtins."):
+        return _builtin(frame, node, path, args, kwargs)
+    frame.emit("external", node, (Value("external", ref=path), *args), kwargs)
+    name = path.rpartition(".")[2]
+    if calls.LOSS_NAME.search(name) and name[:1].islower():
+        out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
+        return frame.emit("loss", node, tuple(args), kwargs, out)
+    inputs = (*args, *kwargs.values())
+    tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
+    value = Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=Thing(""), node=node, tags=tags)
+    if name[:1].isupper() and value.thing is not None and calls.MODULE_NAME.search(name):
+        value.thing.kind = "module"
+    return value
+
+
+def decorator_context(frame: Frame, decorator: ast.expr) -> Value:
+    """The context that a decorator puts a function's body into."""
+    name = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    if not name:
+        return UNKNOWN
+    value = expressions.evaluate(frame, decorator.func if isinstance(decorator, ast.Call) else decorator)
+    path = value.ref if value.kind == "external" else ""
+    if path in NO_GRAD:
+        return Value("context", tags=frozenset({"no_grad"}))
+    if isinstance(path, str) and path.endswith("custom_fwd"):
+        return _custom_fwd(frame, decorator, path)
+    if isinstance(decorator, ast.Call):
+        return expressions.evaluate(frame, decorator)
+    if path in AUTOCAST:
+        return Value("context", ref=Region(AUTOCAST[path] or "", "fp16" if AUTOCAST[path] == "cuda" else "half", True, decorator.lineno, path))
+    return UNKNOWN
+
+
+def _custom_fwd(frame: Frame, decorator: ast.expr, path: str) -> Value:
+    if isinstance(decorator, ast.Call) and any(k.arg == "cast_inputs" for k in decorator.keywords):
+        return Value("context", ref=Region("", "fp32", False, decorator.lineno, path))
+    return UNKNOWN
+
+
+def kind_of_annotation(frame: Frame, annotation: ast.expr | None) -> str:
+    """`scaler`, `optimizer` or `tensor`, if a parameter's annotation says so."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        name = annotation.value
+    elif isinstance(annotation, ast.Subscript) and dotted(annotation.value).endswith("Optional"):
+        return kind_of_annotation(frame, annotation.slice)
+    elif isinstance(annotation, ast.BinOp):
+        return kind_of_annotation(frame, annotation.left) or kind_of_annotation(frame, annotation.right)
+    else:
+        name = dotted(annotation) if annotation is not None else ""
+    last = name.rpartition(".")[2]
+    if last in GRAD_SCALERS:
+        return "scaler"
+    if last == "Optimizer" or name.startswith(("torch.optim.", "optim.")):
+        return "optimizer"
+    return "tensor" if last in ("Tensor", "FloatTensor", "LongTensor") else ""
+
+
+_EXACT: dict[str, Callable[..., Value]] = {
+    **{name: _no_grad for name in NO_GRAD},
+    "torch.enable_grad": _set_grad, "torch.set_grad_enabled": _set_grad, "contextlib.nullcontext": _nullcontext,
+    "torch.finfo": _finfo, "torch.device": _device, "torch.autograd.grad": _autograd_grad,
+    "torch.autograd.backward": _autograd_backward, "torch.arange": _arange, "torch.range": _arange,
+    "builtins.float": _float, "functools.partial": _partial, "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "torch.save": _plain("save"), "torch.set_default_dtype": _plain("set_default_dtype"),
+    "torch.set_default_tensor_type": _plain("set_default_dtype"), "torch.clear_autocast_cache": _plain("clear_autocast_cache"),
+    "torch.get_autocast_dtype": _autocast_dtype, "torch.get_autocast_gpu_dtype": _autocast_dtype,
+    "torch.get_autocast_cpu_dtype": _autocast_dtype, "deepspeed.initialize": _deepspeed,
+}  # fmt: skip
+__all__ = ["call_external", "decorator_context", "join", "kind_of_annotation", "parameter_owners"]

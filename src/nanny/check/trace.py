@@ -1,0 +1,170 @@
+"""What happens in a program, in order: a `Trace` of `Event`s for each entry point, and the state while walking there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from .regions import Region
+from .source import ClassInfo, FunctionInfo, ModuleInfo, Project
+from .values import UNKNOWN, Thing, Value
+
+if TYPE_CHECKING:
+    from .engine import Options
+
+MAX_DEPTH = 6  # calls followed into each other
+MAX_STATEMENTS = 40_000  # per file; a generated monster must not hang the check
+
+Guard = tuple[str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where in the program we are; replaced, never changed, while descending."""
+
+    regions: tuple[Region, ...] = ()
+    has_grad: bool = True
+    guards: tuple[Guard, ...] = ()
+    loops: tuple[ast.AST, ...] = ()
+    stack: tuple[FunctionInfo, ...] = ()
+
+    @property
+    def region(self) -> Region | None:
+        """The innermost region that is on; None outside, and inside an island with enabled=False."""
+        if not self.regions:
+            return None
+        inner = self.regions[-1]
+        return inner if inner.is_on else None
+
+    @property
+    def island(self) -> Region | None:
+        """The region with enabled=False that we are in, if an enabled one surrounds it."""
+        if len(self.regions) < 2 or self.regions[-1].enabled is not False:
+            return None
+        return self.regions[-1] if any(r.is_on for r in self.regions[:-1]) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """One operation: what, where, on which values, under which circumstances."""
+
+    op: str
+    node: ast.AST
+    module: ModuleInfo
+    args: tuple[Value, ...]
+    kwargs: Mapping[str, Value]
+    out: Value
+    at: Context
+
+    @property
+    def line(self) -> int:
+        return getattr(self.node, "lineno", 0)
+
+    @property
+    def file(self) -> str:
+        return self.module.filename
+
+    def arg(self, position: int, name: str = "") -> Value:
+        if name and name in self.kwargs:
+            return self.kwargs[name]
+        return self.args[position] if position < len(self.args) else UNKNOWN
+
+
+def can_meet(a: Event, b: Event) -> bool:
+    """Whether one pass through the code can meet both: no condition is taken both ways."""
+    taken = dict(a.at.guards)
+    return all(taken.get(key, arm) == arm for key, arm in b.at.guards)
+
+
+@dataclass(eq=False)
+class Trace:
+    """The events of one entry point (the module body, or a function nobody in the file calls) in program order."""
+
+    name: str
+    module: ModuleInfo
+    owner: ClassInfo | None = None
+    events: list[Event] = field(default_factory=list)
+
+    def of(self, *ops: str) -> list[Event]:
+        return [e for e in self.events if e.op in ops]
+
+
+@dataclass(eq=False)
+class FileView:
+    """All that was seen from one file's entry points."""
+
+    module: ModuleInfo
+    traces: list[Trace]
+    options: Options
+
+    @property
+    def events(self) -> list[Event]:
+        return [e for trace in self.traces for e in trace.events]
+
+    def of(self, *ops: str) -> list[Event]:
+        return [e for trace in self.traces for e in trace.events if e.op in ops]
+
+    def is_training(self) -> bool:
+        """Whether gradients are made or used anywhere in this file."""
+        return any(
+            e.op in ("backward", "optimizer.step", "scaler.step", "scaler.scale", "framework.backward", "framework.train")
+            for trace in self.traces
+            for e in trace.events
+        )
+
+
+@dataclass(eq=False)
+class Run:
+    """One analysis of a file: budget, memory of calls already followed, and the traces."""
+
+    project: Project
+    options: Options
+    traces: list[Trace] = field(default_factory=list)
+    statements: int = 0
+    cache: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = field(default_factory=dict)
+    pending: list[tuple[FunctionInfo, Context, Trace]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Frame:
+    """One activation of a function, or the module body."""
+
+    run: Run
+    module: ModuleInfo
+    trace: Trace
+    env: dict[str, Value]
+    at: Context = field(default_factory=Context)
+    closure: dict[str, Value] | None = None
+    owner: ClassInfo | None = None
+    returns: list[Value] = field(default_factory=list)
+    globals: set[str] = field(default_factory=set)
+    entered: list[Region] = field(default_factory=list)  # by ExitStack.enter_context
+    is_over: bool = False  # the current block has returned, raised, continued or broken
+
+    def lookup(self, name: str) -> Value | None:
+        found = self.env.get(name)
+        if found is None and self.closure is not None:
+            found = self.closure.get(name)
+        if found is None:
+            found = self.module.env.get(name)
+        return found
+
+    def unknown(self, path: str) -> Value:
+        """A value we know nothing of but its name; the same one each time it is named."""
+        found = self.lookup(path)
+        if found is None:
+            found = Value(thing=Thing(path))
+            self.env[path] = found
+        return found
+
+    def emit(
+        self, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value] | None = None,
+        out: Value = UNKNOWN,
+    ) -> Value:  # fmt: skip
+        self.trace.events.append(Event(op, node, self.module, args, kwargs or {}, out, self.at))
+        return out
+
+    def inside(self, **changes: object) -> Context:
+        return replace(self.at, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""What the checker knows about a value in the program: its kind, its dtype with the reason, and how it was made.
+
+Values form a graph: `op` and `inputs` say which operation made a value from which others, so that a rule can ask
+"is this the log of a softmax?" across assignments and calls. Objects with a life of their own (a model, an optimizer, a
+scaler) carry a `Thing`, which all values naming that object share.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+HALF = frozenset({"fp16", "bf16", "half"})  # "half": one of the two, not known which
+FLOATS = HALF | {"fp32", "fp64"}
+NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
+_serial = count(1)
+
+
+@dataclass(eq=False)
+class Thing:
+    """An object that changes in place: a module, an optimizer, a scaler, or something not known yet."""
+
+    name: str = ""
+    kind: str = ""
+    dtype: str = ""
+    cast: ast.AST | None = None  # the call that made it half
+    cast_file: str = ""
+    cast_line: int = 0
+    device: str = ""
+    is_frozen: bool = False  # eval() or requires_grad_(False)
+    is_trained: bool = False  # train(), or its parameters are in an optimizer
+    attrs: dict[str, Value] = field(default_factory=dict)
+    serial: int = field(default_factory=lambda: next(_serial))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    kind: str = ""  # tensor const dtype device tuple list dict function class instance module optimizer scaler context external
+    dtype: str = ""
+    why: str = ""
+    line: int = 0
+    sure: bool = True  # False: a convention, such as "a model called under autocast returns half"
+    op: str = ""
+    inputs: tuple[Value, ...] = ()
+    const: Any = NOTHING
+    ref: Any = None  # definition, Region, dotted name, dict of items: depends on the kind
+    thing: Thing | None = None
+    tags: frozenset[str] = frozenset()
+    node: ast.AST | None = None
+
+    @property
+    def is_half(self) -> bool:
+        return self.dtype in HALF
+
+    @property
+    def is_number(self) -> bool:
+        return isinstance(self.const, (int, float)) and not isinstance(self.const, bool)
+
+    @property
+    def is_none(self) -> bool:
+        return self.kind == "const" and self.const is None
+
+
+UNKNOWN = Value()
+NONE = Value("const", const=None)
+
+
+def constant(value: Any) -> Value:
+    return Value("const", const=value)
+
+
+def tensor(dtype: str = "", why: str = "", line: int = 0, **rest: Any) -> Value:
+    return Value("tensor", dtype, why, line, **rest)
+
+
+def join_dtype(left: str, right: str) -> str:
+    if left == right:
+        return left
+    return "half" if left in HALF and right in HALF else ""
+
+
+def join(left: Value, right: Value) -> Value:
+    """The value after two branches: what holds on both; a missing (None) side gives way to the other."""
+    if left is right or right.is_none:
+        return left
+    if left.is_none:
+        return right
+    if left.kind != right.kind:
+        if "" in (left.kind, right.kind) and left.kind in ("scaler", "optimizer", "module", "context", "instance"):
+            return left
+        if "" in (left.kind, right.kind) and right.kind in ("scaler", "optimizer", "module", "context", "instance"):
+            return right
+        return Value(tags=left.tags | right.tags, op="phi", inputs=(left, right), thing=left.thing or right.thing)
+    if left.kind == "const" and left.const == right.const and type(left.const) is type(right.const):
+        return left
+    if left.kind in ("dtype", "device", "const"):
+        const = join_dtype(left.const, right.const) if left.kind == "dtype" else NOTHING
+        return Value(left.kind, const=const, op="phi", inputs=(left, right))
+    if left.kind in ("tuple", "list") and len(left.inputs) == len(right.inputs):
+        return replace(left, inputs=tuple(join(a, b) for a, b in zip(left.inputs, right.inputs)))
+    if left.kind == "tensor":
+        known = left if left.dtype else right
+        return Value(
+            "tensor", join_dtype(left.dtype, right.dtype), known.why, known.line, left.sure and right.sure, "phi",
+            (left, right), tags=left.tags | right.tags, node=left.node,
+        )  # fmt: skip
+    return left
+
+
+def widest(values: Iterator[Value] | tuple[Value, ...]) -> Value:
+    """The operand that decides the dtype under torch's promotion, or UNKNOWN if that cannot be told."""
+    best = UNKNOWN
+    order = {"bool": 0, "int": 1, "half": 2, "fp16": 2, "bf16": 2, "fp32": 3, "fp64": 4}
+    for value in values:
+        if value.kind == "const" or value.is_number:
+            continue
+        if not value.dtype:
+            return UNKNOWN
+        if best is UNKNOWN or order[value.dtype] > order[best.dtype]:
+            best = value
+        elif order[value.dtype] == 2 and order[best.dtype] == 2 and value.dtype != best.dtype:
+            if "half" not in (value.dtype, best.dtype):  # fp16 with bf16 gives fp32
+                return replace(value, dtype="fp32", why="fp16 with bf16", op="", inputs=())
+            best = value if best.dtype == "half" else best
+    return best
+
+
+def ancestors(value: Value, limit: int = 400) -> Iterator[Value]:
+    """The value and everything that it was made from, each once."""
+    seen: set[int] = set()
+    stack = [value]
+    while stack and len(seen) < limit:
+        current = stack.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        stack.extend(current.inputs)
