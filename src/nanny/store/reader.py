@@ -180,7 +180,7 @@ def sites(db: sqlite3.Connection, run: int, kind: str) -> list[Site]:
 
 
 def scalar_names(db: sqlite3.Connection, run: int) -> list[str]:
-    return [name for (name,) in db.execute("SELECT DISTINCT name FROM scalar WHERE run = ? ORDER BY name", (run,))]
+    return _distinct(db, "scalar", "name", run)
 
 
 def scalars(
@@ -287,12 +287,24 @@ def dumps(db: sqlite3.Connection, run: int) -> list[DumpRow]:
 
 def steps(db: sqlite3.Connection, run: int) -> tuple[int, int] | None:
     """First and last step that left anything in the run."""
-    ends = [
-        db.execute(f"SELECT min(step), max(step) FROM {table} WHERE run = ?", (run,)).fetchone()
-        for table in ("scalar", "sample", "finding")
-    ]
-    known = [step for pair in ends for step in pair if step is not None]
+    places = [("finding", "run = ?", (run,))]
+    places += [("scalar", "run = ? AND name = ?", (run, name)) for name in scalar_names(db, run)]
+    places += [("sample", "run = ? AND kind = ?", (run, kind)) for kind in _distinct(db, "sample", "kind", run)]
+    known = []
+    for table, where, values in places:
+        for end in ("min", "max"):  # one at a time: then SQLite jumps to it through the index
+            (step,) = db.execute(f"SELECT {end}(step) FROM {table} WHERE {where}", values).fetchone()
+            known += [] if step is None else [step]
     return (min(known), max(known)) if known else None
+
+
+def _distinct(db: sqlite3.Connection, table: str, column: str, run: int) -> list[str]:
+    """Jumps through the index from value to value; SELECT DISTINCT would read the millions of rows between them."""
+    found: list[str] = []
+    query = f"SELECT min({column}) FROM {table} WHERE run = ? AND {column} > ?"
+    while (value := db.execute(query, (run, found[-1] if found else "")).fetchone()[0]) is not None:
+        found.append(value)
+    return found
 
 
 def _range(first: int | None, last: int | None) -> tuple[str, list[int]]:

@@ -131,7 +131,7 @@ class RunWriter:
             self._flush_to = bulk
             self._changed.notify_all()
             self._changed.wait_for(lambda: (self._urgent_done >= urgent and self._bulk_done >= bulk) or self._is_stuck(), timeout)
-            done = self._urgent_done >= urgent and self._bulk_done >= bulk
+            done = self._urgent_done >= urgent and self._bulk_done >= bulk and self.failed is None
         self._tell()
         return done
 
