@@ -1,0 +1,45 @@
+"""SYNTAX_ERROR: a file that cannot be parsed is a finding of its own, and the other files go on."""
+
+from __future__ import annotations
+
+import sys
+
+from ..records import Finding, Severity
+
+# What Python 3 says about constructs of Python 2.
+_PYTHON_2 = (
+    "Missing parentheses in call to",
+    "multiple exception types must be parenthesized",
+    "leading zeros in decimal integer literals",
+    "inconsistent use of tabs and spaces",
+)
+
+
+PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
+def broken_code(error: SyntaxError, path: str, reader: str = PYTHON) -> Finding:
+    reason = error.msg or "invalid syntax"
+    hint = "Correct the line, or name the file under `exclude` in [tool.nanny] of pyproject.toml."
+    if _is_python_2(error):
+        hint = f"This looks like Python 2: convert the file (2to3), or leave it out. {hint}"
+    return Finding(
+        code="SYNTAX_ERROR",
+        severity=Severity.ERROR,
+        message=f"nothing in this file was checked: {f'{reader} cannot read it, ' if reader else ''}{reason.rstrip('.?')}",
+        hint=hint,
+        file=path,
+        line=error.lineno or 1,
+        column=max(error.offset or 1, 1),
+        end_line=error.end_lineno if error.end_lineno and error.end_offset else None,
+        end_column=error.end_offset if error.end_lineno and error.end_offset and error.end_offset > 0 else None,
+    )
+
+
+def too_deep(path: str) -> str:
+    return f"{path}: skipped, its code is nested too deeply to be read"
+
+
+def _is_python_2(error: SyntaxError) -> bool:
+    text = (error.text or "").strip()
+    return any(part in (error.msg or "") for part in _PYTHON_2) or text.startswith(("exec ", "raise ")) or "<>" in text

@@ -1,0 +1,205 @@
+"""`nanny check PATH...`: finds mixed-precision mistakes in source code before the first GPU hour.
+
+Exit code 0: nothing as bad as `--fail-on` (default: warning), 1: findings, 2: wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..records import Finding, NannyError, Severity
+from ..show.findings import in_order, render_concise, render_statistics, render_text, statistics, summary, worst_code
+from ..show.term import wants_colour, width_of
+from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
+from .files import STDIN, Report, check_paths, check_text, merged
+from .walk import KINDS, find_files
+
+FORMATS = ("text", "concise", "json", "jsonl", "github", "gitlab", "junit", "sarif")
+WATCH_SECONDS = 0.5
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(list(argv))
+    if options.jobs is not None and options.jobs < 1:
+        raise NannyError(f"--jobs {options.jobs}: at least one process is needed")
+    if options.statistics and options.output_format not in ("text", "json"):
+        raise NannyError(f"--statistics comes as text or json, not as {options.output_format}")
+    overrides = Config(
+        select=known_codes(_split(options.select), "--select: "),
+        ignore=known_codes(_split(options.ignore), "--ignore: "),
+        exclude=tuple(_split(options.exclude)),
+        device=options.device,
+        amp_dtype=amp_dtype_name(options.amp_dtype, "--"),
+    )
+    return _watch(options, overrides) if options.watch else _check_once(options, overrides)
+
+
+def _check_once(options: argparse.Namespace, overrides: Config) -> int:
+    report = _report(options, overrides)
+    if options.write_baseline:
+        from .baseline import write_baseline
+
+        write_baseline(options.write_baseline, report.findings, report.lines)
+        report.notes.append(f"{options.write_baseline}: {len(report.findings)} findings written, they count as known now")
+        report = replace(report, findings=[])
+    if options.baseline:
+        report = _without_known(report, options.baseline)
+    if not report.files and not report.findings:
+        report.notes.append(f"{' '.join(options.paths)}: no Python file, notebook or settings file was checked")
+    for note in report.notes:
+        print(f"nanny: {note}", file=sys.stderr)
+    _put_out(report, options)
+    worst = max((finding.severity for finding in report.findings), default=Severity.INFO)
+    is_bad = bool(report.findings) and worst >= Severity.parse(options.fail_on)
+    return 1 if is_bad and not options.exit_zero else 0
+
+
+def _report(options: argparse.Namespace, overrides: Config) -> Report:
+    paths = [path for path in options.paths if path != "-"]
+    report = check_paths(paths, overrides, options.jobs or 0)
+    if "-" in options.paths:
+        name = options.stdin_filename or STDIN
+        config = merged(find_config(options.stdin_filename or os.curdir), overrides)
+        kind = KINDS.get(os.path.splitext(name)[1].lower(), "python")
+        report += check_text(sys.stdin.buffer.read(), name, config, kind)
+        report = replace(report, findings=in_order(report.findings))
+    return report
+
+
+def _without_known(report: Report, path: str) -> Report:
+    from .baseline import new_findings, read_baseline
+
+    new, gone = new_findings(report.findings, report.lines, path, read_baseline(path), report.files)
+    notes = [f"{path}: {gone} of its findings are gone; --write-baseline {path} brings it up to date"] if gone else []
+    return replace(report, findings=new, notes=report.notes + notes)
+
+
+def _put_out(report: Report, options: argparse.Namespace) -> None:
+    if options.output_file:
+        text = rendered(report, options, colour=False, width=100)
+        try:
+            with open(options.output_file, "w", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(f"{text}\n" if text else "")
+        except OSError as error:
+            raise NannyError(f"{options.output_file}: cannot be written ({error.strerror})") from error
+        print(f"nanny: {options.output_file}: {len(report.findings)} findings written", file=sys.stderr)
+        return
+    if hasattr(sys.stdout, "reconfigure"):  # code may hold characters that this terminal's encoding has not
+        sys.stdout.reconfigure(errors="backslashreplace")
+    text = rendered(report, options, wants_colour(sys.stdout), width_of(sys.stdout))
+    if text:
+        print(text, flush=True)
+
+
+def rendered(report: Report, options: argparse.Namespace, colour: bool, width: int) -> str:
+    findings, form = report.findings, options.output_format
+    if options.statistics:
+        return _statistics(findings, form, colour)
+    if form == "text":
+        return "\n\n".join(part for part in (render_text(findings, report.lines, colour, width), _ending(report)) if part)
+    if form == "concise":
+        return "\n".join(part for part in (render_concise(findings, colour), summary(findings, len(report.files))) if part)
+    if form in ("json", "jsonl"):
+        from ..show.jsontext import render_json, render_jsonl
+
+        return render_json(findings) if form == "json" else render_jsonl(findings)
+    here = os.getcwd()
+    if form == "sarif":
+        from ..rule import all_pages
+        from ..show.sarif import render_sarif
+
+        return render_sarif(findings, {code: page.text for code, page in all_pages().items()}, here)
+    from ..show import reports
+
+    if form == "junit":
+        return reports.render_junit(findings)
+    return (reports.render_github if form == "github" else reports.render_gitlab)(findings, here)
+
+
+def _statistics(findings: Sequence[Finding], form: str, colour: bool) -> str:
+    if form == "text":
+        return render_statistics(findings, colour)
+    from ..show.jsontext import to_text
+
+    return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(findings)])
+
+
+def _ending(report: Report) -> str:
+    end = summary(report.findings, len(report.files))
+    return f"{end}\nNext: nanny rule {worst_code(report.findings)}" if report.findings else end
+
+
+def _watch(options: argparse.Namespace, overrides: Config) -> int:
+    """Checks again whenever a file changes, appears or goes; Ctrl-C ends it."""
+    if "-" in options.paths:
+        raise NannyError("--watch needs files to watch; standard input is read only once")
+    last: dict[str, tuple[int, int]] | None = None
+    code = 0
+    try:
+        while True:
+            forget_configs()
+            try:
+                now = _stamps(options.paths, overrides)
+                if now != last:
+                    last = now
+                    code = _check_once(options, overrides)
+                    clock = time.strftime("%H:%M:%S")
+                    print(f"nanny: {clock} watching {len(now)} files, Ctrl-C ends", file=sys.stderr, flush=True)
+            except NannyError as error:  # settings in the middle of being edited
+                if last != {}:
+                    print(f"nanny: {error}", file=sys.stderr, flush=True)
+                last = {}
+            time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        return code
+
+
+def _stamps(paths: Sequence[str], overrides: Config) -> dict[str, tuple[int, int]]:
+    """Time and size of every file that is checked, and of the settings above it."""
+    stamps = {}
+    for path in paths:
+        config = merged(find_config(path), overrides)
+        files = [found.path for found in find_files(path, [], config.exclude, config.root)]
+        for file in [*files, *([os.path.join(config.root, "pyproject.toml")] if config.root else [])]:
+            try:
+                status = os.stat(file)
+            except OSError:  # gone since it was listed
+                continue
+            stamps[file] = (status.st_mtime_ns, status.st_size)
+    return stamps
+
+
+def _split(values: Sequence[str] | None) -> list[str]:
+    return [part.strip() for value in values or () for part in value.split(",") if part.strip()]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nanny check",
+        description="Find mixed-precision mistakes in source code, notebooks and settings files. Torch is not needed.",
+        epilog="Silence one line with `# noqa: CODE`, a file with `# nanny: noqa`; settings live in [tool.nanny] of "
+        "pyproject.toml. `nanny rule CODE` explains a finding.",
+    )
+    add = parser.add_argument
+    add("paths", nargs="+", metavar="PATH", help="script, notebook, DeepSpeed/Accelerate/HF/Lightning settings, folder, or -")
+    add("--select", action="append", metavar="CODES", help="only these codes, or beginnings of codes (SCALER,NUM_EPS)")
+    add("--ignore", action="append", metavar="CODES", help="not these, in addition to those of pyproject.toml")
+    add("--exclude", action="append", metavar="PATTERNS", help="files and folders to leave out")
+    add("--device", choices=DEVICES, help="where the code runs, if it does not say so itself")
+    add("--amp-dtype", metavar="{" + ",".join(AMP_DTYPES) + "}", help="autocast's format, if the code does not say so")
+    add("--output-format", choices=FORMATS, default="text")
+    add("--output-file", metavar="FILE", help="write the findings there instead of to the terminal")
+    add("--statistics", action="store_true", help="how many findings of each code")
+    add("--fail-on", choices=("info", "warning", "error"), default="warning", help="exit code 1 from here (warning)")
+    add("--exit-zero", action="store_true", help="exit code 0 even with findings")
+    add("--baseline", metavar="FILE", help="leave out the findings in this file")
+    add("--write-baseline", metavar="FILE", help="write today's findings as known")
+    add("--stdin-filename", metavar="NAME", help="what to call standard input")
+    add("--jobs", type=int, metavar="N", help="processes to use (all cores)")
+    add("--watch", action="store_true", help="check again when a file changes")
+    return parser

@@ -1,0 +1,156 @@
+"""`[tool.nanny]` in pyproject.toml, found by walking up from the checked path.
+
+    [tool.nanny]
+    select = ["SCALER", "NUM"]
+    ignore = ["REGION_DEPRECATED"]
+    exclude = ["third_party"]
+    device = "cuda"
+    amp-dtype = "fp16"
+
+    [tool.nanny.per-file-ignores]
+    "tests/*" = ["NUM"]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ..formats import format_of
+from ..records import Finding, NannyError
+from .suppress import selects
+from .walk import matches_path
+
+DEVICES = ("cuda", "cpu")
+AMP_DTYPES = ("fp16", "bf16")
+KEYS = ("select", "ignore", "per-file-ignores", "exclude", "device", "amp-dtype")
+
+
+@dataclass(frozen=True)
+class Config:
+    root: str = ""  # the folder that patterns are relative to
+    select: tuple[str, ...] = ()  # nothing: everything
+    ignore: tuple[str, ...] = ()
+    per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    exclude: tuple[str, ...] = ()
+    device: str | None = None
+    amp_dtype: str | None = None
+
+    def wants(self, finding: Finding) -> bool:
+        if self.select and not selects(finding.code, self.select):
+            return False
+        if selects(finding.code, self.ignore):
+            return False
+        return not any(
+            selects(finding.code, codes) and matches_path(finding.file, (pattern,), self.root)
+            for pattern, codes in self.per_file_ignores
+        )
+
+
+def find_config(path: str) -> Config:
+    """Of the nearest folder above whose pyproject.toml has a `[tool.nanny]`; the defaults if there is none."""
+    start = os.path.abspath(path)
+    return _config_of(start if os.path.isdir(start) else os.path.dirname(start))
+
+
+def forget_configs() -> None:
+    """Reads the files again when asked next; they may have been edited."""
+    _config_of.cache_clear()
+
+
+@cache
+def _config_of(folder: str) -> Config:
+    file = os.path.join(folder, "pyproject.toml")
+    table = _table(file) if os.path.isfile(file) else None
+    if table is not None:
+        return read_table(table, file)
+    above = os.path.dirname(folder)
+    return Config() if above == folder else _config_of(above)
+
+
+def read_table(table: Any, file: str) -> Config:
+    if not isinstance(table, dict):
+        raise NannyError(f"{file}: [tool.nanny] must be a table")
+    for key in table:
+        if key not in KEYS:
+            raise NannyError(f"{file}: unknown key {key!r} in [tool.nanny]; known are: {', '.join(KEYS)}")
+    ignores = table.get("per-file-ignores", {})
+    if not isinstance(ignores, dict):
+        raise NannyError(f'{file}: per-file-ignores must be a table like {{ "tests/*" = ["NUM"] }}')
+    where = f"{file}: "
+    return Config(
+        root=os.path.dirname(os.path.abspath(file)),
+        select=known_codes(_strings(table, "select", file), where),
+        ignore=known_codes(_strings(table, "ignore", file), where),
+        per_file_ignores=tuple((name, known_codes(_strings(ignores, name, file), where)) for name in ignores),
+        exclude=_strings(table, "exclude", file),
+        device=device_name(table.get("device"), where),
+        amp_dtype=amp_dtype_name(table.get("amp-dtype"), where),
+    )
+
+
+def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
+    """The patterns in upper case; one that no rule answers to is a typing mistake."""
+    from ..rule import checker_codes, nearest
+
+    out = tuple(pattern.strip().upper() for pattern in patterns)
+    known = checker_codes() if out else ()
+    for pattern in out:
+        if pattern == "ALL":
+            continue
+        if not pattern or not any(code.startswith(pattern) for code in known):
+            raise NannyError(f"{where}no rule is called {pattern!r}{nearest(pattern, known)}; `nanny rule` lists all")
+    return tuple("" if pattern == "ALL" else pattern for pattern in out)
+
+
+def device_name(value: Any, where: str = "") -> str | None:
+    if value is None or value in DEVICES:
+        return value
+    raise NannyError(f"{where}device must be one of {_named(DEVICES)}, not {value!r}")
+
+
+def amp_dtype_name(value: Any, where: str = "") -> str | None:
+    """The short name, also of `float16`, `torch.bfloat16` and `half`."""
+    if value is None:
+        return None
+    try:
+        name = format_of(value).name
+    except NannyError:
+        name = ""
+    if name not in AMP_DTYPES:
+        raise NannyError(f"{where}amp-dtype must be one of {_named(AMP_DTYPES)}, not {value!r}")
+    return name
+
+
+def _strings(table: dict[str, Any], key: str, file: str) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise NannyError(f'{file}: {key} must be a list of strings like ["NUM", "SCALER"], not {value!r}')
+    return tuple(value)
+
+
+def _named(names: Collection[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _table(file: str) -> Any:
+    """The table, None if the file has none. Most files have none, and need not be parsed to know that."""
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read()
+    except OSError as error:
+        raise NannyError(f"{file}: cannot be read ({error.strerror})") from error
+    if b"nanny" not in data:
+        return None
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the same parser, for Python 3.10
+    try:
+        return tomllib.loads(data.decode()).get("tool", {}).get("nanny")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise NannyError(f"{file}: not valid TOML ({error}); fix it or move it away") from error

@@ -1,0 +1,333 @@
+"""From paths to findings: reads files of every kind, checks them together, and says what was skipped.
+
+`check_model("train.py")` is the whole checker in one call; `check_paths` is what the command runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ..records import Finding, NannyError
+from ..show.findings import in_order
+from .broken import broken_code, too_deep
+from .config import Config, amp_dtype_name, device_name, find_config
+from .suppress import is_suppressed, read_suppressions
+from .walk import Found, Text, decode, find_files, read_text
+
+if TYPE_CHECKING:
+    from .notebook import Notebook
+
+T = TypeVar("T")
+STDIN = "<stdin>"
+BATCH = 48  # files a worker checks at a time: enough to share what they import, few enough to share the work
+ENOUGH_FOR_WORKERS = 24
+STACK = 256 << 20  # for code that is nested beyond the usual limit
+DEPTH = 20_000
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check found, with the lines of the files that have findings and what could not be checked."""
+
+    findings: list[Finding] = field(default_factory=list)
+    lines: dict[tuple[str, int | None], list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+    def __add__(self, other: Report) -> Report:
+        return Report(
+            self.findings + other.findings,
+            self.lines | other.lines,
+            self.notes + other.notes,
+            self.files + other.files,
+        )
+
+
+class Sources(Mapping[str, str]):
+    """The Python files of a project by path, read when they are first asked for."""
+
+    def __init__(self, paths: Iterable[str]):
+        self._texts: dict[str, Text | str | None] = dict.fromkeys(paths)
+
+    def read(self, path: str) -> Text | str:
+        text = self._texts[path]
+        if text is None:
+            text = self._texts[path] = read_text(Found(path, "python"))
+        return text
+
+    def __getitem__(self, path: str) -> str:
+        text = self.read(path)
+        return text.text if isinstance(text, Text) else ""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+
+def check_model(
+    path_or_source: str | os.PathLike[str], *, device: str | None = None, amp_dtype: str | None = None
+) -> list[Finding]:
+    """Mixed-precision mistakes in a file, a folder, a notebook, a settings file, or in source text.
+
+    `device` ("cuda" or "cpu") and `amp_dtype` ("fp16" or "bf16") tell what the code itself leaves open.
+    """
+    if not isinstance(path_or_source, (str, os.PathLike)):
+        kind = type(path_or_source).__name__
+        raise NannyError(f"check_model takes a path or source text, not {kind}; for a model give inspect.getfile(type(model))")
+    overrides = Config(device=device_name(device), amp_dtype=amp_dtype_name(amp_dtype))
+    text = os.fspath(path_or_source)
+    if isinstance(path_or_source, str) and not _is_path(text):
+        return in_order(check_text(text, STDIN, overrides).findings)
+    return check_paths([text], overrides, jobs=1).findings
+
+
+def check_paths(paths: Sequence[str], overrides: Config = Config(), jobs: int = 0) -> Report:  # noqa: B008
+    """Every file below the paths, each by the `[tool.nanny]` above the path that was given."""
+    report = Report()
+    seen: set[str] = set()
+    groups: dict[Config, list[Found]] = {}
+    for path in paths:
+        config = merged(find_config(path), overrides)
+        for found in find_files(path, report.notes, config.exclude, config.root):
+            real = os.path.realpath(found.path)
+            if real not in seen:
+                seen.add(real)
+                groups.setdefault(config, []).append(found)
+    for config, found_files in groups.items():
+        report += _check_group(found_files, config, jobs)
+    unique = {(f.file, f.cell, f.line, f.column, f.code, f.message): f for f in report.findings}
+    return replace(report, findings=in_order(list(unique.values())))
+
+
+def check_text(text: str | bytes, filename: str, config: Config, kind: str = "python") -> Report:
+    """One text that is not (or not yet) in a file, such as standard input."""
+    if isinstance(text, bytes):
+        decoded = decode(text)
+        if decoded is None:
+            raise NannyError(f"{filename}: binary data, not source code")
+        text = decoded.text
+    found = Found(filename, kind, named=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if kind == "python":
+            report = _check_python({filename: text}, [filename], config)
+        else:
+            report = _check_other(found, text, config)
+    return replace(report, findings=in_order([f for f in report.findings if config.wants(f)]))
+
+
+def merged(config: Config, overrides: Config) -> Config:
+    """The file's settings under those of the command line: `--select` replaces, `--ignore` adds."""
+    return replace(
+        config,
+        select=overrides.select or config.select,
+        ignore=config.ignore + overrides.ignore,
+        exclude=config.exclude + overrides.exclude,
+        device=overrides.device or config.device,
+        amp_dtype=overrides.amp_dtype or config.amp_dtype,
+    )
+
+
+def _is_path(text: str) -> bool:
+    if "\n" in text or "\0" in text or len(text) > 4096:
+        return False
+    looks_like_one = text.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) and " " not in text
+    return looks_like_one or os.path.lexists(text)
+
+
+def _check_group(found_files: list[Found], config: Config, jobs: int) -> Report:
+    """The files of one configuration, in this process or, if there are many, in several."""
+    project = [found.path for found in found_files if found.kind == "python"]
+    batches = [found_files[at : at + BATCH] for at in range(0, len(found_files), BATCH)]
+    workers = min(jobs or _cores(), len(batches))
+    if workers > 1 and len(found_files) >= ENOUGH_FOR_WORKERS:
+        reports = _in_workers(batches, project, config, workers)
+    else:
+        reports = [check_batch(batch, project, config) for batch in batches]
+    return sum(reports, Report())
+
+
+def _in_workers(batches: list[list[Found]], project: list[str], config: Config, workers: int) -> list[Report]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
+    size = len(batches)
+    try:
+        with ProcessPoolExecutor(workers, context) as pool:
+            return list(pool.map(check_batch, batches, [project] * size, [config] * size))
+    except BrokenProcessPool:  # a worker was killed, most often for its memory
+        note = "a worker process was killed; checked everything again in one process"
+        return [Report(notes=[note]), *(check_batch(batch, project, config) for batch in batches)]
+
+
+def check_batch(batch: list[Found], project: list[str], config: Config) -> Report:
+    """Some files of a project, with the rest of it at hand for what they import."""
+    report = Report()
+    sources = Sources(project)
+    python = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the parser, about other people's escape sequences
+        for found in batch:
+            text = sources.read(found.path) if found.kind == "python" else read_text(found)
+            if isinstance(text, str):
+                report.notes.append(text)
+                continue
+            report.notes.extend([text.note] if text.note else [])
+            if found.kind == "python":
+                python.append(found.path)
+            else:
+                report += _check_other(found, text.text, config)
+        report += _check_python(sources, python, config)
+    return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
+
+
+def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config) -> Report:
+    """Parses each of `paths`, then checks those that could have findings, together with what they import."""
+    from .source import says_half
+
+    report = Report(files=list(paths))
+    worth_it = []
+    for path in paths:
+        text = sources[path]
+        problem = _parse_problem(text, path)
+        if isinstance(problem, Finding):
+            report.findings.append(problem)
+        elif problem:
+            report.notes.append(problem)
+        elif says_half(text):
+            worth_it.append(path)
+    if worth_it:
+        report.findings.extend(_engine_findings(sources, worth_it, config, report.notes))
+    kept = []
+    for path in dict.fromkeys(finding.file for finding in report.findings):
+        text = sources[path]
+        suppressions = read_suppressions(text)
+        lines = text.split("\n")
+        mine = [_by_characters(f, lines) for f in report.findings if f.file == path and not is_suppressed(f, suppressions)]
+        if mine:
+            report.lines[path, None] = lines
+            kept += mine
+    return replace(report, findings=kept)
+
+
+def _engine_findings(sources: Mapping[str, str], paths: list[str], config: Config, notes: list[str]) -> list[Finding]:
+    """Of all files at once; if one of them is too deep even with room, one after the other, so that only that one is lost."""
+    from .engine import Options, check_project
+
+    options = Options(device=config.device, amp_dtype=config.amp_dtype)
+
+    def run(only: list[str]) -> list[Finding]:
+        by_file: dict[str, list[Finding]] = check_project(sources, options, only=only)
+        return [finding for findings in by_file.values() for finding in findings]
+
+    try:
+        return _with_room(run, paths)
+    except RecursionError:
+        pass
+    out: list[Finding] = []
+    for path in paths:
+        try:
+            out += _with_room(run, [path])
+        except RecursionError:
+            notes.append(too_deep(path))
+    return out
+
+
+def _parse_problem(text: str, path: str) -> Finding | str | None:
+    try:
+        _with_room(ast.parse, text, path)
+    except SyntaxError as error:
+        return broken_code(error, path)
+    except ValueError as error:  # a NUL in the text
+        return f"{path}: skipped, {error}"
+    except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
+        return too_deep(path)
+    return None
+
+
+def _with_room(work: Callable[..., T], *args: object) -> T:
+    """The result of `work`, if need be in a thread with a larger stack: valid code may be nested beyond the usual limit."""
+    try:
+        return work(*args)
+    except RecursionError:
+        pass
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    limit, stack = sys.getrecursionlimit(), threading.stack_size(STACK)
+    sys.setrecursionlimit(DEPTH)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(work, *args).result()
+    finally:
+        sys.setrecursionlimit(limit)
+        threading.stack_size(stack)
+
+
+def _check_other(found: Found, text: str, config: Config) -> Report:
+    if found.kind == "notebook":
+        return _check_notebook(found, text, config)
+    from .settings import check_settings
+
+    report = check_settings(text, found.path, found.kind, found.named)
+    if isinstance(report, str):
+        return Report(notes=[report])
+    if report is None:
+        return Report()
+    suppressions = read_suppressions(text, is_python=False) if found.kind == "yaml" else read_suppressions("")
+    kept = [finding for finding in report if not is_suppressed(finding, suppressions)]
+    lines: dict[tuple[str, int | None], list[str]] = {(found.path, None): text.split("\n")} if kept else {}
+    return Report(kept, lines, files=[found.path])
+
+
+def _check_notebook(found: Found, text: str, config: Config) -> Report:
+    from .notebook import in_cell, read_notebook
+
+    try:
+        notebook = read_notebook(text)
+    except (ValueError, RecursionError) as error:
+        problem = SyntaxError(f"not a notebook: {error}")
+        return Report([broken_code(problem, found.path, reader="")], files=[found.path])
+    if notebook is None:
+        return Report(notes=[f"{found.path}: skipped, its code is not Python"])
+    inner = _check_python({found.path: notebook.source}, [found.path], config)
+    findings = [in_cell(finding, notebook) for finding in inner.findings]
+    findings += [replace(broken_code(error, found.path), cell=cell.number) for cell, error in notebook.broken]
+    return Report(findings, _cell_lines(findings, notebook, found.path), inner.notes, [found.path])
+
+
+def _cell_lines(findings: list[Finding], notebook: Notebook, path: str) -> dict[tuple[str, int | None], list[str]]:
+    wanted = {finding.cell for finding in findings}
+    return {(path, cell.number): list(cell.lines) for cell in notebook.cells if cell.number in wanted}
+
+
+def _by_characters(finding: Finding, lines: list[str]) -> Finding:
+    """The parser counts columns in bytes; people and editors count characters."""
+    if finding.line is None or finding.code == "SYNTAX_ERROR":
+        return finding
+    end = finding.end_line or finding.line
+    if lines[finding.line - 1].isascii() and lines[end - 1].isascii():
+        return finding
+    return replace(
+        finding,
+        column=_characters(lines[finding.line - 1], finding.column),
+        end_column=_characters(lines[end - 1], finding.end_column),
+    )
+
+
+def _characters(line: str, column: int | None) -> int | None:
+    return None if column is None else len(line.encode()[: column - 1].decode(errors="ignore")) + 1
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,153 @@
+"""Which files to check, and their text: walking folders, and reading whatever encoding is met there.
+
+Nothing here raises for one bad file among many: what is skipped is named in a note.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ..records import NannyError
+
+KINDS = {".py": "python", ".ipynb": "notebook", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+SKIPPED_FOLDERS = frozenset(
+    (
+        *(".git", ".hg", ".svn", ".venv", "venv", ".env", ".tox", ".nox", ".direnv", ".idea", ".vscode", "node_modules"),
+        *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", "__pycache__", ".ipynb_checkpoints"),
+        *("build", "dist", "_build", "buck-out", ".eggs", "__pypackages__", "site-packages"),
+    )
+)
+LARGEST = {"python": 2 << 20, "notebook": 64 << 20, "json": 1 << 20, "yaml": 1 << 20}  # notebooks carry their pictures
+_COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file to check: its path as the user will read it, and what is in it."""
+
+    path: str
+    kind: str
+    named: bool = False  # on the command line, not met in a folder
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+    note: str = ""  # what had to be assumed to read it
+
+
+def matches_path(path: str, patterns: Sequence[str], root: str = "") -> bool:
+    """`tests/*`, `*.ipynb`, `legacy` or `src/**/old.py` against the path below `root`, its name and each of its folders."""
+    if not patterns:
+        return False
+    inside = os.path.relpath(os.path.abspath(path), root or os.curdir).replace(os.sep, "/")
+    parts = inside.split("/")
+    heads = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    for pattern in patterns:
+        bare = pattern.rstrip("/").removeprefix("./")
+        forms = {bare, bare.replace("**/", "*/"), bare.replace("**/", "")}  # here `*` crosses folders
+        if any(fnmatchcase(head, form) for form in forms for head in heads):
+            return True
+        if "/" not in bare and any(fnmatchcase(part, bare) for part in parts):
+            return True
+    return False
+
+
+def find_files(path: str, notes: list[str], exclude: Sequence[str] = (), root: str = "") -> Iterator[Found]:
+    """The file itself, or the files below a folder in the order of their names. Linked folders are not entered."""
+    if not os.path.isdir(path):
+        if not os.path.lexists(path):
+            raise NannyError(f"{path}: no such file or folder; give the path of a script, notebook, settings file or folder")
+        yield Found(path, KINDS.get(os.path.splitext(path)[1].lower(), "python"), named=True)
+        return
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        below = []
+        for entry in _entries(folder, notes):
+            shown = os.path.normpath(os.path.join(folder, entry.name))
+            if entry.is_dir(follow_symlinks=False):
+                if not (_is_skipped(entry) or matches_path(shown, exclude, root)):
+                    below.append(shown)
+                continue
+            kind = KINDS.get(os.path.splitext(entry.name)[1].lower())
+            if kind and _may_be_read(entry) and not matches_path(shown, exclude, root):
+                yield Found(shown, kind)
+        waiting += reversed(below)
+
+
+def read_text(found: Found) -> Text | str:
+    """The text, or a note why there is none: gone, not readable, too large, binary."""
+    limit = LARGEST[found.kind]
+    try:
+        with open(found.path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size > limit:
+                return f"{found.path}: skipped, {size / 2**20:.1f} MB is more than the {limit >> 20} MB that are read"
+            data = stream.read(limit + 1)
+    except OSError as error:
+        return _skipped(found.path, error)
+    text = decode(data)
+    if text is None:
+        return f"{found.path}: skipped, it is a binary file"
+    return Text(text.text, f"{found.path}: {text.note}" if text.note else "")
+
+
+def decode(data: bytes) -> Text | None:
+    """By byte-order mark, PEP 263 cookie or UTF-8, else latin-1; None for a binary file. Line breaks become `\\n`."""
+    for mark, encoding in _BOMS:
+        if data.startswith(mark):
+            return Text(_lines_ended(data.decode(encoding, "replace").removeprefix("\ufeff")))
+    if b"\0" in data:
+        return None
+    encoding, note = _declared(data), ""
+    try:
+        return Text(_lines_ended(data.decode(encoding)))
+    except LookupError:
+        note = f"unknown encoding {encoding!r} declared"
+    except UnicodeError:
+        note = f"not {encoding}"
+    return Text(_lines_ended(data.decode("latin-1")), f"{note}; read as latin-1")
+
+
+def _declared(data: bytes) -> str:
+    for line in data.split(b"\n", 2)[:2]:
+        cookie = _COOKIE.match(line)
+        if cookie:
+            return cookie[1].decode("ascii", "replace")
+        if line.strip() and not line.lstrip().startswith(b"#"):
+            break
+    return "utf-8"
+
+
+def _lines_ended(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _entries(folder: str, notes: list[str]) -> list[os.DirEntry[str]]:
+    """None for a folder that went away or may not be read; the files beside it are still checked."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        notes.append(_skipped(folder, error))
+        return []
+
+
+def _skipped(path: str, error: OSError) -> str:
+    return f"{path}: skipped, {(error.strerror or str(error)).lower()}"
+
+
+def _is_skipped(entry: os.DirEntry[str]) -> bool:
+    return entry.name in SKIPPED_FOLDERS or os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+
+
+def _may_be_read(entry: os.DirEntry[str]) -> bool:
+    """Not a linked folder, a pipe or a device; a broken link passes, so that reading it says so."""
+    return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))

@@ -1,0 +1,173 @@
+"""Findings as text for people: with a code frame and caret, one line each, or counted by code.
+
+Pure functions of a list of findings. Source lines come from outside (`lines`), so a finding of a running model, which has
+a site and a step instead of a file, is shown by the same code.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from ..records import Finding, Severity
+from .numbers import counted
+from .term import DEFAULT_WIDTH, painted
+
+Lines = Mapping[tuple[str, int | None], Sequence[str]]  # (file, cell) -> its lines
+STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "quiet"}
+CONTEXT = 2  # lines of code shown above the one that is wrong
+TAB = "    "
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """By place: a reader goes through a file from top to bottom."""
+    return sorted(findings, key=lambda f: (f.file, f.cell or 0, f.line or 0, f.column or 0, f.step or 0, f.code))
+
+
+def place(finding: Finding) -> str:
+    """`model.py:12:5`, `notes.ipynb:cell 3:12:5`, or `encoder.layer.3, step 120, rank 1` for a running model."""
+    if finding.file:
+        parts = [finding.file]
+        parts += [f"cell {finding.cell}"] if finding.cell is not None else []
+        parts += [str(n) for n in (finding.line, finding.column) if n is not None]
+        return visible(":".join(parts))
+    parts = [finding.site] if finding.site else []
+    parts += [f"step {finding.step}"] if finding.step is not None else []
+    parts += [f"rank {finding.rank}"] if finding.rank is not None else []
+    return visible(", ".join(parts))
+
+
+def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
+    """One line for each finding, in the form that editors and `grep` know."""
+    lines = []
+    for finding in findings:
+        severity = painted(finding.severity.name, STYLES[finding.severity], colour)
+        code = painted(finding.code, "strong", colour)
+        lines.append(f"{place(finding)}: {severity} {code} {one_line(finding.message)}".lstrip(": "))
+    return "\n".join(lines)
+
+
+def render_text(
+    findings: Sequence[Finding], lines: Lines | None = None, colour: bool = False, width: int = DEFAULT_WIDTH
+) -> str:
+    """Each finding with the code it is about, the message and what to do."""
+    return "\n\n".join(_block(finding, lines or {}, colour, width) for finding in findings)
+
+
+def summary(findings: Sequence[Finding], checked: int, noun: str = "file") -> str:
+    """`Found 2 errors and 1 warning in 7 files.`"""
+    where = f"in {counted(checked, noun)}"
+    if not findings:
+        return f"No findings {where}."
+    by_severity = Counter(finding.severity for finding in findings)
+    words = {Severity.ERROR: ("error", ""), Severity.WARNING: ("warning", ""), Severity.INFO: ("remark", "")}
+    parts = [counted(by_severity[s], *words[s]) for s in sorted(by_severity, reverse=True)]
+    return f"Found {' and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)} {where}."
+
+
+def worst_code(findings: Sequence[Finding]) -> str:
+    """The code to read about next: of the highest severity the most frequent one."""
+    top = max(finding.severity for finding in findings)
+    return Counter(finding.code for finding in findings if finding.severity == top).most_common(1)[0][0]
+
+
+def statistics(findings: Sequence[Finding]) -> list[tuple[int, str, Severity]]:
+    """(count, code, severity), most frequent first."""
+    counts = Counter(finding.code for finding in findings)
+    worst: dict[str, Severity] = {}
+    for finding in findings:
+        worst[finding.code] = max(worst.get(finding.code, Severity.INFO), finding.severity)
+    return [(count, code, worst[code]) for code, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
+
+
+def render_statistics(findings: Sequence[Finding], colour: bool = False) -> str:
+    rows = statistics(findings)
+    wide = max((len(str(count)) for count, _, _ in rows), default=0)
+    long = max((len(code) for _, code, _ in rows), default=0)
+    return "\n".join(
+        f"{count:>{wide}}  {painted(f'{code:<{long}}', 'strong', colour)}  {painted(s.name.lower(), STYLES[s], colour)}"
+        for count, code, s in rows
+    )
+
+
+def one_line(text: str) -> str:
+    return visible(" ".join(text.split()))
+
+
+def visible(text: str) -> str:
+    """Without control characters: source code and file names must not steer the reader's terminal."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def _block(finding: Finding, lines: Lines, colour: bool, width: int) -> str:
+    head = f"{painted(place(finding), 'strong', colour)}: " if place(finding) else ""
+    head += painted(f"{finding.severity.name} {finding.code}", STYLES[finding.severity], colour)
+    out = [head, *_indented(finding.message, width)]
+    source = lines.get((finding.file, finding.cell))
+    if source is not None and finding.line is not None and 1 <= finding.line <= len(source):
+        out += _frame(finding, source, colour, width)
+    if finding.hint:
+        fix = _indented(finding.hint, width, first="  fix: ", rest="       ")
+        out += [painted(fix[0][:6], "good", colour) + fix[0][6:], *fix[1:]]
+    return "\n".join(out)
+
+
+def _indented(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
+    wrapped: list[str] = []
+    for part in text.splitlines() or [""]:
+        lead = first if not wrapped else rest
+        wrapped += textwrap.wrap(
+            visible(part), width, initial_indent=lead, subsequent_indent=rest, break_long_words=False,
+            break_on_hyphens=False,
+        ) or [lead]  # fmt: skip
+    return wrapped
+
+
+def _frame(finding: Finding, source: Sequence[str], colour: bool, width: int) -> list[str]:
+    """The line that is wrong with a few lines before it, and carets under the columns that are meant."""
+    row = finding.line or 1
+    first = max(1, row - CONTEXT)
+    while first < row and not source[first - 1].strip():
+        first += 1
+    gutter = len(str(row))
+    room = max(width - gutter - 4, 20)
+    start = max((finding.column or 1) - 1, 0)
+    one_row = finding.end_line in (None, row)
+    end = (finding.end_column or start + 2) - 1 if one_row else len(source[row - 1])
+    text, before, carets = _marked(source[row - 1], start, end, room)
+    out = [_numbered(number, source[number - 1], gutter, room, colour) for number in range(first, row)]
+    out.append(f"{painted(f'{row:>{gutter}} |', 'quiet', colour)} {text}".rstrip())
+    mark = painted("^" * carets, STYLES[finding.severity], colour)
+    out.append(f"{painted(' ' * gutter + ' |', 'quiet', colour)} {' ' * before}{mark}")
+    return [f"  {line}" for line in out]
+
+
+def _numbered(number: int, line: str, gutter: int, room: int, colour: bool) -> str:
+    text = visible(line.replace("\t", TAB)).rstrip()
+    text = text if _cells(text) <= room else f"{text[: room - 1]}…"
+    return f"{painted(f'{number:>{gutter}} |', 'quiet', colour)} {text}".rstrip()
+
+
+def _marked(line: str, start: int, end: int, room: int) -> tuple[str, int, int]:
+    """The line cut to a window around the marked part, the cells before the mark, and the cells under it."""
+    shown = [visible(char.replace("\t", TAB)) for char in line.rstrip()]
+    start = min(start, len(shown))
+    end = min(max(end, start + 1), max(len(shown), start + 1))
+    left = 0
+    if _cells("".join(shown)) > room:
+        left = max(0, start - room // 3)
+        shown = shown[: left + room - 2]
+    text = "".join(shown[left:])
+    before = _cells("".join(shown[left:start])) + (1 if left else 0)
+    under = max(_cells("".join(shown[start:end])), 1)
+    cut = "…" if len(shown) < len(line.rstrip()) else ""
+    return f"{'…' if left else ''}{text}{cut}", before, under
+
+
+def _cells(text: str) -> int:
+    """Terminal columns: east Asian characters take two, combining marks none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
