@@ -1,0 +1,19 @@
+import torch
+from torch import nn
+
+
+def keep_norms_fp32(model):
+    model.half()
+    for m in model.modules():
+        if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d, nn.LayerNorm)):
+            m.float()
+    return model
+
+
+@torch.no_grad()
+def predict(model, loader):
+    model = keep_norms_fp32(model).cuda().eval()
+    out = []
+    for x in loader:
+        out.append(model(x.cuda().half()).float().argmax(-1).cpu())
+    return torch.cat(out)
