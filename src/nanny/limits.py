@@ -110,6 +110,7 @@ class Limits:
         1.0, "seed 000, 3.2", seed="scale = 1: the floor, cannot train",
         why="GradScaler has no floor, it halves for ever; below 1 the gradients themselves do not fit",
     )  # fmt: skip
+    scale_collapse_skips: float = _limit(3, "derived: a scale that was set below 1 on purpose may skip once or twice")
     scale_drop: float = _limit(100.0, "seed 003, 2.4: below the initial value / 100", seed="initial / 100")
     skip_window: float = _limit(200, "MECHANISMS: skip rate over 200 steps")
     skip_rate_warn: float = _limit(0.01, "MECHANISMS; seed 002, 4.4: overflow ratio below 1 % and stable", seed="1 %")
@@ -118,7 +119,13 @@ class Limits:
     # loss
     loss_zscore: float = _limit(8.0, "derived: a loss is noisier than a gradient norm")
     loss_ratio: float = _limit(3.0, "entrenar: 3 times the moving average; both must hold")
-    plateau_steps: float = _limit(300, "derived: a bit-identical loss that long is not noise")
+    loss_high_steps: float = _limit(3, "derived: one bad batch is not a trend")
+    plateau_steps: float = _limit(50, "derived: a bit-identical loss that long, with gradients, means that nothing moves")
+    converged: float = _limit(1e-2, "derived: loss or gradient below this share of its beginning is convergence, not trouble")
+    explosion_steps: float = _limit(3, "derived: one outlier batch is not an explosion")
+    explosion_ratio: float = _limit(100.0, "derived: two orders above its history needs no second step")
+    activation_rail: float = _limit(1e3, "derived: outputs this large beside a huge gradient are no matter of loss normalisation")
+    update_rail: float = _limit(1.0, "derived: an update as large as the weights throws them away")
 
     # two runs beside each other
     part_window: float = _limit(25, "derived: steps over which a gap must keep its sign and size; fewer in short runs")
@@ -129,7 +136,7 @@ class Limits:
     part_loss_range: float = _limit(0.01, "derived: a gap below 1 % of what the loss has fallen is not a worse run")
 
     # a run imagined in another format
-    lost_gradient_share: float = _limit(0.01, "derived: parameters without a gradient, as a share of all; fewer are a loss, not the end")
+    lost_gradient_share: float = _limit(0.01, "derived: share of parameters left without gradient; fewer is a loss, not the end")
 
     # updates and optimizer state
     unchanged_share_warn: float = _limit(0.5, "NUMERICS 2, row 2: more than half the elements left bit-identical")

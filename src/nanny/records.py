@@ -171,7 +171,7 @@ class BadCall:
     posinf: int
     neginf: int
     count: int
-    inputs_finite: bool | None  # None: could not be known
+    inputs_clean: bool | None  # neither NaN nor +Inf came in (-Inf is what masks are made of); None: could not be known
     inputs_nan: bool = False
     has_parameters: bool = False
     bad_parameters: tuple[str, ...] = ()  # its own parameters that are not finite
@@ -230,7 +230,7 @@ class StepRecord:
     weights: SiteTable | None = None
     buffers: SiteTable | None = None
     bad_calls: tuple[BadCall, ...] = ()
-    inputs_bad: bool = False  # the batch itself was not finite
+    root_site: str = ""  # the model itself, as a site
     zero_outputs: tuple[str, ...] = ()  # fp16 outputs that are all zero although the input is not
     called: frozenset[str] = frozenset()  # modules that ran on data, on a traced step
     updates: tuple[Update, ...] = ()

@@ -218,7 +218,7 @@ class PendingRows:
         return self._read.ready()
 
     def table(self) -> tuple[Any, Any]:
-        """numpy [5, n] (count, min, max, sum of squares, sum) and [n, HISTOGRAM_BINS] histograms (zeros where not taken) or None."""
+        """numpy [5, n] (count, min, max, sum of squares, sum), and histograms [n, HISTOGRAM_BINS] or None; zeros: not taken."""
         stacked, histograms = self._read.arrays()
         for position, i in enumerate(self._held):
             self._rows[i] = tuple(stacked[position])

@@ -1,0 +1,122 @@
+"""Who made the first NaN or infinity of a step, and who only passed it on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..formats import FP16
+from ..records import BadCall, SiteTable, StepRecord
+
+
+@dataclass(frozen=True)
+class Culprit:
+    code: str  # NAN, INF, OVERFLOW, INPUT_NONFINITE
+    site: str
+    message: str
+    evidence: Mapping[str, Any]
+    call: BadCall | None = None
+
+
+def counts(call: BadCall) -> str:
+    """`12 NaN, 3 +Inf of 512 values`."""
+    parts = [f"{n:,} {what}" for n, what in ((call.nan, "NaN"), (call.posinf, "+Inf"), (call.neginf, "-Inf")) if n]
+    return f"{', '.join(parts)} of {call.count:,} values"
+
+
+def is_trouble(call: BadCall) -> bool:
+    """-Inf alone is what masks are made of; from a layer with weights it is an overflow."""
+    return bool(call.nan or call.posinf or (call.neginf and call.has_parameters))
+
+
+def forward_culprit(step: StepRecord) -> Culprit | None:
+    """The first call whose inputs were clean. An operation between modules is charged to the module whose code holds it."""
+    bad = [c for c in step.bad_calls if is_trouble(c)]
+    if not bad:
+        return None
+    producer = next((c for c in bad if c.inputs_clean is not False), None)
+    others = [c.site for c in bad if c is not producer]
+    if producer is None:
+        first = bad[0]
+        return Culprit(
+            "INPUT_NONFINITE",
+            "input",
+            f"the batch itself is not finite: `{first.site}` ({first.module}) and {len(bad) - 1} more received NaN or Inf from outside",
+            {"first": first.site, "passed_on": others},
+        )
+    evidence: dict[str, Any] = {
+        "nan": producer.nan, "posinf": producer.posinf, "neginf": producer.neginf, "count": producer.count,
+        "dtype": producer.dtype, "module": producer.module, "input_absmax": producer.input_absmax,
+        "finite_absmax": producer.finite_absmax, "passed_on": others,
+    }  # fmt: skip
+    tail = f"; passed on by {len(others)} later modules" if others else ""
+    if producer.bad_parameters:
+        names = ", ".join(f"`{producer.site}.{p}`" for p in producer.bad_parameters)
+        return Culprit("NAN", producer.site, f"{names} is not finite, so the output holds {counts(producer)}{tail}", evidence, producer)
+    said = f"finite inputs (up to {producer.input_absmax:.4g}) became {counts(producer)} in {producer.dtype} ({producer.module}){tail}"
+    return Culprit(_code(producer), producer.site, said, evidence, producer)
+
+
+def _code(call: BadCall) -> str:
+    """Overflow, if the finite values that are left stand close below the limit of fp16."""
+    infinite = call.posinf or call.neginf
+    if call.dtype == "float16" and infinite and (call.finite_absmax > FP16.max / 16 or call.posinf + call.neginf == call.count):
+        return "OVERFLOW"
+    return "NAN" if call.nan else "INF"
+
+
+def turned_to_nan(step: StepRecord, culprit: Culprit) -> BadCall | None:
+    """Where the culprit's infinity first became NaN."""
+    if culprit.call is None or culprit.call.nan:
+        return None
+    return next((c for c in step.bad_calls if c.nan and c is not culprit.call), None)
+
+
+def bad_sites(table: SiteTable | None) -> list[str]:
+    if table is None:
+        return []
+    low, high = np.asarray(table.columns["min"]), np.asarray(table.columns["max"])
+    measured = np.asarray(table.columns["count"]) > 0
+    return [table.names[i] for i in np.flatnonzero(measured & ~(np.isfinite(low) & np.isfinite(high)))]
+
+
+def backward_culprit(step: StepRecord) -> Culprit | None:
+    """Forward and loss are finite, a gradient is not: the one nearest the loss is where backward broke."""
+    grads = bad_sites(step.grads)
+    if not grads:
+        return None
+    arriving = bad_sites(step.output_grads)
+    evidence: dict[str, Any] = {"parameters": grads, "bad_parameters": len(grads), "scale": step.scale}
+    table = step.grads
+    assert table is not None
+    at = table.names.index(grads[-1])
+    is_nan = math.isnan(float(np.asarray(table.columns["min"])[at]))
+    code = "NAN" if is_nan else "INF"
+    if arriving:
+        site = arriving[-1]  # sites are in the order of execution: the last one is nearest to the loss
+        evidence["arrives_at"] = site
+        said = f"forward and loss are finite, but the gradient that arrives at the output of `{site}` is not; {len(grads)} parameters got it"
+    else:
+        site = grads[-1]
+        said = f"forward and loss are finite, but the gradient of `{site}` is not ({len(grads)} of {len(table.names)} parameters)"
+    return Culprit(code, site, said, {**evidence, "passed_on": [g for g in grads if g != site]})
+
+
+def culprit_of(step: StepRecord) -> Culprit | None:
+    """The first producer of this step, looking forward, then at the loss, then backward."""
+    found = forward_culprit(step)
+    if found is not None:
+        return found
+    if step.loss is not None and not math.isfinite(step.loss):
+        what = "NaN" if math.isnan(step.loss) else "infinite"
+        seen = "all module outputs are finite, so it arose in the code that computes the loss" if step.traced and step.outputs else (
+            "module outputs were not traced at this step"
+        )
+        return Culprit("NAN" if math.isnan(step.loss) else "INF", "loss", f"the loss is {what}; {seen}", {"loss": step.loss})
+    if step.skipped:
+        return None  # the scaler's own business: see the rules about the loss scale
+    return backward_culprit(step)

@@ -1,0 +1,1 @@
+"""One file per family; every function marked with @rule is found by folder scan."""

@@ -1,0 +1,201 @@
+"""Gradients against their own history. Absolute numbers say little: a norm scales with the normalisation of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...formats import FINITE_BINS, FP16, exponent_of
+from ...records import Severity, StepRecord
+from ..history import RunHistory, deviation, grad_norm
+from ..registry import Seen, rule
+
+
+@rule("GRAD_EXPLOSION", Severity.ERROR)
+def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The gradient norm is far above its own history.
+
+    Why: one huge update can push the weights out of a region from which they never return, and out of the fp16 range.
+
+    Fix: clip with `clip_grad_norm_` (after `scaler.unscale_` under a GradScaler), lower the learning rate, or warm up longer.
+    """
+    norm = grad_norm(step)
+    if norm is None or not math.isfinite(norm) or norm <= 0 or step.skipped:
+        return
+    limits = run.limits
+    if len(run.norms) < limits.baseline_steps:
+        yield from _by_rail(step, run, norm)
+        return
+    known = deviation(run.norms, norm)
+    if known is None or known.zscore <= limits.grad_zscore or known.ratio <= limits.grad_ratio:
+        return
+    lasting = run.norm_high + 1 >= limits.explosion_steps
+    severity = Severity.ERROR if lasting or known.ratio > limits.explosion_ratio else Severity.INFO
+    if step.clipped is not None and severity is Severity.ERROR and not lasting:
+        severity = Severity.INFO  # clipping has dealt with it
+    worst = _worst_layer(step, run)
+    yield Seen(
+        f"gradient norm {norm:.3g} is {known.ratio:.3g} times its median {known.median:.3g}"
+        + (f", for {run.norm_high + 1} steps" if lasting else "")
+        + (f"; most in `{worst}`" if worst else "")
+        + (f"; clipped to {step.clipped:g}" if step.clipped is not None else ""),
+        worst or "gradients",
+        severity=severity,
+        value=norm,
+        limit=known.median * limits.grad_ratio,
+        evidence={"zscore": known.zscore, "ratio": known.ratio, "median": known.median, "clipped": step.clipped},
+    )
+
+
+def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    """Before there is a history: a huge norm counts only with its consequence, huge outputs or an update that replaces the weights."""
+    limits = run.limits
+    if norm <= limits.grad_rail_high:
+        return
+    traced = step if step.outputs is not None else run.last_trace
+    rms = 0.0
+    if traced is not None and traced.outputs is not None:
+        norms, n = np.asarray(traced.outputs.columns["norm"]), np.asarray(traced.outputs.columns["count"])
+        values = norms[n > 0] / np.sqrt(n[n > 0])
+        rms = float(np.max(values[np.isfinite(values)], initial=0.0))
+    replaced = max((u.update_rms / u.weight_rms for u in step.updates if u.weight_rms > 0), default=0.0)
+    if rms > limits.activation_rail or replaced > limits.update_rail:
+        worst = _largest_layer(step)
+        yield Seen(
+            f"gradient norm {norm:.3g} at the very start"
+            + (f", with outputs of {rms:.3g} (rms)" if rms > limits.activation_rail else "")
+            + (f", and the update is {replaced:.3g} times the weights" if replaced > limits.update_rail else ""),
+            worst or "gradients",
+            value=norm,
+            limit=limits.grad_rail_high,
+            evidence={"output_rms": rms, "update_ratio": replaced},
+            hint="check the initialisation and the scale of inputs and targets; then the learning rate",
+        )
+
+
+def _largest_layer(step: StepRecord) -> str:
+    if step.grads is None or not len(step.grads.names):
+        return ""
+    return step.grads.names[int(np.nanargmax(np.asarray(step.grads.columns["norm"])))]
+
+
+def _worst_layer(step: StepRecord, run: RunHistory) -> str:
+    """The parameter that rose most against its own past, among those that carry the norm."""
+    if step.grads is None:
+        return ""
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    drift = np.where(norms > 0.1 * np.nanmax(norms), run.grads.drift(step.grads), -np.inf)
+    return step.grads.names[int(np.argmax(drift))] if np.isfinite(drift).any() else ""
+
+
+@rule("GRAD_VANISH", Severity.WARNING)
+def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Gradients have become so small that nothing is learned, though the loss is not small.
+
+    Why: by underflow in fp16, by saturation, or by the architecture; which one, the FP32 comparison tells.
+
+    Fix: in fp16 use a GradScaler or BF16. Else look at initialisation, saturating activations and missing normalisation.
+    """
+    norm = grad_norm(step)
+    if norm is None or not math.isfinite(norm) or step.skipped or _loss_converged(step, run):
+        return
+    limits = run.limits
+    if 0 < norm < limits.grad_rail_low and step.loss:
+        yield Seen(f"the norm of all gradients is {norm:.3g} at a loss of {step.loss:.3g}", "gradients", value=norm, limit=limits.grad_rail_low)
+        return
+    yield from _vanished_layers(step, run, norm)
+
+
+def _loss_converged(step: StepRecord, run: RunHistory) -> bool:
+    if step.loss is None or not run.first_losses:
+        return False
+    return abs(step.loss) <= run.limits.converged * abs(float(np.median(run.first_losses)))
+
+
+def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    """Layers far below their own median for several steps, while the whole is not."""
+    whole = deviation(run.norms, norm)
+    if step.grads is None or len(run.norms) < run.limits.baseline_steps or whole is None or whole.ratio < 0.1:
+        return
+    run.grads.columns(step.grads.names)
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    at = {n: i for i, n in enumerate(run.grads.names)}
+    for i, name in enumerate(step.grads.names):
+        if not norms[i] > 0 or run.grads.low_steps[at[name]] + 1 < run.limits.vanish_steps:
+            continue
+        known = deviation(run.grads.past(name), float(norms[i]))
+        if known and known.ratio < run.limits.grad_vanish_ratio and -known.zscore > run.limits.grad_zscore:
+            yield Seen(
+                f"gradient norm {norms[i]:.3g} is {known.ratio:.1e} of its own median {known.median:.3g}, the others are as before",
+                name, value=float(norms[i]), limit=known.median * run.limits.grad_vanish_ratio,
+            )  # fmt: skip
+
+
+@rule("DEAD_LAYER", Severity.WARNING)
+def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """A layer that runs and is trained has had gradients of exactly zero for several steps.
+
+    Why: dead units, a detached branch, or gradients that all flushed to zero in fp16.
+
+    Fix: under fp16 check the GradScaler (gradients below 6e-8 become 0). Else look for units that are never active, a
+    `.detach()`, or an output that the loss ignores.
+    """
+    if step.grads is None or not step.traced or step.skipped or not step.lr:
+        return
+    norm = grad_norm(step)
+    if norm is None or not norm > 0:
+        return
+    run.grads.columns(step.grads.names)
+    at = {n: i for i, n in enumerate(run.grads.names)}
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(step.grads.names):
+        layers.setdefault(name.rpartition(".")[0], []).append(i)
+    for layer, members in layers.items():
+        steps = min(int(run.grads.zero_steps[at[step.grads.names[i]]]) + 1 for i in members)
+        if layer in step.called and all(norms[i] == 0 for i in members) and steps >= run.limits.dead_steps:
+            fp16 = step.amp_dtype == "float16"
+            yield Seen(
+                f"its gradients have been exactly 0 for {steps} steps while the rest of the model learns"
+                + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16 without a GradScaler)" if fp16 else ""),
+                layer, value=0.0, evidence={"parameters": [step.grads.names[i] for i in members], "steps": steps},
+            )  # fmt: skip
+
+
+@rule("UNDERFLOW", Severity.WARNING)
+def underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Values that matter are below the normal range of fp16: they lose bits or become 0.
+
+    Why: below 6.1e-5 fp16 loses precision bit by bit, at 3e-8 a value is 0. Judged by energy: small values beside large ones
+    do not count.
+
+    Fix: gradients: use a GradScaler, or raise its scale. Activations: rescale them, or compute this part in FP32 or BF16.
+    """
+    for site in step.zero_outputs:
+        yield Seen("every value of its fp16 output is 0 although its input is not: the result is below 3e-8", site, value=0.0)
+    for table, what in ((step.output_grads, "gradients"), (step.outputs, "values")):
+        if table is None or table.histograms is None:
+            continue
+        for i, name in enumerate(table.names):
+            if table.dtypes[i] != "float16" or name in step.zero_outputs:
+                continue
+            share = subnormal_energy(table.histograms[i])
+            if share is not None and share > run.limits.subnormal_energy_warn:
+                yield Seen(
+                    f"{share:.0%} of the energy of its fp16 {what} lies below {FP16.min_normal:.2g}, where bits are lost"
+                    + ("" if what == "values" else f" (loss scale {step.scale:g})" if step.scale else " (no loss scale)"),
+                    name, value=share, limit=run.limits.subnormal_energy_warn,
+                    evidence={"kind": "output_grad" if what == "gradients" else "output"},
+                )  # fmt: skip
+
+
+def subnormal_energy(histogram: np.ndarray) -> float | None:
+    """Share of the sum of squares that lies in fp16's subnormal zone; None if all is zero."""
+    exponents = np.array([exponent_of(i) for i in FINITE_BINS], dtype=np.float64)
+    n = histogram[list(FINITE_BINS)].astype(np.float64)
+    if not n.sum():
+        return None
+    energy = n * np.exp2(2 * (exponents - exponents[n > 0].max()))
+    return float(energy[exponents < FP16.min_exponent].sum() / energy.sum())

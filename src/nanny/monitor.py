@@ -1,0 +1,301 @@
+"""Watches a training run: `MixedPrecisionNanny`, and the functional `watch_model` and `check_loss_scale`.
+
+    nanny = MixedPrecisionNanny(model, optimizer, scaler)
+    for step, (x, y) in enumerate(loader):
+        with nanny.step(step):
+            loss = criterion(model(x), y)
+            loss.backward()
+        optimizer.step()
+    nanny.close()
+
+A step is judged when the next one begins (or at `close`): the optimizer usually runs after the block.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+import traceback
+import warnings
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from .judge.history import RunHistory
+from .judge.registry import all_rules, judge_step
+from .limits import Limits
+from .observe.capture import StepCapture
+from .observe.dump import save_suspect
+from .observe.recorder import Recorder
+from .observe.trace import Suspect
+from .records import Finding, NannyError, NannyWarning, RunInfo, Severity, StepRecord
+from .show.live import LiveLog, closing_lines
+from .store.recording import RunRecording
+
+DENSE_STEPS = 5  # traced in a row after an ERROR
+MOST_DENSE_BURSTS = 20
+MOST_DUMPS = 4
+
+
+def should_trace(step: int, every: int, dense_until: int) -> bool:
+    return step < dense_until or step % every == 0
+
+
+def disabled() -> bool:
+    return os.environ.get("NANNY_DISABLE", "") not in ("", "0")
+
+
+class MixedPrecisionNanny:
+    """Watches the training of `model` and says what goes wrong numerically, first culprit first.
+
+    `optimizer` and `scaler` need not be given: they are seen when they are used. `output_dir=None` writes no files.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizer: Optimizer | None = None,
+        scaler: GradScaler | None = None,
+        trace_interval: int = 100,
+        output_dir: str | os.PathLike[str] | None = "nanny_logs",
+        *,
+        on_finding: Callable[[Finding], None] | None = None,
+        dump_on_error: bool = False,
+        limits: Limits | None = None,
+        live: bool = True,
+        strict: bool = False,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise NannyError(f"MixedPrecisionNanny needs the model (a torch.nn.Module), got {type(model).__name__}")
+        if trace_interval < 1:
+            raise NannyError(f"trace_interval is {trace_interval}; it counts steps, so use 1 or more")
+        self.findings: list[Finding] = []
+        self.enabled = not disabled()
+        self._closed = not self.enabled
+        if not self.enabled:
+            return
+        self._interval = trace_interval
+        self._on_finding = on_finding
+        self._strict = strict
+        self._live = LiveLog() if live else None
+        self._pid = os.getpid()
+        self._rules = all_rules()
+        self._history = RunHistory(limits)
+        self._recorder = Recorder(self._failed, self._suspect)
+        self._waiting: deque[StepCapture] = deque()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._last_seen: dict[tuple[str, str], int] = {}
+        self._worst: dict[tuple[str, str], Severity] = {}
+        self._step: int | None = None
+        self._offset = 0
+        self._steps = self._traced = 0
+        self._dense_until = self._dense_bursts = 0
+        self._dump_on_error = dump_on_error
+        self._dumps: list[Path] = []
+        self._rng: torch.Tensor | None = None
+        self._failure: str | None = None
+        self._began: float | None = None
+        self._ended = 0.0
+        self._folder = None if output_dir is None else Path(output_dir)
+        self._recording = None if self._folder is None else RunRecording(self._folder, _run_info(trace_interval))
+        if model is not None:
+            self.add_model(model)
+        if optimizer is not None:
+            self._recorder.optimizers[id(optimizer)] = weakref.ref(optimizer)
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    def add_model(self, model: nn.Module, prefix: str = "") -> None:
+        """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
+        self._recorder.guard(self._recorder.add_model)(model, prefix)
+        if self._recorder.compiled and self._live is not None and not prefix:
+            self._live.say("nanny: part of the model is compiled: its inner outputs are not traced, gradients are watched as usual")
+
+    # steps
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Frames one training step: forward and backward inside, the optimizer inside or right after."""
+        self.begin_step(step)
+        try:
+            yield
+        except BaseException as error:
+            self._leave(error)
+            raise
+        self.end_step()
+
+    def begin_step(self, step: int) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._recorder.guard(self._finish)()
+        self._recorder.guard(self._begin)(int(step))
+
+    def _begin(self, step: int) -> None:
+        if self._step is not None and step + self._offset <= self._step:
+            self._offset = self._step + 1 - step  # counting began anew (a second epoch)
+        step += self._offset
+        traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until)
+        if traced and self._dump_on_error:
+            self._rng = torch.get_rng_state()
+        if self._began is None:
+            self._began = time.perf_counter()
+        self._step = step
+        self._steps += 1
+        self._traced += traced
+        self._recorder.open()
+        self._recorder.begin(step, traced)
+
+    def end_step(self) -> None:
+        if not self._closed:
+            self._recorder.end()
+            self._ended = time.perf_counter()
+
+    def _leave(self, error: BaseException) -> None:
+        """The step was left by an exception: judge what was seen of it and take every hook away."""
+        if self._closed:
+            return
+        self.end_step()
+        self._recorder.guard(self._finish)()
+        self._recorder.close()
+        if self._recording is not None:
+            self._recording.failed_with = f"{type(error).__name__}: {error}"[:500]
+            self._recording.flush()
+
+    def _finish(self, wait: bool = False) -> None:
+        """Judges the steps whose numbers have arrived, in order."""
+        capture = self._recorder.take()
+        if capture is not None:
+            self._waiting.append(capture)
+        while self._waiting and (wait or self._waiting[0].ready()):
+            self._judge(self._waiting.popleft().record())
+
+    def _judge(self, step: StepRecord) -> None:
+        found = judge_step(step, self._history, self._rules)
+        if self._recording is not None:
+            self._recording.add_step(step, urgent=any(f.severity is Severity.ERROR for f in found))
+        for finding in found:
+            self._emit(finding)
+        overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
+        self._recorder.suspects = frozenset(overflowed) if step.stepped else frozenset()
+
+    def _emit(self, finding: Finding) -> None:
+        """Each code and site once, and again only if it got worse; repeats are counted."""
+        key = (finding.code, finding.site)
+        self._counts[key] += 1
+        if finding.step is not None:
+            self._last_seen[key] = finding.step
+        if self._worst.get(key, 0) >= finding.severity:
+            return
+        self._worst[key] = finding.severity
+        self.findings.append(finding)
+        if self._recording is not None:
+            self._recording.add_finding(finding)
+        if self._live is not None:
+            self._live.show(finding)
+        if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
+            self._dense_bursts += 1
+            self._dense_until = self._step + 1 + DENSE_STEPS
+        if self._on_finding is not None:
+            self._on_finding(finding)
+
+    def _suspect(self, suspect: Suspect) -> None:
+        if self._dump_on_error and self._folder is not None and len(self._dumps) < MOST_DUMPS and self._step is not None:
+            saved = save_suspect(self._folder / "dumps", self._step, suspect, self._rng)
+            if saved is not None:
+                self._dumps.append(saved[0])
+                if self._recording is not None:
+                    self._recording.add_dump(self._step, suspect.bad.site, saved)
+
+    # the end
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        if self._strict:
+            raise error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        warnings.warn(
+            f"the nanny failed and has left the run, which is not affected: {self._failure} ({Path(place.filename).name}:{place.lineno})",
+            NannyWarning,
+            stacklevel=2,
+        )
+
+    @property
+    def cost_percent(self) -> float:
+        """Time spent in the nanny, in percent of the training without it."""
+        if self._began is None:
+            return 0.0
+        spent = self._recorder.seconds
+        whole = max(time.perf_counter(), self._ended) - self._began - spent
+        return 100.0 * spent / whole if whole > 0 else 0.0
+
+    def close(self, status: str = "finished") -> None:
+        """Judges the last step, writes everything, removes every hook. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        cost = self.cost_percent
+        self._recorder.guard(self._finish)(wait=True)
+        self._recorder.close()
+        if self._recording is not None:
+            self._recording.close(
+                status,
+                cost_percent=round(cost, 3),
+                traced_steps=self._traced,
+                steps=self._steps,
+                failure=self._failure or "",
+                repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
+            )
+        if self._live is not None and self._steps:
+            self._say_goodbye(cost)
+
+    def _say_goodbye(self, cost: float) -> None:
+        assert self._live is not None
+        counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
+        serious = [f for f in self.findings if f.severity >= Severity.WARNING]
+        dropped = self._recording.dropped if self._recording is not None else 0
+        where = self._recording.path if self._recording is not None else None
+        for text in closing_lines(
+            counts,
+            min(serious, key=lambda f: (f.step or 0, -f.severity)) if serious else None,
+            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced",
+            f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
+            f"nanny summary --db {where}" if where is not None else "pass output_dir to keep a record",
+        ):
+            self._live.say(text)
+
+    def __enter__(self) -> MixedPrecisionNanny:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close("finished" if error is None else f"failed: {type(error).__name__}")
+
+
+def _close_at_exit(reference: weakref.ref[MixedPrecisionNanny]) -> None:
+    nanny = reference()
+    if nanny is not None:
+        nanny.close()
+
+
+def _run_info(trace_interval: int) -> RunInfo:
+    import torch.distributed as dist
+
+    together = dist.is_available() and dist.is_initialized()
+    return RunInfo(
+        started=time.time(),
+        argv=tuple(sys.argv),
+        torch=torch.__version__,
+        world_size=dist.get_world_size() if together else int(os.environ.get("WORLD_SIZE", "1") or 1),
+        rank=dist.get_rank() if together else int(os.environ.get("RANK", "0") or 0),
+        meta={"trace_interval": trace_interval, "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()},
+    )

@@ -1,0 +1,190 @@
+"""What was seen of one step: tensors of numbers on the device first, a plain StepRecord once they have arrived on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..measure.rows import PendingRows, RowBuffer
+from ..measure.transfer import PendingRead
+from ..records import OptimizerState, SiteTable, StepRecord, Update
+from .trace import StepTrace
+from .updates import UpdateProbe
+
+Sites = list[tuple[str, str]]  # name, dtype
+
+
+@dataclass
+class GradientRead:
+    """Gradients read at one moment, all times `scale` if that is given."""
+
+    sites: Sites
+    counts: tuple[int, ...] = ()
+    read: PendingRead | None = None  # [3, n]: sum of squares, min, max
+    rows: RowBuffer | None = None  # on traced steps, with histograms
+    scale: Tensor | None = None
+
+
+@dataclass
+class StepCapture:
+    step: int
+    traced: bool
+    started: float
+    trace: StepTrace | None = None
+    weights: tuple[Sites, RowBuffer] | None = None
+    buffers: tuple[Sites, RowBuffer] | None = None
+    reads: list[GradientRead] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    losses: list[Tensor] = field(default_factory=list)
+    loss_dtype: str = ""
+    backwards: int = 0
+    backward_scaled: bool = False
+    unscaled: set[int] = field(default_factory=set)
+    stale: list[str] = field(default_factory=list)
+    scale: Tensor | None = None
+    scale_after: Tensor | None = None
+    growth_interval: int | None = None
+    found_inf: list[Tensor] = field(default_factory=list)
+    skipped_known: bool = False
+    ran: bool = False
+    stepped: bool = False
+    stepped_by: set[int] = field(default_factory=set)
+    lr: float | None = None
+    clipped: float | None = None
+    clipped_scaled: bool = False
+    probes: list[UpdateProbe] = field(default_factory=list)
+    optimizers: tuple[OptimizerState, ...] = ()
+    root_site: str = ""
+    _pending: dict[str, Any] = field(default_factory=dict)
+
+    def start_reading(self) -> None:
+        """Starts every copy to the host; nothing waits."""
+        pending: dict[str, Any] = {
+            "loss": [PendingRead([loss]) for loss in self.losses],
+            "scalars": PendingRead([self.scale, self.scale_after, *self.found_inf]),
+            "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
+            "grad_scales": [PendingRead([r.scale]) for r in self.reads],
+            "probes": [p.pending() for p in self.probes],
+        }
+        for kind, measured in (("weights", self.weights), ("buffers", self.buffers)):
+            pending[kind] = measured[1].pending() if measured is not None else None
+        pending["trace"] = self.trace.rows.pending() if self.trace is not None else None
+        self._pending = pending
+
+    def ready(self) -> bool:
+        p = self._pending
+        parts = [*p["loss"], p["scalars"], *p["grads"], *p["grad_scales"], *p["probes"], p["weights"], p["buffers"], p["trace"]]
+        return all(part is None or part.ready() for part in parts)
+
+    def record(self) -> StepRecord:
+        """Everything on the host, as plain numbers."""
+        p = self._pending
+        losses = [float(read.arrays()[0]) for read in p["loss"]]
+        scale, scale_after, *found = p["scalars"].arrays()
+        trace = self.trace
+        outputs, output_grads = self._outputs() if trace is not None else (None, None)
+        updates: list[Update] = []
+        for probe, read in zip(self.probes, p["probes"]):
+            updates.extend(probe.updates(read))
+        return StepRecord(
+            step=self.step,
+            loss=sum(losses) / len(losses) if losses else None,
+            lr=self.lr,
+            scale=None if scale is None else float(scale),
+            scale_after=None if scale_after is None else float(scale_after),
+            growth_interval=self.growth_interval,
+            skipped=self.skipped_known or any(float(f) > 0 for f in found),
+            stepped=self.stepped,
+            traced=self.traced,
+            clipped=self.clipped,
+            clipped_scaled=self.clipped_scaled,
+            stale=tuple(self.stale),
+            grads=self._gradients(),
+            outputs=outputs,
+            output_grads=output_grads,
+            weights=_table(self.weights, p["weights"]),
+            buffers=_table(self.buffers, p["buffers"]),
+            bad_calls=tuple(trace.bad) if trace is not None else (),
+            zero_outputs=tuple(dict.fromkeys(trace.zero_outputs)) if trace is not None else (),
+            called=frozenset(trace.called) if trace is not None else frozenset(),
+            updates=tuple(updates),
+            optimizers=self.optimizers,
+            amp_dtype=trace.amp[1] if trace is not None and trace.amp is not None else "",
+            root_site=self.root_site,
+        )
+
+    def _gradients(self) -> SiteTable | None:
+        if not self.reads:
+            return None
+        names: list[str] = []
+        dtypes: list[str] = []
+        columns: list[np.ndarray] = []
+        histograms: list[np.ndarray] = []
+        for one, pending, scale in zip(self.reads, self._pending["grads"], self._pending["grad_scales"]):
+            factor = scale.arrays()[0]
+            divide = 1.0 if factor is None else float(factor)
+            if isinstance(pending, PendingRows):
+                (count, low, high, squares, total), histogram = pending.table()
+                if histogram is not None and divide == 1.0:
+                    histograms.append(histogram)
+            else:
+                squares, low, high = pending.arrays()[0].astype(np.float64)
+                count, total = np.array(one.counts, dtype=np.float64), np.zeros(len(one.counts))
+            names.extend(n for n, _ in one.sites)
+            dtypes.extend(d for _, d in one.sites)
+            with np.errstate(invalid="ignore"):
+                columns.append(np.stack([count, low / divide, high / divide, np.sqrt(squares) / divide, total / divide / count]))
+        whole = np.concatenate(columns, axis=1)
+        complete = len(histograms) == len(self.reads)
+        return SiteTable(
+            tuple(names),
+            dict(zip(("count", "min", "max", "norm", "mean"), whole)),
+            tuple(dtypes),
+            np.concatenate(histograms) if complete else None,
+        )
+
+    def _outputs(self) -> tuple[SiteTable | None, SiteTable | None]:
+        """One row per site: calls of the same module are put together (counts and squares add, the worst bound stands)."""
+        assert self.trace is not None
+        values, histograms = self._pending["trace"].table()
+        forward: dict[str, tuple[str, list[int]]] = {}
+        backward: dict[str, tuple[str, list[int]]] = {}
+        for call in self.trace.calls:
+            forward.setdefault(call.site, (call.dtype, []))[1].append(call.output)
+            if call.gradient:
+                backward.setdefault(call.site, (call.gradient_dtype[0], []))[1].append(call.gradient[0])
+        return _combined(forward, values, histograms), _combined(backward, values, histograms)
+
+
+def _combined(sites: dict[str, tuple[str, list[int]]], values: Any, histograms: Any) -> SiteTable | None:
+    if not sites:
+        return None
+    columns = np.empty((5, len(sites)))
+    counted = np.zeros((len(sites), histograms.shape[1]), dtype=np.int64) if histograms is not None else None
+    for i, (_, rows) in enumerate(sites.values()):
+        count, low, high, squares, total = values[:, rows]
+        n = count.sum()
+        with np.errstate(invalid="ignore"):
+            columns[:, i] = n, low.min(), high.max(), np.sqrt(squares.sum()), total.sum() / n if n else 0.0
+        if counted is not None:
+            counted[i] = histograms[rows].sum(axis=0)
+    return SiteTable(
+        tuple(sites), dict(zip(("count", "min", "max", "norm", "mean"), columns)), tuple(d for d, _ in sites.values()), counted
+    )
+
+
+def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None) -> SiteTable | None:
+    if measured is None or pending is None or not measured[0]:
+        return None
+    (count, low, high, squares, total), histograms = pending.table()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns = {"count": count, "min": low, "max": high, "norm": np.sqrt(squares), "mean": np.where(count > 0, total / count, 0.0)}
+    return SiteTable(names_of(measured[0]), columns, tuple(d for _, d in measured[0]), histograms)
+
+
+def names_of(sites: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(name for name, _ in sites)

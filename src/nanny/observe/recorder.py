@@ -1,0 +1,308 @@
+"""Gathers what one training step shows, as it happens; the numbers stay on the device until they are asked for."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from ..measure.rows import RowBuffer, pack_gradients
+from . import events
+from .capture import GradientRead, StepCapture
+from .names import is_compiled, plain_name, short_dtype, unwrapped
+from .trace import StepTrace, Suspect
+from .updates import UpdateProbe, lr_of, optimizer_state
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def guarded(method: F) -> F:
+    """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent."""
+
+    @functools.wraps(method)
+    def wrapper(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        if self.off:
+            return None
+        outermost, self.busy = not self.busy, True
+        started = time.perf_counter()
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+            return None
+        finally:
+            if outermost:
+                self.busy = False
+                self.seconds += time.perf_counter() - started
+
+    return cast(F, wrapper)
+
+
+class Recorder:
+    """Listens to the training of some models. `begin` and `end` frame a step; optimizer events after `end` still belong to it."""
+
+    def __init__(self, on_failure: Callable[[Exception], None], on_suspect: Callable[[Suspect], None]) -> None:
+        self.off = False
+        self.busy = False
+        self.seconds = 0.0
+        self.models: list[nn.Module] = []
+        self.modules: dict[int, str] = {}
+        self.parameters: dict[int, str] = {}
+        self.buffers: dict[str, weakref.ref[Tensor]] = {}
+        self.root_site = ""
+        self.compiled: frozenset[int] = frozenset()
+        self.capture: StepCapture | None = None
+        self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
+        self._owners: dict[int, weakref.ref[Tensor]] = {}
+        self._on_failure = on_failure
+        self._on_suspect = on_suspect
+        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._probe: UpdateProbe | None = None
+        self._in_scaler_step: Optimizer | None = None
+
+    def failed(self, error: Exception) -> None:
+        self.off = True
+        self.close()
+        self._on_failure(error)
+
+    def guard(self, function: Callable[..., None]) -> Callable[..., None]:
+        return functools.partial(guarded(lambda self, *args, **kwargs: function(*args, **kwargs)), self)
+
+    def add_model(self, model: nn.Module, prefix: str = "") -> None:
+        inner = unwrapped(model)
+        root = prefix.rstrip(".") or type(inner).__name__
+        self.root_site = self.root_site or root
+        self.models.append(inner)
+        compiled = set(self.compiled)
+        for name, module in inner.named_modules():
+            self.modules.setdefault(id(module), prefix + plain_name(name) if name else root)
+            if is_compiled(module):
+                compiled.update(id(m) for m in module.modules())
+        if is_compiled(model):
+            compiled.update(id(m) for m in inner.modules())
+        self.compiled = frozenset(compiled)
+        for name, p in inner.named_parameters():
+            if p.is_floating_point():
+                self.parameters.setdefault(id(p), prefix + plain_name(name))
+                self._owners[id(p)] = weakref.ref(p)
+        for name, buffer in inner.named_buffers():
+            if buffer.is_floating_point():
+                self.buffers[prefix + plain_name(name)] = weakref.ref(buffer)
+
+    def open(self) -> None:
+        events.listen(self)
+
+    def close(self) -> None:
+        events.leave(self)
+        if self.capture is not None and self.capture.trace is not None:
+            self.capture.trace.close()
+
+    # a step
+
+    @guarded
+    def begin(self, step: int, traced: bool) -> None:
+        self.capture = StepCapture(step, traced, started=time.perf_counter())
+        self._scaled = self._probe = None
+        if traced:
+            self._measure_weights()
+            self.capture.trace = StepTrace(self.modules, self._on_suspect, self.compiled)
+            self.capture.trace.open(self.guard)
+
+    @guarded
+    def end(self) -> None:
+        """The user's block is over. Gradients are read at the optimizer; here only if no optimizer is known to come."""
+        if self.capture is None:
+            return
+        if self.capture.trace is not None:
+            self.capture.trace.close()
+        if not self.capture.reads and not self.optimizers:
+            self._read_gradients([p for r in self._owners.values() if (p := r()) is not None], None)
+
+    @guarded
+    def take(self) -> StepCapture | None:
+        """All that was seen of the step, its numbers on their way to the host."""
+        capture, self.capture = self.capture, None
+        if capture is None:
+            return None
+        if capture.trace is not None:
+            capture.trace.close()
+        if capture.traced or capture.skipped_known:
+            self._measure_buffers(capture)
+        if capture.traced:
+            capture.optimizers = tuple(
+                optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
+            )
+        capture.root_site = self.root_site
+        capture.start_reading()
+        return capture
+
+    # what is measured
+
+    def _measure_weights(self) -> None:
+        assert self.capture is not None
+        rows = RowBuffer()
+        sites = []
+        for key, name in self.parameters.items():
+            p = self._owners[key]()
+            if p is not None and p.numel() and p.device.type != "meta":
+                rows.add(p, histogram=True)
+                sites.append((name, short_dtype(p.dtype)))
+        self.capture.weights = (sites, rows)
+
+    def _measure_buffers(self, capture: StepCapture) -> None:
+        rows = RowBuffer()
+        sites = []
+        for name, reference in self.buffers.items():
+            buffer = reference()
+            if buffer is not None and buffer.numel() and buffer.device.type != "meta":
+                rows.add(buffer)
+                sites.append((name, short_dtype(buffer.dtype)))
+        capture.buffers = (sites, rows)
+
+    def _read_gradients(self, parameters: Iterable[Tensor], scale: Tensor | None) -> None:
+        """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible."""
+        capture = self.capture
+        if capture is None:
+            return
+        groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        for p in parameters:
+            name = self.parameters.get(id(p))
+            if name is None or name in capture.read or p.grad is None:
+                continue
+            grad = p.grad.coalesce().values() if p.grad.layout == torch.sparse_coo else p.grad
+            if grad.is_floating_point() and grad.layout == torch.strided and grad.numel():
+                capture.read.add(name)
+                groups.setdefault(grad.device, []).append((name, grad))
+        for found in groups.values():
+            grads = [g for _, g in found]
+            sites = [(name, short_dtype(g.dtype)) for name, g in found]
+            if capture.traced:
+                rows = RowBuffer()
+                for g in grads:
+                    rows.add(g, histogram=True)
+                capture.reads.append(GradientRead(sites, rows=rows, scale=scale))
+            else:
+                counts, read = pack_gradients(grads)
+                capture.reads.append(GradientRead(sites, counts=counts, read=read, scale=scale))
+
+    # events
+
+    def _mine(self, optimizer: Optimizer) -> list[Tensor]:
+        return [p for g in optimizer.param_groups for p in g["params"] if id(p) in self.parameters]
+
+    @guarded
+    def before_backward(self, roots: tuple[Tensor, ...]) -> None:
+        capture = self.capture
+        if capture is None or not roots:
+            return
+        root = roots[0]
+        if root.numel() == 1 and root.is_floating_point():
+            scaled = self._scaled is not None and self._scaled[0]() is root
+            loss = self._scaled[1] if scaled and self._scaled is not None else root.detach().clone()
+            capture.losses.append(loss)
+            capture.loss_dtype = short_dtype(loss.dtype)
+            capture.backward_scaled = capture.backward_scaled or scaled
+        if not capture.backwards and self.suspects:
+            for key, name in self.parameters.items():
+                p = self._owners[key]() if name in self.suspects else None
+                if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
+                    capture.stale.append(name)
+        capture.backwards += 1
+
+    @guarded
+    def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
+        self._scaled = (weakref.ref(scaled), loss.detach().clone())
+        if self.capture is not None and scaler._scale is not None:
+            self.capture.scale = scaler._scale.detach().clone()
+
+    @guarded
+    def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        if self.capture is not None:
+            mine = self._mine(optimizer)
+            self.capture.unscaled.update(id(p) for p in mine)
+            self._read_gradients(mine, None)
+
+    @guarded
+    def before_clip(self, parameters: list[Tensor], max_norm: float) -> None:
+        capture = self.capture
+        mine = [p for p in parameters if id(p) in self.parameters]
+        if capture is None or not mine or not math.isfinite(max_norm):
+            return
+        scaled = capture.backward_scaled and not any(id(p) in capture.unscaled for p in mine)
+        capture.clipped = max_norm
+        capture.clipped_scaled = capture.clipped_scaled or scaled
+        self._read_gradients(mine, capture.scale if scaled else None)
+
+    @guarded
+    def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._in_scaler_step = None
+        capture = self.capture
+        mine = self._mine(optimizer)
+        if capture is None or not mine:
+            return
+        self._in_scaler_step = optimizer
+        self._note_optimizer(optimizer)
+        if scaler._scale is not None and capture.scale is None:
+            capture.scale = scaler._scale.detach().clone()
+        capture.growth_interval = scaler.get_growth_interval()
+        capture.ran = False
+        if getattr(optimizer, "_step_supports_amp_scaling", False) and id(mine[0]) not in capture.unscaled:
+            self._read_gradients(mine, capture.scale)  # a fused optimizer unscales inside its kernel
+
+    @guarded
+    def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        capture = self.capture
+        if capture is None or self._in_scaler_step is not optimizer:
+            return
+        self._in_scaler_step = None
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            capture.found_inf.extend(t.detach().clone() for t in cast(Mapping[Any, Tensor], found).values())
+        elif not capture.ran:
+            capture.skipped_known = True
+
+    @guarded
+    def after_scaler_update(self, scaler: GradScaler) -> None:
+        if self.capture is not None and scaler._scale is not None:
+            self.capture.scale_after = scaler._scale.detach().clone()
+
+    @guarded
+    def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        capture = self.capture
+        mine = self._mine(optimizer)
+        if capture is None or not mine:
+            return
+        self._note_optimizer(optimizer)
+        capture.ran = True
+        if not has_closure:
+            self._read_gradients(mine, None)
+        if capture.traced and not has_closure:
+            self._probe = UpdateProbe(optimizer, self.parameters)
+
+    @guarded
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        capture = self.capture
+        if capture is None or id(optimizer) not in self.optimizers:
+            return
+        if self._probe is not None:
+            self._probe.after()
+            capture.probes.append(self._probe)
+            self._probe = None
+        self._read_gradients(self._mine(optimizer), None)  # what a closure left
+
+    def _note_optimizer(self, optimizer: Optimizer) -> None:
+        assert self.capture is not None
+        self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        self.capture.stepped = True
+        self.capture.stepped_by.add(id(optimizer))
+        if optimizer.param_groups:
+            self.capture.lr = lr_of(optimizer.param_groups[0])

@@ -1,0 +1,112 @@
+"""Step records into the store: site numbers, packed samples, scalars. The monitor speaks in steps, the writer in rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..formats import HISTOGRAM_BINS
+from ..judge.history import grad_norm
+from ..records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Site, SiteTable, StepRecord
+from .writer import RunWriter
+
+EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
+THIN = 10
+RING = 50
+
+
+class RunRecording:
+    """One run being recorded."""
+
+    def __init__(self, folder: Path, info: RunInfo) -> None:
+        self._writer = RunWriter(folder, info)
+        self._positions: dict[str, dict[str, int]] = {}
+        self._ring: deque[Sample] = deque(maxlen=RING)
+        self._rank = info.rank
+        self._amp = ""
+        self.failed_with = ""
+
+    @property
+    def path(self) -> Path:
+        return self._writer.path
+
+    @property
+    def dropped(self) -> int:
+        return self._writer.dropped
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def add_finding(self, finding: Finding) -> None:
+        self._writer.add_finding(finding)
+
+    def add_dump(self, step: int, site: str, saved: tuple[Path, str]) -> None:
+        self._writer.add_dump(step, site, str(saved[0]), saved[1])
+
+    def add_step(self, step: StepRecord, urgent: bool) -> None:
+        self._writer.add_scalars(step.step, _scalars(step))
+        if step.amp_dtype and step.amp_dtype != self._amp:
+            self._amp = step.amp_dtype
+            self._writer.set_meta(amp_dtype=self._amp)
+        if step.grads is not None:
+            self._add_gradients(step, urgent)
+        for kind, table in (("output", step.outputs), ("output_grad", step.output_grads), ("weight", step.weights), ("buffer", step.buffers)):
+            if table is not None:
+                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS))
+
+    def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
+        assert step.grads is not None
+        sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS)
+        if urgent:
+            while self._ring:
+                self._writer.add_sample(self._ring.popleft())
+        if urgent or step.traced or step.step < EVERY_STEP_UNTIL or step.step % THIN == 0:
+            self._writer.add_sample(sample)
+        else:
+            self._ring.append(sample)
+
+    def _sample(self, kind: str, step: int, table: SiteTable, stats: tuple[str, ...]) -> Sample:
+        known = self._positions.setdefault(kind, {})
+        new = [i for i, name in enumerate(table.names) if name not in known]
+        for i in new:
+            known[table.names[i]] = len(known)
+        if new:
+            self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i]) for i in new])
+        at = np.array([known[name] for name in table.names], dtype=np.int64)
+        data = np.zeros((len(stats), len(known)), dtype="<f4")
+        with np.errstate(over="ignore"):
+            for row, stat in enumerate(stats):
+                if stat in table.columns:
+                    data[row, at] = table.columns[stat]
+        histograms = b""
+        if table.histograms is not None:
+            packed = np.zeros((len(known), HISTOGRAM_BINS), dtype="<u2")
+            packed[at] = np.minimum(table.histograms, 65535)
+            histograms = packed.tobytes()
+        return Sample(kind, step, stats, data.tobytes(), histograms)
+
+    def close(self, status: str, **meta: Any) -> None:
+        if self.failed_with:
+            status, meta["exception"] = "failed", self.failed_with
+        self._writer.set_meta(**meta)
+        self._writer.close(status)
+
+
+def _scalars(step: StepRecord) -> dict[str, float]:
+    values: dict[str, float | None] = {
+        "loss": step.loss,
+        "lr": step.lr,
+        "grad_norm": grad_norm(step),
+        "scale": step.scale,
+        "skipped": float(step.skipped) if step.scale is not None else None,
+        "traced": 1.0 if step.traced else None,
+    }
+    moving = [u for u in step.updates if u.count and u.lr]
+    total = sum(u.count for u in moving)
+    if total:
+        values["unchanged_share"] = sum(u.unchanged for u in moving) / total
+        values["update_ratio"] = max((u.update_rms / u.weight_rms for u in moving if u.weight_rms), default=0.0)
+    return {name: value for name, value in values.items() if value is not None}
