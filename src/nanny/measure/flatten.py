@@ -52,19 +52,20 @@ def pieces(line: Tensor) -> Iterator[Tensor]:
 
 
 RUN = 16  # a cache line of fp32
-_GOLDEN = 0x9E3779B1  # 2**32 divided by the golden ratio
+_ADVANCE = 0xC13FA9A9  # 0.7548776662 (1 / plastic number) of 2**32: of eleven candidates the one that missed the fewest channels
 
 
 def thin(line: Tensor, most: int) -> Tensor:
-    """At most `most` elements (16 or more) in short runs, one run in each of equally long sections of the line.
+    """At most `most` elements (16 or more) in short runs, one in each of equally long sections of the line (one may come twice).
 
-    Runs, because a lone element costs a whole cache line. The place within the section advances by the golden ratio: at a fixed
+    Runs, because a lone element costs a whole cache line. The place in the section advances by an irrational share: at a fixed
     distance, runs fall into step with a dimension of the tensor (all of 1024 x 64 x 32 x 32 came from 6 of the 64 channels).
+    Of 16384 elements, some lie in every index of any dimension up to 128, and in nearly all of a larger one.
     """
     if line.numel() <= most:
         return line
     rows, runs = line.numel() // RUN, most // RUN
     section = torch.arange(runs, device=line.device)
-    offset = (section * _GOLDEN).bitwise_and_(0xFFFFFFFF).mul_(rows // runs).bitwise_right_shift_(32)
-    starts = offset.add_(section.mul_(rows).floor_divide_(runs))
+    fraction = (section * _ADVANCE).bitwise_and_(0xFFFFFFFF)  # of a section, in 2**-32
+    starts = fraction.add_(section, alpha=1 << 32).floor_divide_(runs).mul_(rows).bitwise_right_shift_(32)
     return line[: rows * RUN].view(rows, RUN).index_select(0, starts).view(-1)
