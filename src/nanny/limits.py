@@ -59,6 +59,9 @@ class Limits:
     spacing_ratio_roundoffs: float = _limit(
         8.0, "derived: zero-mean data has 1 to 2; keeps the coarse fp8 formats from looking sick by themselves"
     )
+    positions_lost_warn: float = _limit(
+        0.05, "derived: one constant channel among many is how healthy networks look, one column in twenty is data"
+    )
     error_bias_warn: float = _limit(0.1, "NUMERICS 4.3: mean/std of the rounding error on more than 1e4 elements")
     imbalance_total_roundoffs: float = _limit(
         1.0, "NUMERICS 4.4: ratio of contributions above 1/u, a typical channel is absorbed whole",

@@ -57,7 +57,8 @@ def find_parting(
     delta = np.where(np.isfinite(delta), delta, 0.0)
     window = window_of(len(delta), limits)
     noise = step_noise(a if noise_of is None else noise_of)
-    floor = np.maximum(tolerance, limits.part_zscore * MEDIAN_NOISE * np.sqrt(2.0 / window) * noise[None, :])
+    unexplained = limits.part_zscore * MEDIAN_NOISE * np.sqrt(2.0 / window) * noise
+    floor = np.broadcast_to(np.maximum(tolerance, unexplained), delta.shape)
     middle = _median_ahead(delta, window)
     apart = (np.abs(middle) > floor) & (np.abs(delta) > floor) & (np.sign(middle) == np.sign(delta))
     broke = np.isfinite(a) & ~np.isfinite(b)

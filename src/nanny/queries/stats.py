@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     with open_run(args.db, args.run) as source:
-        kinds = _kinds(source, args.kind)
+        kinds = kinds_of(source, args.kind)
         step = _default_step(source, kinds) if args.step is None else args.step
         read = {kind: _read(source, kind, step, args.layer) for kind in kinds}
         found = {kind: rows for kind, rows in read.items() if rows is not None}
@@ -121,7 +121,8 @@ def _note(site: Site, values: dict[str, float], distance: float, limits: Limits)
     return "", (3.0, -abs(distance))
 
 
-def _kinds(source: Source, wanted: str | None) -> list[str]:
+def kinds_of(source: Source, wanted: str | None) -> list[str]:
+    """Kinds that the run holds, forward first; or only the one that is wanted."""
     there = reader.kinds(source.db, source.run.id)
     if wanted is not None and wanted not in there:
         raise NannyError(f"run {source.run.id} holds no {wanted!r}; it holds: {', '.join(there) or 'nothing'}")
@@ -173,7 +174,8 @@ def _table(kind: str, rows: Sequence[SiteStats], most: int) -> Table:
         cells.append([*lead, *(row.values.get(name) for name in (*shown, *others)), row.note])
     styles = [{0.0: "error", 1.0: "warning", 2.0: "warning"}.get(row.rank[0], "") for row in rows]
     dtype = f", {same.pop()}" if len(same) == 1 and "" not in same else ""
-    title = f"{TITLES.get(kind, kind)}: {counted(len(rows), 'layer' if kind.startswith('output') else 'tensor')}{dtype}, the most unusual first"
+    noun = "layer" if kind.startswith("output") else "tensor"
+    title = f"{TITLES.get(kind, kind)}: {counted(len(rows), noun)}{dtype}, the most unusual first"
     return Table(tuple(columns), cells, title=title, most=most, rest=_rest(rows[most:]), styles=styles)
 
 

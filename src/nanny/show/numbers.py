@@ -31,7 +31,7 @@ def share(fraction: float | None) -> str:
         return "NaN"
     percent = fraction * 100
     if percent == 0:
-        return "0"
+        return "0 %"
     if percent < 0.01:
         return "<0.01 %"
     if 99.95 <= percent < 100:
@@ -83,14 +83,15 @@ def shortened(text: str, width: int) -> str:
         return text
     parts = text.split(".")
     middle = (len(parts) - 1) / 2
-    words = [i for i in range(1, len(parts) - 1) if not parts[i].isdecimal()]
-    for i in sorted(words, key=lambda i: abs(i - middle)):
+    form = text
+    words = [i for i in range(len(parts) - 1) if not parts[i].isdecimal()]
+    for i in sorted(words, key=lambda i: (i == 0, abs(i - middle))):
         parts[i] = "…"
-        short_form = re.sub(r"…(\.…)+", "…", ".".join(parts))
-        if len(short_form) <= width:
-            return short_form
+        form = re.sub(r"…(\.…)+", "…", ".".join(parts))
+        if len(form) <= width:
+            return form
     head = max(width - 1, 0) // 3
-    return f"{text[:head]}…{text[len(text) - max(width - 1 - head, 0) :]}"[: max(width, 0)]
+    return f"{form[:head]}…{form[len(form) - max(width - 1 - head, 0) :]}"[: max(width, 0)]
 
 
 def listed(names: list[str], most: int = 3) -> str:

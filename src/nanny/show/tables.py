@@ -75,7 +75,7 @@ class Answer:
 
 def rendered(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
     if form == "json":
-        return to_text(answer.data)
+        return to_text(answer.data) if answer.data else ""
     if form == "csv":
         table = answer.flat or (answer.tables[0] if answer.tables else None)
         return csv_text(table) if table else ""

@@ -1,0 +1,141 @@
+"""A recorded run imagined in another format: what is read from the store, and the verdict on the whole run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..formats import BF16, Format, format_of
+from ..limits import Limits
+from ..records import NannyError, Severity, Site
+from ..store import reader
+from .alerts import matches
+from .fates import BACKWARD, FORWARD, Fate, Recorded, examine
+from .lossscale import ScalePath, scale_path
+from .source import Source
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """`survives` is None if the run would survive with losses."""
+
+    target: Format
+    survives: bool | None
+    reasons: list[list[Fate]]  # tensors that share a kind and a fate; the deadly ones first
+    fates: list[Fate]  # worst first
+    path: ScalePath | None  # loss scales; None where none is needed
+    needed_bits: int | None  # the smallest loss scale at which no gradient loses what counts
+    too_many_skips: bool
+    own_scale: bool  # each tensor was given its own scale
+    spared: int  # outputs that autocast left in FP32
+
+
+def imagine(source: Source, target: Format, fixed_bits: int | None, limits: Limits, glob: str | None = None) -> Imagined:
+    """Reads the run and judges every recorded tensor of it in `target`."""
+    there = reader.kinds(source.db, source.run.id)
+    recorded = {kind: _recorded(source, kind) for kind in (*FORWARD, *BACKWARD) if kind in there}
+    own_scale = target.bits == 8 and fixed_bits is None
+    path = None
+    if not own_scale and (target != BF16 or fixed_bits is not None):
+        path = scale_path(_gradient_peaks(source, recorded), target, limits, fixed_bits)
+    fates: list[Fate] = []
+    spared = 0
+    for kind, record in recorded.items():
+        histograms = reader.histograms(source.db, source.run.id, kind)
+        found = examine(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
+        stay = {site.name for site in record.sites if stays_fp32(source, site)}
+        spared += len(stay) if kind == "output" else 0
+        fates += [fate for fate in found if fate.site not in stay and (glob is None or matches(fate.site, glob))]
+    if not fates:
+        raise NannyError(_nothing_to_judge(source, recorded, glob))
+    fates.sort(key=_badness)
+    needed = [f.needs_bits for f in fates if f.needs_bits is not None and f.severity is not Severity.ERROR]
+    skips = path is not None and path.skip_rate > limits.skip_rate_error
+    deadly, losses = judge(fates, limits)
+    return Imagined(
+        target=target,
+        survives=False if deadly or skips else None if losses else True,
+        reasons=deadly + losses,
+        fates=fates,
+        path=path if path is not None and len(path.steps) else None,
+        needed_bits=max(needed, default=None),
+        too_many_skips=skips,
+        own_scale=own_scale,
+        spared=spared,
+    )
+
+
+def judge(fates: Sequence[Fate], limits: Limits) -> tuple[list[list[Fate]], list[list[Fate]]]:
+    """The groups of tensors that end the run, and those that it would survive with losses."""
+    deadly: list[list[Fate]] = []
+    losses: list[list[Fate]] = []
+    for kind in (*FORWARD, *BACKWARD):
+        members = [fate for fate in fates if fate.kind == kind]
+        groups: dict[tuple[Severity, str], list[Fate]] = {}
+        for fate in members:
+            if fate.severity is not None:
+                groups.setdefault((fate.severity, fate.why), []).append(fate)
+        for (severity, _), group in groups.items():
+            kills = severity == Severity.ERROR and _kills(kind, group, members, limits)
+            (deadly if kills else losses).append(group)
+    return deadly, losses
+
+
+def stays_fp32(source: Source, site: Site) -> bool:
+    """Whether autocast would leave this tensor in FP32: seen in a run under autocast, or a loss (one element)."""
+    if site.kind not in ("output", "output_grad"):
+        return False
+    return math.prod(site.shape) == 1 or (is_low(source) and site.dtype == "float32")
+
+
+def is_low(source: Source) -> bool:
+    """Whether the run itself was recorded under autocast to a narrow format."""
+    return bool(source.run.amp_dtype) and format_of(source.run.amp_dtype).bits < 32
+
+
+def _kills(kind: str, group: Sequence[Fate], members: Sequence[Fate], limits: Limits) -> bool:
+    """A lost parameter gradient stops only its own parameter; anything else stops what comes after it."""
+    if kind != "grad":
+        return True
+    return sum(f.elements for f in group) >= limits.lost_gradient_share * sum(f.elements for f in members)
+
+
+def _recorded(source: Source, kind: str) -> Recorded:
+    db, run = source.db, source.run.id
+    sites = reader.sites(db, run, kind)
+    steps, low = reader.samples(db, run, kind, "min")
+    _, high = reader.samples(db, run, kind, "max")
+    size = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
+    peaks = np.full((len(steps), len(sites)), np.nan)
+    peaks[:, : size.shape[1]] = np.where(np.isfinite(size), size, np.nan)
+    return Recorded(kind, sites, steps, peaks)
+
+
+def _gradient_peaks(source: Source, recorded: dict[str, Recorded]) -> dict[int, float]:
+    """The largest gradient at each step, of parameters and outputs; those that autocast keeps in FP32 limit no scale."""
+    out: dict[int, float] = {}
+    for kind in BACKWARD:
+        if kind not in recorded:
+            continue
+        record = recorded[kind]
+        judged = record.peaks[:, [not stays_fp32(source, site) for site in record.sites]]
+        tops = np.where(np.isfinite(judged), judged, 0.0).max(axis=1, initial=0.0)
+        for step, top in zip(record.steps.tolist(), tops.tolist()):
+            out[step] = max(out.get(step, 0.0), top)
+    return out
+
+
+def _badness(fate: Fate) -> tuple[float, ...]:
+    order = {"overflows": 0, "becomes zero": 1, "loses energy": 2, "close to overflow": 3, "loses digits": 4}
+    size = fate.peak if fate.kind in FORWARD else fate.flushed_energy
+    return (-(fate.severity or 0), order.get(fate.why, 5), -size, -fate.flushed, -fate.peak)
+
+
+def _nothing_to_judge(source: Source, recorded: dict[str, Recorded], glob: str | None) -> str:
+    has_some = any(True for kind in recorded for _ in reader.histograms(source.db, source.run.id, kind))
+    if glob is not None and has_some:
+        return f"no layer matches {glob!r}; `{source.command('stats')}` lists them"
+    return f"run {source.run.id} has no histograms: none of its steps was traced in full; record it with a smaller trace_interval"
