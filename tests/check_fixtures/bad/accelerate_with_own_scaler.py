@@ -14,4 +14,7 @@ def main(model, loader, epochs=3):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
+        accelerator.print("epoch done", loss.item())
+    accelerator.wait_for_everyone()
     accelerator.save_state("out")
+    return accelerator.unwrap_model(model)

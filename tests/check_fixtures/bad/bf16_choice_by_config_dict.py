@@ -16,3 +16,9 @@ def train(model, loader):
             scaler.scale(loss).backward()
             scaler.step(opt)
             scaler.update()
+    return model.eval()
+
+
+if __name__ == "__main__":
+    data = [(torch.randn(8, 16), torch.randint(0, 4, (8,))) for _ in range(10)]
+    train(torch.nn.Linear(16, 4).cuda(), data)

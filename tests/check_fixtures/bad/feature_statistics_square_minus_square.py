@@ -16,3 +16,9 @@ class ActivationStats:
             var = torch.mean(feats**2, dim=0) - torch.mean(feats, dim=0) ** 2  # expect: NUM_VARIANCE
             out[i] = var.clamp(min=0).float().sqrt().cpu()
         return out
+
+
+def report(model, batches, path):
+    stats = ActivationStats(model).stats(batches)
+    torch.save(stats, path)
+    print({k: v.mean().item() for k, v in stats.items()})
