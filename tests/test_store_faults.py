@@ -365,6 +365,7 @@ def test_a_run_of_1_gigabyte_stays_readable(tmp_path):
         taken, counts = reader.samples(db, 1, "output", "count", first=20_000, last=20_099)
         assert (counts == taken[:, None] + 1).all()
         assert reader.scalars(db, 1)["loss"][1].size == steps
+    writer.path.unlink()  # pytest keeps the folders of its last runs
 
 
 def test_a_full_queue_drops_samples_and_counts_them_but_keeps_findings(tmp_path):

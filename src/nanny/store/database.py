@@ -22,13 +22,11 @@ from .files import network_file_system, store_name
 from .lock import HeldLock, LockUnsupported, holder, lock_path, try_lock
 from .packing import pack_histograms, pack_sample
 
-BUSY_MS = 5000
-RUN_COLUMNS: dict[str, Callable[[Any], Any]] = {
-    "torch": clean_text,
-    "world_size": int,
-    "rank": int,
-    "amp_dtype": clean_text,
-}  # name -> how to store it
+BUSY_SECONDS = 5.0
+JOURNAL_BYTES = 64 << 20  # a journal that grew beyond this while a reader held it back is cut again
+
+# What the run table keeps in columns of their own, and how.
+RUN_COLUMNS: dict[str, Callable[[Any], Any]] = {"torch": clean_text, "world_size": int, "rank": int, "amp_dtype": clean_text}
 
 _in_sqlite = threading.Lock()
 
@@ -189,18 +187,17 @@ def open_for_writing(folder: Path, info: RunInfo) -> WritingStore:
             continue
         try:
             db, refusal = _connect(path, network)
+            if refusal is None:
+                notes = tuple(f"{reason}; this run is recorded in {path}" for reason in reasons[-1:])
+                store = WritingStore(db, path, lock, network, notes)
+                store.begin_run(info)
+                return store
         except BaseException:
             lock.release()
             raise
-        if not refusal:
-            break
         db.close()
         lock.release()
         reasons.append(refusal.reason)
-    notes = tuple(f"{reason}; this run is recorded in {path}" for reason in reasons[-1:])
-    store = WritingStore(db, path, lock, network, notes)
-    store.begin_run(info)
-    return store
 
 
 def _open_unlocked(folder: Path, info: RunInfo, network: str) -> WritingStore:
@@ -221,18 +218,19 @@ def _open_unlocked(folder: Path, info: RunInfo, network: str) -> WritingStore:
 
 def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, schema.Refusal | None]:
     """The connection, and why the file cannot be added to."""
-    db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_MS / 1000)
-    try:
-        refusal = schema.refusal(db, path)
-        if refusal and not refusal.is_empty:
-            return db, refusal
-        with contextlib.suppress(sqlite3.OperationalError):  # a busy reader may forbid the change; any mode is safe
-            db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if network else 'WAL'}")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(f"PRAGMA journal_size_limit = {64 << 20}")
-        if refusal:
-            schema.create(db)
-    except BaseException:
-        db.close()
-        raise
-    return db, None
+    with _in_sqlite:
+        db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+        try:
+            refusal = schema.refusal(db, path)
+            if refusal and not refusal.is_empty:
+                return db, refusal
+            with contextlib.suppress(sqlite3.OperationalError):  # a busy reader may forbid the change; any mode is safe
+                db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if network else 'WAL'}")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
+            if refusal:
+                schema.create(db)
+        except BaseException:
+            db.close()
+            raise
+        return db, None

@@ -287,7 +287,7 @@ def dumps(db: sqlite3.Connection, run: int) -> list[DumpRow]:
 
 def steps(db: sqlite3.Connection, run: int) -> tuple[int, int] | None:
     """First and last step that left anything in the run."""
-    places = [("finding", "run = ?", (run,))]
+    places: list[tuple[str, str, tuple[int | str, ...]]] = [("finding", "run = ?", (run,))]
     places += [("scalar", "run = ? AND name = ?", (run, name)) for name in scalar_names(db, run)]
     places += [("sample", "run = ? AND kind = ?", (run, kind)) for kind in _distinct(db, "sample", "kind", run)]
     known = []

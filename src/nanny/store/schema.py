@@ -25,7 +25,7 @@ CREATE TABLE run (
     world_size INTEGER NOT NULL,             -- processes that train together
     rank INTEGER NOT NULL,                   -- which of them wrote this
     amp_dtype TEXT NOT NULL,                 -- the low-precision format, empty if there was none
-    status TEXT NOT NULL,                    -- running, finished, crashed, interrupted (killed)
+    status TEXT NOT NULL,                    -- running, finished, crashed, interrupted (Ctrl-C, kill)
     dropped INTEGER NOT NULL DEFAULT 0,      -- samples and scalar sets that did not fit into the queue or on the disk
     meta TEXT NOT NULL                       -- JSON object: whatever else the run said about itself
 );

@@ -35,8 +35,8 @@ from .files import store_name
 
 QUEUE_BYTES = 64 << 20
 BATCH_SECONDS = 1.0
-NETWORK_BATCH_SECONDS = 10.0
-BATCH_BYTES = 4 << 20  # of one transaction, so that a finding never waits for a long one
+BATCH_BYTES = 4 << 20  # of one transaction
+NETWORK_BATCH_SECONDS, NETWORK_BATCH_BYTES = 10.0, 32 << 20  # each transaction waits for the server
 OPEN_SECONDS = 15.0
 ACKNOWLEDGE_SECONDS = 1.0
 RETRY_SECONDS = 5.0
@@ -64,7 +64,7 @@ class RunWriter:
         self.cpu_seconds = 0.0  # of the writer thread
         self._pid = os.getpid()
         self._on_warning = on_warning or _warn
-        self._warnings: deque[str] = deque()
+        self._warnings: list[str] = []
         self._warned_of_failure = False
         self._positions: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -150,8 +150,8 @@ class RunWriter:
         self._tell()
 
     def _close_at_exit(self) -> None:
-        died = getattr(sys, "last_type", None) is not None and not hasattr(sys, "ps1")  # of an uncaught exception
-        self.close("crashed" if died else "finished")
+        uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)  # at a prompt it may be long past
+        self.close("finished" if uncaught is None else "interrupted" if uncaught is KeyboardInterrupt else "crashed")
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
@@ -192,12 +192,16 @@ class RunWriter:
                 full = self._bulk_bytes > self._queue_bytes // 2
             if full:
                 self._changed.notify_all()
-        if self._warnings:
-            self._tell()
+        self._tell()
 
     def _tell(self) -> None:
-        while self._warnings:
-            self._on_warning(self._warnings.popleft())
+        if not self._warnings:
+            return
+        with self._changed:
+            messages = list(self._warnings)
+            self._warnings.clear()
+        for message in messages:
+            self._on_warning(message)
 
     # What follows runs in the writer thread.
 
@@ -275,7 +279,8 @@ class RunWriter:
             self._succeed()
 
     def _write_bulk(self, store: WritingStore) -> None:
-        """One transaction of what waited longest."""
+        """One transaction of what waited longest; it ends early when a finding comes."""
+        limit = NETWORK_BATCH_BYTES if store.network else BATCH_BYTES
         size = count = 0
         with self._changed:
             batch = list(self._bulk)
@@ -284,7 +289,7 @@ class RunWriter:
                 write(store)
                 size += weight
                 count += 1
-                if size >= BATCH_BYTES or self._urgent:
+                if size >= limit or self._urgent:
                     break
         with self._changed:
             for _ in range(count):
