@@ -148,6 +148,16 @@ class Limits:
     eps_dominates_warn: float = _limit(1.0, "NUMERICS 2, row 5: median sqrt(v)/eps below 1")
     eps_dominates_error: float = _limit(0.1, "NUMERICS 2, row 5")
 
+    # static checker
+    init_scale_low: float = _limit(1.0, "a loss scale of 1 or less moves no gradient up into the fp16 range")
+    init_scale_high: float = _limit(2.0**24, "NUMERICS 2: a healthy start from 2**24 skips 6 steps; above is waste")
+    growth_factor_high: float = _limit(8.0, "derived: three doublings at once leave the working range of the scale")
+    backoff_factor_low: float = _limit(0.05, "derived: one overflow must not cost more than 4 doublings")
+    backoff_factor_high: float = _limit(0.95, "derived: ten overflows must at least halve the scale")
+    growth_interval_low: float = _limit(20, "derived: each growth may cost a skipped step, at most 5 % of the steps")
+    growth_interval_high: float = _limit(1_000_000, "derived: no growth within a common run")
+    scale_power_high: float = _limit(32, "DeepSpeed: initial_scale_power is an exponent; 2**32 is beyond any use")
+
 
 def describe() -> list[dict[str, Any]]:
     """Name, value, source, the seed's number and why it differs; for the docs."""

@@ -338,7 +338,7 @@ def _dict(frame: Frame, node: ast.Dict) -> Value:
             items[name if name is not NOTHING else f"?{value.lineno}:{value.col_offset}"] = item
         except TypeError:
             continue
-    return Value("dict", ref=items, node=node)
+    return frame.emit("dict", node, (), {k: v for k, v in items.items() if isinstance(k, str)}, Value("dict", ref=items, node=node))
 
 
 def _comprehension(frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
@@ -398,7 +398,9 @@ def truth(test: ast.expr, value: Value) -> bool | None:
 
 
 def narrow(frame: Frame, test: ast.expr, arm: bool) -> None:
-    """Takes over what `if x.dtype == torch.float16` says about x."""
+    """Takes over what `if x.dtype == torch.float16` or `if isinstance(m, nn.LayerNorm)` says."""
+    if isinstance(test, ast.Call):
+        _narrow_class(frame, test, arm)
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Attribute)):
         return
     path = dotted(test.left.value)
@@ -413,6 +415,17 @@ def narrow(frame: Frame, test: ast.expr, arm: bool) -> None:
         frame.env[path] = replace(value, kind="tensor", dtype=only, why=f"tested at line {test.lineno}", line=test.lineno)
     elif value.dtype in names or (not holds and value.is_half):
         frame.env[path] = replace(value, dtype="")
+
+
+def _narrow_class(frame: Frame, test: ast.Call, arm: bool) -> None:
+    if dotted(test.func) != "isinstance" or len(test.args) != 2 or not arm:
+        return
+    path = dotted(test.args[0])
+    wanted = evaluate(frame, test.args[1])
+    names = [v.ref.rpartition(".")[2] for v in (wanted.inputs or (wanted,)) if v.kind == "external" and v.ref.startswith("torch.nn.")]
+    if path and names:
+        known = evaluate(frame, test.args[0])
+        frame.env[path] = replace(known, kind="module", ref=names[0], thing=known.thing or Thing(path, "module"))
 
 
 _EXPRESSIONS: dict[type, Callable[[Frame, Any], Value]] = {

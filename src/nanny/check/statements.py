@@ -10,7 +10,7 @@ from . import expressions
 from .guards import guards_of
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
-from .trace import MAX_STATEMENTS, Frame
+from .trace import MAX_STATEMENTS, Context, Frame, Guard
 from .values import NONE, NOTHING, UNKNOWN, Thing, Value, constant, join
 
 
@@ -147,11 +147,15 @@ def _if(frame: Frame, node: ast.If) -> None:
     frame.at = saved
     frame.is_over = over_yes and over_no
     if over_yes and not over_no:
-        frame.env, frame.at = env_no, replace(saved, guards=saved.guards + no)
+        frame.env, frame.at = env_no, _after_exit(saved, no)
     elif over_no and not over_yes:
-        frame.env, frame.at = env_yes, replace(saved, guards=saved.guards + yes)
+        frame.env, frame.at = env_yes, _after_exit(saved, yes)
     else:
         frame.env = merge(env_yes, env_no)
+
+
+def _after_exit(at: Context, implied: tuple[Guard, ...]) -> Context:
+    return replace(at, guards=at.guards + implied, exits=at.exits | {key for key, _ in implied})
 
 
 def merge(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]:
@@ -248,10 +252,17 @@ def _function(frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Non
     info = FunctionInfo(node, frame.module, None, frame.env if frame.at.stack else None)
     frame.module.functions.append(info)
     for decorator in node.decorator_list:
-        expressions.evaluate(frame, decorator)
+        _decorator(frame, decorator)
     frame.env[node.name] = Value("function", ref=info)
     if frame.at.stack:
         frame.run.pending.append((info, frame.at, frame.trace))
+
+
+def _decorator(frame: Frame, node: ast.expr) -> None:
+    target = expressions.evaluate(frame, node.func if isinstance(node, ast.Call) else node)
+    frame.emit("decorator", node, (target,))
+    if isinstance(node, ast.Call):
+        expressions.evaluate(frame, node)
 
 
 def _class(frame: Frame, node: ast.ClassDef) -> None:
@@ -273,7 +284,7 @@ def _class(frame: Frame, node: ast.ClassDef) -> None:
             info.methods[statement.name] = method
             frame.module.functions.append(method)
             for decorator in statement.decorator_list:
-                expressions.evaluate(body, decorator)
+                _decorator(body, decorator)
         else:
             run_block(body, [statement])
     frame.env[node.name] = Value("class", ref=info, thing=Thing(node.name))

@@ -49,9 +49,15 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
         return replace(source, thing=Thing("", source.thing.kind, source.thing.dtype)) if "copy" in path and source.thing else source
     if path.startswith("torch.nn.utils.clip_grad") or path == "torch.nn.utils.get_total_norm":
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
+    if last in ("MixedPrecision", "MixedPrecisionPolicy"):
+        return frame.emit("reduce_policy", node, tuple(args), _named(("param_dtype", "reduce_dtype"), args, kwargs))
     if path.startswith("torch."):
         return _torch_op(frame, node, path, args, kwargs)
     return _other(frame, node, path, args, kwargs)
+
+
+def _named(names: tuple[str, ...], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
+    return {**dict(zip(names, args)), **kwargs}
 
 
 def _torch_op(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -203,6 +209,9 @@ def _builtin(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs:
     name = path.partition(".")[2]
     if name in ("range", "enumerate", "zip"):
         return Value("", op=name, inputs=tuple(args))
+    if name == "dict":
+        items = {**(args[0].ref if args and args[0].kind == "dict" else {}), **kwargs}
+        return frame.emit("dict", node, (), items, Value("dict", ref=items, node=node))
     if name == "getattr":
         return _getattr(frame, node, args)
     if name in ("len", "int", "round"):

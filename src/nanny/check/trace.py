@@ -29,6 +29,7 @@ class Context:
     guards: tuple[Guard, ...] = ()
     loops: tuple[ast.AST, ...] = ()
     stack: tuple[FunctionInfo, ...] = ()
+    exits: frozenset[str] = frozenset()  # guards that hold only because the other way has left (return, continue, raise)
 
     @property
     def region(self) -> Region | None:

@@ -9,7 +9,7 @@ from ..registry import Hit, rule
 from ..trace import Event, FileView
 
 
-@rule("REGION_DEPRECATED", Severity.INFO, "autocast", "scaler.new")
+@rule("REGION_DEPRECATED", Severity.INFO, "autocast", "scaler.new", "decorator")
 def deprecated_amp(event: Event, view: FileView) -> Iterator[Hit]:
     """`torch.cuda.amp.*` or `torch.cpu.amp.*` is used.
 
@@ -25,7 +25,12 @@ def deprecated_amp(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: the code must run on torch older than 1.10 (autocast) or 2.3 (GradScaler).
     """
-    path = event.kwargs[""].const if event.op == "autocast" else event.out.ref
+    if event.op == "decorator":
+        path = str(event.arg(0).ref)
+        if not path.endswith(("custom_fwd", "custom_bwd")):
+            return
+    else:
+        path = event.kwargs[""].const if event.op == "autocast" else event.out.ref
     for device in ("cuda", "cpu"):
         if path.startswith(f"torch.{device}.amp."):
             name = path.rpartition(".")[2]

@@ -1,0 +1,104 @@
+"""Questions about the order of backward, unscale_, clip, step and update in a trace."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from .guards import AMP
+from .torchcalls import parameter_owners
+from .trace import Event, Trace, can_meet
+from .values import UNKNOWN, Value, ancestors
+
+
+def is_scaled(event: Event) -> bool:
+    """Whether a backward event runs on a scaled loss."""
+    return "scaled" in event.arg(0).tags
+
+
+def before(trace: Trace, index: int) -> Iterator[Event]:
+    """The events that the same pass can have met before event `index`, nearest first."""
+    here = trace.events[index]
+    for event in reversed(trace.events[:index]):
+        if can_meet(here, event):
+            yield event
+
+
+def after(trace: Trace, index: int) -> Iterator[Event]:
+    here = trace.events[index]
+    for event in trace.events[index + 1 :]:
+        if can_meet(here, event):
+            yield event
+
+
+def same_object(a: Value, b: Value) -> bool:
+    """Whether two values name one object, as far as can be told."""
+    if a is b:
+        return True
+    if a.thing is not None and b.thing is not None:
+        return a.thing is b.thing or (bool(a.thing.name) and a.thing.name == b.thing.name)
+    return False
+
+
+def scaler_of(event: Event) -> Value:
+    return event.arg(0)
+
+
+def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
+    """Whether the scaler is built with enabled=False: then every call on it passes through."""
+    for event in view_events:
+        if event.out is scaler or (event.out.thing is not None and event.out.thing is scaler.thing):
+            enabled = event.kwargs.get("enabled")
+            return enabled is not None and enabled.const is False
+    return False
+
+
+def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | None:
+    """The scaled backward whose gradients are still scaled at event `index`; None if they are not.
+
+    With `params`, an `unscale_` of an optimizer that is known to hold other parameters does not count.
+    """
+    owners = {id(t) for t in parameter_owners(params)}
+    for event in before(trace, index):
+        if event.op == "backward":
+            return event if is_scaled(event) else None
+        if event.op in ("scaler.unscale_", "scaler.step"):
+            held = {id(t) for t in parameter_owners(event.arg(1))} if event.arg(1).kind == "optimizer" else set()
+            if not (owners and held and owners.isdisjoint(held)):
+                return None
+        elif event.op in ("optimizer.zero_grad", "module.zero_grad"):
+            return None
+    return None
+
+
+def extra_guards(event: Event, base: Event) -> set[str]:
+    """Conditions that `event` has and `base` has not, other than those about AMP itself and those left by early exits."""
+    known = {key for key, _ in base.at.guards}
+    return {
+        key for key, _ in event.at.guards
+        if key not in known and key != AMP and key not in event.at.exits and not key.startswith("except@")
+    }  # fmt: skip
+
+
+def window_keys(event: Event) -> set[str]:
+    return {key for key, arm in event.at.guards if key.startswith("mod:")}
+
+
+def loops_over_optimizers(event: Event) -> list[ast.AST]:
+    """The loops around a `scaler.step(opt)` that run over optimizers: their variable is what is stepped."""
+    node = event.node
+    if not (isinstance(node, ast.Call) and node.args):
+        return []
+    used = {n.id for n in ast.walk(node.args[0]) if isinstance(n, ast.Name)}
+    found = []
+    for loop in event.at.loops:
+        targets = [loop.target] if isinstance(loop, (ast.For, ast.AsyncFor)) else []
+        targets += [g.target for g in getattr(loop, "generators", ())]
+        names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if names & used:
+            found.append(loop)
+    return found
+
+
+def comes_from(value: Value, wanted: Value) -> bool:
+    return any(v is wanted for v in ancestors(value))

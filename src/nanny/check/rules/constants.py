@@ -1,0 +1,208 @@
+"""Numbers that do not exist in half: mask constants that overflow, eps that rounds to 0, counts that lose their ones."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...formats import BF16, FP16, Format
+from ...records import Severity
+from ..optable import SHAPE
+from ..registry import Hit, rule
+from ..trace import Event, FileView
+from ..values import HALF, Value, ancestors
+from .half import is_position
+
+_FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
+
+
+@rule("NUM_MASK_CONSTANT", Severity.ERROR, "masked_fill", "masked_fill_", "where", "setitem", "add", "mul", "full", "full_like", "fill_", "new_full")
+def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
+    """A mask constant lies outside the range of the half tensor it is put into.
+
+    Why: fp16 ends at 65504, so -1e9 raises in masked_fill and becomes -inf in arithmetic; a row that is masked whole then gives
+    NaN in softmax. float32's own minimum overflows bf16 as well.
+
+    Example:
+        scores = scores.masked_fill(mask, -1e9)
+
+    Use instead:
+        scores = scores.masked_fill(mask, torch.finfo(scores.dtype).min)
+
+    When not: the tensor is float32 at this point.
+    """
+    tensor, number = _filled(event)
+    if tensor is None or number is None or tensor.dtype not in _FORMATS or not number.is_number:
+        return
+    kind = _FORMATS[tensor.dtype]
+    if abs(number.const) < kind.overflow_at or abs(number.const) == float("inf"):
+        return
+    raises = event.op in ("masked_fill", "masked_fill_", "full", "full_like", "fill_", "new_full", "where")
+    yield Hit(
+        event.node,
+        f"{number.const:.4g} does not fit {tensor.dtype} (largest {kind.max:.5g}): {tensor.why}",
+        "use torch.finfo(tensor.dtype).min, or mask in float32",
+        Severity.ERROR if raises and tensor.sure else Severity.WARNING,
+    )
+
+
+def _filled(event: Event) -> tuple[Value | None, Value | None]:
+    """The tensor and the number that is put into it."""
+    if event.op in ("masked_fill", "masked_fill_"):
+        return event.arg(0), event.arg(2, "value")
+    if event.op == "where":
+        sides = [event.arg(1), event.arg(2)]
+        numbers = [v for v in sides if v.is_number or (v.op in ("tensor", "full") and v.inputs and v.inputs[-1].is_number and not v.dtype)]
+        tensors = [v for v in sides if v.kind == "tensor"]
+        return (tensors[0], numbers[0]) if len(numbers) == 1 and len(tensors) == 1 else (None, None)
+    if event.op == "setitem":
+        return event.arg(0), event.arg(2)
+    if event.op in ("full", "full_like", "new_full"):
+        position = 0 if event.op == "full" else 1
+        return event.out, event.arg(position + (1 if event.op == "full" else 0), "fill_value")
+    if event.op == "fill_":
+        return event.arg(0), event.arg(1)
+    left, right = event.arg(0), event.arg(1)
+    if left.is_number == right.is_number:
+        return None, None
+    return (right, left) if left.is_number else (left, right)
+
+
+@rule("NUM_EPS_UNDERFLOW", Severity.WARNING, "add", "clamp", "clamp_", "clamp_min", "maximum", "normalize", "add_", "cosine_similarity")
+def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
+    """An eps that keeps a division or logarithm away from 0 is itself 0 in fp16.
+
+    Why: 1e-8 rounds to 0 in fp16 (the smallest value above 0 is 6e-8), so x / (std + 1e-8) divides by 0 and gives inf or NaN.
+
+    Example:
+        y = x / (x.std() + 1e-8)
+
+    Use instead:
+        y = x / (x.float().std() + 1e-8)
+
+    When not: the sum is float32: sum, norm, pow, exp and log are promoted under CUDA autocast; mean, var, std, sqrt and sigmoid are
+    not.
+    """
+    tensor, eps = event.arg(0), event.arg(1)
+    if event.op == "add" and tensor.is_number:
+        tensor, eps = eps, tensor
+    elif event.op in ("clamp", "clamp_", "clamp_min"):
+        eps = event.arg(1, "min")
+    elif event.op in ("normalize", "cosine_similarity"):
+        if event.out.dtype != "fp16":
+            return
+        eps = event.kwargs.get("eps", eps if False else Value())
+        if not eps.is_number:
+            return
+    if tensor.dtype != "fp16" or not eps.is_number or not 0 < abs(eps.const) <= FP16.flush_at:
+        return
+    if event.op == "add" and _feeds_log(event, view):
+        return
+    yield Hit(
+        event.node,
+        f"{eps.const:g} is 0 in fp16: {tensor.why}",
+        "compute this in float32 (x.float()), or use an eps of at least 1e-4 here",
+    )
+
+
+def _feeds_log(event: Event, view: FileView) -> bool:
+    """Whether log(sigmoid(x) + eps) or its like is reported already."""
+    first = event.arg(0) if event.arg(0).kind == "tensor" else event.arg(1)
+    if not any(v.op in ("sigmoid", "softmax") for v in _steps(first)):
+        return False
+    return any(e.op in ("log", "log2", "log10") and any(v is event.out for v in _steps(e.arg(0))) for e in view.events)
+
+
+def _steps(value: Value) -> Iterator[Value]:
+    current = value
+    for _ in range(8):
+        yield current
+        nexts = [v for v in current.inputs if v.kind == "tensor"]
+        if not nexts:
+            return
+        current = nexts[0]
+
+
+@rule("NUM_POSITIONS", Severity.WARNING, "arange", "range", "cast", "linspace", "einsum", "matmul", "outer")
+def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
+    """Positions, time steps, ids or counts are put into half.
+
+    Why: fp16 counts exactly to 2048 and bf16 to 256; beyond, neighbouring positions become equal, and embeddings or ids are wrong.
+
+    Example:
+        t = torch.arange(8192, dtype=torch.bfloat16)
+
+    Use instead:
+        t = torch.arange(8192, dtype=torch.float32)
+
+    When not: the largest value is small.
+    """
+    if event.op in ("einsum", "matmul", "outer"):
+        yield from _positions_in_product(event)
+        return
+    kind = event.out.dtype
+    if kind not in HALF:
+        return
+    if event.op in ("arange", "range", "linspace"):
+        counted: Value | None = event.out
+    else:
+        counted = event.arg(0) if is_position(event.arg(0)) and _is_explicit(event) else None
+    if counted is None:
+        return
+    limit = 256 if kind == "bf16" else 2048
+    largest = _largest(event.out if event.op != "cast" else event.arg(0))
+    if largest is not None and largest <= limit:
+        return
+    yield Hit(
+        event.node,
+        f"whole numbers are put into {kind}, which counts exactly only to {limit}",
+        "keep them integer or float32 and cast the result of the computation",
+    )
+
+
+def _is_explicit(event: Event) -> bool:
+    return any(v.kind == "dtype" and v.op != "dtype" for v in (*event.args[1:], *event.kwargs.values())) or getattr(
+        getattr(event.node, "func", None), "attr", ""
+    ) in ("half", "bfloat16")
+
+
+def _largest(value: Value) -> float | None:
+    """The largest number an arange or linspace can hold, if the code says."""
+    for made in ancestors(value, 20):
+        if made.op in ("arange", "range", "linspace"):
+            numbers = [v for v in made.inputs if v.kind == "const" or v.is_number]
+            bound = made.inputs[0] if len(made.inputs) == 1 else (made.inputs[1] if len(made.inputs) > 1 else None)
+            if bound is not None and bound.is_number and numbers:
+                return float(bound.const)
+            return None
+        if made.op == "randint" and len(made.inputs) > 1:
+            bound = made.inputs[1] if made.inputs[1].is_number else made.inputs[0]
+            return float(bound.const) if bound.is_number else None
+        if made.op in ("compare",) or made.dtype == "bool":
+            return 1.0
+        if made.op == "one_hot":
+            return 1.0
+    return None
+
+
+def _positions_in_product(event: Event) -> Iterator[Hit]:
+    """Rotary angles: a product of positions and frequencies that autocast runs in half."""
+    region = event.at.region
+    if region is None or event.out.dtype not in HALF:
+        return
+    values = [v for a in event.args for v in (a.inputs if a.kind in ("list", "tuple") else (a,))]
+    for value in values:
+        made = value
+        for _ in range(6):
+            if made.op in SHAPE | {"cast", "getitem", "view"} and made.inputs:
+                made = made.inputs[0]
+        if made.op == "arange" and (_largest(made) or 1e9) > (256 if event.out.dtype == "bf16" else 2048):
+            yield Hit(
+                event.node,
+                f"positions go through {event.op}, which {region.label} runs in {event.out.dtype}",
+                "compute the angles in a block with autocast off, in float32, or by multiplication",
+            )
+            return
+
+
+__all__ = ["ast"]

@@ -1,0 +1,289 @@
+"""Manual casts: parameters, layers and whole models in half that are trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...formats import FP16
+from ...records import Severity
+from ..optable import LOSSES, NORM_LAYERS, SHAPE
+from ..registry import Hit, rule
+from ..torchcalls import parameter_owners
+from ..trace import Event, FileView, Trace
+from ..training import half_parameters, is_trained, trains_after
+from ..values import HALF, Value, ancestors
+
+_INTEGER_NAMES = re.compile(r"(?:^|_)(?:pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$")
+
+
+@rule("HALF_CALL", Severity.WARNING, "module_cast")
+def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
+    """A model that is trained, or a tensor inside autocast, is cast to half by hand.
+
+    Why: autocast keeps float32 weights and chooses per operation; a hand-made cast takes that away. Updates smaller than 1/2048
+    (fp16) or 1/256 (bf16) of a weight are lost, and GradScaler refuses fp16 gradients.
+
+    Example:
+        model = Net().cuda().half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    Use instead:
+        model = Net().cuda()
+        with torch.autocast("cuda", dtype=torch.float16):
+            ...
+
+    When not: the model is only evaluated, is frozen, or an optimizer with float32 master weights is used.
+    """
+    target, kind = event.arg(0), event.out.const
+    if kind not in HALF or (target.kind == "module" and target.ref in NORM_LAYERS):
+        return
+    if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
+        return
+    if "master" in view.module.text:
+        return
+    yield Hit(
+        event.node,
+        f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained",
+        "keep the weights in float32 and use torch.autocast",
+    )
+
+
+@rule("HALF_CALL", Severity.WARNING, on="trace")
+def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
+    fed = {id(v) for e in trace.events if e.op in LOSSES for a in e.args for v in _through_shapes(a)}
+    for event in trace.events:
+        region = event.at.region
+        if event.op != "cast" or region is None or not event.at.has_grad or region.is_framework:
+            continue
+        if event.out.dtype not in ("fp16", "bf16") or not _is_literal(event) or id(event.out) in fed or is_position(event.arg(0)):
+            continue
+        if not _trains(trace, view):
+            continue
+        yield Hit(
+            event.node,
+            f"a tensor is cast to {event.out.dtype} by hand inside {region.label}",
+            "drop the cast: autocast picks the dtype for each operation",
+            file=event.file,
+        )
+
+
+def _trains(trace: Trace, view: FileView) -> bool:
+    return any(e.op in ("backward", "framework.backward", "scaler.scale") for e in trace.events)
+
+
+def _is_literal(event: Event) -> bool:
+    """Whether the cast names a half format itself (`.half()`, `.to(torch.float16)`), rather than following another tensor."""
+    func = getattr(event.node, "func", None)
+    name = getattr(func, "attr", "")
+    if name in ("half", "bfloat16"):
+        return True
+    given = [*event.args[1:], *event.kwargs.values()]
+    return any(v.kind == "dtype" and v.const in ("fp16", "bf16") and v.op != "dtype" for v in given)
+
+
+def _through_shapes(value: Value) -> Iterator[Value]:
+    current: Value | None = value
+    for _ in range(6):
+        if current is None:
+            return
+        yield current
+        current = current.inputs[0] if current.op in SHAPE | {"getitem", "view"} and current.inputs else None
+
+
+def is_position(value: Value) -> bool:
+    """Whether a value counts something: positions, time steps, ids."""
+    if value.dtype == "int":
+        return True
+    name = value.thing.name.rpartition(".")[2] if value.thing else ""
+    return bool(_INTEGER_NAMES.search(name))
+
+
+@rule("HALF_PARAMETERS", Severity.WARNING, "parameter", "layer", "from_pretrained")
+def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
+    """Parameters are created or loaded in half and then trained, with no float32 copy.
+
+    Why: an update smaller than 1/2048 (fp16) or 1/256 (bf16) of the weight rounds away, and training stalls silently.
+
+    Example:
+        model = AutoModel.from_pretrained(name, torch_dtype=torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    Use instead:
+        model = AutoModel.from_pretrained(name, torch_dtype=torch.float32)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            ...
+
+    When not: the parameters are frozen, or the optimizer keeps float32 master weights (or rounds stochastically).
+    """
+    value = event.out
+    if event.op == "layer":
+        kind = value.thing.dtype if value.thing is not None and value.thing.cast is event.node else ""
+        if value.ref in NORM_LAYERS:
+            return
+    elif event.op == "parameter":
+        frozen = event.kwargs.get("requires_grad") or event.arg(1)
+        kind = "" if frozen.const is False else value.dtype
+    else:
+        kind = value.thing.dtype if value.thing is not None and value.thing.cast is event.node else ""
+    if kind not in HALF or "master" in view.module.text or not view.is_training() or not view.of("optimizer.step", "scaler.step"):
+        return
+    if value.thing is None or value.thing.is_frozen or (event.op == "from_pretrained" and not is_trained(value.thing, view)):
+        return
+    yield Hit(
+        event.node,
+        f"these parameters are {kind} and are trained in this file; no float32 copy is kept",
+        "create or load them in float32 and let autocast run the forward pass in half",
+    )
+
+
+@rule("HALF_NORM", Severity.WARNING, "module_cast", "layer")
+def half_norm(event: Event, view: FileView) -> Iterator[Hit]:
+    """A normalisation layer is cast to, or created in, half.
+
+    Why: its statistics and its small scale and shift need float32: running variances lose their small updates, and sums of
+    squares leave the fp16 range.
+
+    Example:
+        self.norm = nn.LayerNorm(dim, dtype=torch.float16)
+
+    Use instead:
+        self.norm = nn.LayerNorm(dim)
+
+    When not: the model is only evaluated.
+    """
+    target = event.arg(0) if event.op == "module_cast" else event.out
+    kind = event.out.const if event.op == "module_cast" else (target.thing.dtype if target.thing else "")
+    if target.kind != "module" or target.ref not in NORM_LAYERS or kind not in HALF:
+        return
+    if event.op == "layer" and not (target.thing and target.thing.cast is event.node):
+        return
+    if not view.is_training():
+        return
+    yield Hit(event.node, f"{target.ref} is put into {kind}", "leave normalisation layers in float32")
+
+
+@rule("HALF_DEFAULT_DTYPE", Severity.WARNING, "set_default_dtype")
+def half_default_dtype(event: Event, view: FileView) -> Iterator[Hit]:
+    """The default dtype is set to half in code that trains.
+
+    Why: every parameter, buffer, optimizer state and constant created afterwards is half, with no float32 copy anywhere.
+
+    Example:
+        torch.set_default_dtype(torch.float16)
+
+    Use instead:
+        with torch.autocast("cuda", dtype=torch.float16):
+            ...
+
+    When not: it is set back after loading a model for inference.
+    """
+    kind = event.arg(0).const
+    if kind not in HALF or not view.is_training():
+        return
+    others = [e for e in view.of("set_default_dtype") if e.node is not event.node and e.at.stack[-1:] == event.at.stack[-1:]]
+    if any(e.arg(0).const not in HALF for e in others):
+        return
+    yield Hit(event.node, f"the default dtype becomes {kind}: all parameters created from here on are half", "keep float32 as the default and use autocast")
+
+
+_ADAM_EPS = {
+    "Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "Adamax": 1e-8, "RMSprop": 1e-8, "Adagrad": 1e-10,
+    "Adadelta": 1e-6, "FusedAdam": 1e-8, "Adam8bit": 1e-8, "AdamW8bit": 1e-8,
+}  # fmt: skip
+
+
+@rule("HALF_ADAM_EPS", Severity.ERROR, "optimizer.new")
+def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
+    """An Adam-type optimizer runs on fp16 parameters with an eps that fp16 rounds to 0.
+
+    Why: 1e-8 is 0 in fp16, and squared gradients below 2.4e-4 underflow as well: the first step divides by 0 and gives inf.
+
+    Example:
+        model.half()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    Use instead:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)  # float32 parameters
+        with torch.autocast("cuda", dtype=torch.float16):
+            ...
+
+    When not: the parameters are float32 (autocast) or bf16.
+    """
+    name = str(event.out.ref)
+    if name not in _ADAM_EPS:
+        return
+    given = event.kwargs.get("eps")
+    eps = _ADAM_EPS[name] if given is None else given.const
+    if not isinstance(eps, (int, float)) or eps > FP16.flush_at:
+        return
+    if half_parameters(event.arg(0), event) != "fp16":
+        return
+    named = "its default eps" if given is None else "eps"
+    yield Hit(event.node, f"{named} {eps:g} is 0 in fp16, and the parameters are fp16", "keep the parameters in float32, or set eps=1e-4 at least")
+
+
+@rule("HALF_LOSS_INPUT", Severity.WARNING, *sorted(LOSSES))
+def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
+    """A loss gets inputs that were cast to half by hand.
+
+    Why: the loss is where small differences matter; cast before it, logits keep 3 digits (fp16) or 2 (bf16), whatever the loss does
+    inside.
+
+    Example:
+        loss = F.cross_entropy(logits.half(), target)
+
+    Use instead:
+        loss = F.cross_entropy(logits.float(), target)
+
+    When not: in evaluation.
+    """
+    if not event.at.has_grad or not view.is_training():
+        return
+    for value in event.args[:2]:
+        for made in _through_shapes(value):
+            if made.op == "cast" and made.dtype in ("fp16", "bf16") and made.node is not None and "follow" not in made.tags:
+                yield Hit(event.node, f"an input of this loss was cast to {made.dtype} ({made.why})", "give the loss float32 inputs")
+                return
+
+
+@rule("HALF_ACCUMULATOR", Severity.WARNING, "augassign", "add_", "lerp_", "accumulate", "addcmul_")
+def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
+    """A running sum, moving average or metric is kept in half.
+
+    Why: once the sum is 2048 (fp16) or 256 (bf16) times an addend, adding it changes nothing: averages freeze and counts stop.
+
+    Example:
+        total = torch.zeros((), dtype=torch.bfloat16)
+        for batch in loader:
+            total += loss.detach()
+
+    Use instead:
+        total = torch.zeros((), dtype=torch.float32)
+
+    When not: only a handful of values is added.
+    """
+    target = event.arg(0)
+    if event.op == "augassign" and event.arg(2).const not in ("Add", "Sub"):
+        return
+    if target.dtype not in HALF or "grad" in target.tags:
+        return
+    origin = _store(target)
+    if origin is None or not (event.at.loops or event.at.stack):
+        return
+    yield Hit(event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32")
+
+
+def _store(value: Value) -> Value | None:
+    """What a running value was created as: a tensor made in half on purpose, or a parameter of a half copy of a model."""
+    for made in ancestors(value, 30):
+        if made.op in ("zeros", "ones", "empty", "full", "tensor") and made.dtype in HALF:
+            return made
+        if made.op == "cast" and made.dtype in HALF and made.inputs and made.inputs[0].op in ("zeros", "ones", "empty", "full", "tensor", "param", "clone"):
+            return made
+        if made.op == "param" and made.dtype in HALF:
+            return made
+    return None
+
+
+__all__ = ["is_position", "parameter_owners"]

@@ -1,0 +1,307 @@
+"""Autocast regions: what is inside that should not be, and what is outside that should be inside."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...records import Severity
+from ..optable import LOSSES, SHAPE
+from ..registry import Hit, rule
+from ..trace import Event, FileView, Trace
+from ..values import HALF, Value, ancestors
+
+_ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "loss"})
+_CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",
+                    "item", "size", "numel", "unknown_call", "external", "module_call", "setitem", "call", "decorator", "dict",
+                    "isnan", "isinf", "isfinite", "any", "all", "argmax", "argmin", "argsort", "loss", "augassign", "autocast",
+                    "new_zeros", "new_ones", "new_tensor", "tensor", "as_tensor", "compare", "custom_function", "layer", "save"}  # fmt: skip
+
+
+@rule("REGION_LOSS_OUTSIDE", Severity.WARNING, on="trace")
+def loss_outside(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """A loss is computed on a half output after leaving the autocast region.
+
+    Why: outside, nothing promotes the loss to float32: log-softmax, squares and means run in fp16 or bf16 and lose or overflow.
+
+    Example:
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = model(x)
+        loss = F.cross_entropy(logits, target)
+
+    Use instead:
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = model(x)
+            loss = F.cross_entropy(logits, target)
+
+    When not: the output is cast with .float() first, or only evaluated.
+    """
+    if not any(e.op in ("backward", "scaler.scale", "framework.backward") for e in trace.events):
+        return
+    for event in trace.events:
+        if event.op not in LOSSES or event.at.region is not None or event.at.island or not event.at.has_grad:
+            continue
+        output = event.arg(0, "input")
+        target = event.arg(1, "target")
+        if not _is_region_output(output):
+            continue
+        if event.op not in _ONE_HALF_INPUT and not target.is_half:
+            continue
+        if event.op == "loss" and target.dtype in ("fp32", "fp64"):
+            continue
+        yield Hit(
+            event.node,
+            f"loss outside autocast on a half tensor: {output.why or output.dtype}, no upcast before line {event.line}",
+            "move the loss into the autocast block, or cast the output with .float()",
+            file=event.file,
+        )
+
+
+def _is_region_output(value: Value) -> bool:
+    return value.is_half and "autocast" in value.why
+
+
+@rule("REGION_BACKWARD_INSIDE", Severity.WARNING, "backward", "optimizer.step", "scaler.step")
+def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
+    """backward or an optimizer step runs inside the autocast region.
+
+    Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which torch
+    advises against and which can lose gradients. The step then computes updates under autocast too.
+
+    Example:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = criterion(model(x), y)
+            scaler.scale(loss).backward()
+
+    Use instead:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+
+    When not: never for speed or accuracy; it is only tolerated.
+    """
+    region = event.at.region
+    if region is None:
+        return
+    what = "backward" if event.op == "backward" else "the optimizer step"
+    yield Hit(event.node, f"{what} runs inside {region.label}", "end the autocast block before this line")
+
+
+@rule("REGION_BCE", Severity.ERROR, "binary_cross_entropy")
+def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
+    """`binary_cross_entropy` or `BCELoss` is called under CUDA autocast.
+
+    Why: torch raises RuntimeError there, because sigmoid output in half cannot be kept away from 0 and 1. On CPU it is promoted.
+
+    Example:
+        with torch.autocast("cuda"):
+            loss = F.binary_cross_entropy(torch.sigmoid(logits), target)
+
+    Use instead:
+        with torch.autocast("cuda"):
+            loss = F.binary_cross_entropy_with_logits(logits, target)
+
+    When not: inside a nested region with enabled=False and float32 inputs.
+    """
+    region = event.at.region
+    if region is None or region.device == "cpu":
+        return
+    if region.device == "":
+        yield Hit(
+            event.node, f"binary_cross_entropy raises under CUDA autocast ({region.label}; the device is not known here)",
+            "use binary_cross_entropy_with_logits on the logits", Severity.WARNING,
+        )  # fmt: skip
+        return
+    yield Hit(event.node, f"binary_cross_entropy raises under {region.label}", "use binary_cross_entropy_with_logits on the logits")
+
+
+_DEVICES = frozenset("cpu cuda ipu xpu mkldnn hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone npu musa".split())
+
+
+@rule("REGION_DEVICE", Severity.ERROR, on="trace")
+def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """autocast is opened for another device type than the one that the code runs on.
+
+    Why: autocast for "cpu" does nothing to CUDA tensors and the other way round: the model silently runs in float32. A name that
+    is no device type, or a torch.device object, raises.
+
+    Example:
+        model.cuda()
+        with torch.autocast("cpu"):
+            model(x.cuda())
+
+    Use instead:
+        with torch.autocast(device.type):
+            model(x)
+
+    When not: the region also holds work of the other device on purpose.
+    """
+    for event in trace.of("autocast"):
+        given = event.kwargs.get("device_type") or (event.arg(0) if not str(event.kwargs[""].const).startswith(("torch.cuda", "torch.cpu")) else None)
+        if given is None:
+            continue
+        if given.kind == "device":
+            yield Hit(event.node, "device_type is a torch.device object; autocast wants its name and raises", "pass device.type", file=event.file)
+        elif isinstance(given.const, str) and given.const.partition(":")[0] not in _DEVICES:
+            yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', file=event.file)
+    for event in trace.of("module_call"):
+        region, thing = event.at.region, event.arg(0).thing
+        if region is None or thing is None or region.node is None or region.device not in ("cuda", "cpu"):
+            continue
+        if thing.device in ("cuda", "cpu") and thing.device != region.device:
+            yield Hit(
+                region.node, f"autocast is opened for {region.device}, but the model called at line {event.line} is on {thing.device}",
+                f'use torch.autocast("{thing.device}", ...)', file=region.file,
+            )  # fmt: skip
+
+
+@rule("REGION_DTYPE", Severity.ERROR, "autocast")
+def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
+    """autocast is asked for a dtype that it does not support.
+
+    Why: torch warns once and switches autocast off: everything runs in float32 and nobody notices.
+
+    Example:
+        with torch.autocast("cpu", dtype=torch.float32):
+            ...
+
+    Use instead:
+        with torch.autocast("cpu", enabled=False):
+            ...
+
+    When not: never; enabled=False says the same without the warning.
+    """
+    region = event.out.ref
+    if region.dtype in HALF or region.enabled is False:
+        return
+    yield Hit(event.node, f"autocast supports float16 and bfloat16 only; with {region.dtype} it switches itself off", "use dtype=torch.bfloat16 or float16, or enabled=False")
+
+
+@rule("REGION_ISLAND_STILL_HALF", Severity.WARNING, on="trace")
+def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """A block with autocast switched off still computes on half tensors.
+
+    Why: enabled=False stops the casting, it does not undo it: tensors made outside stay half, and now nothing promotes softmax,
+    sums or losses to float32.
+
+    Example:
+        with torch.autocast("cuda", enabled=False):
+            loss = F.cross_entropy(logits, target)
+
+    Use instead:
+        with torch.autocast("cuda", enabled=False):
+            loss = F.cross_entropy(logits.float(), target)
+
+    When not: the operation inside is exact in half, such as a reshape or a comparison.
+    """
+    done: set[tuple[int, int]] = set()
+    for event in trace.events:
+        island = event.at.island
+        if island is None or event.op in _CARRIES:
+            continue
+        key = (island.line, len(event.at.stack))
+        half = next((v for v in event.args if v.kind == "tensor" and v.is_half and "autocast" in v.why), None)
+        if half is None or key in done:
+            continue
+        done.add(key)
+        yield Hit(
+            event.node,
+            f"autocast is off (line {island.line}), but this still computes in {half.dtype}: {half.why}",
+            "cast with .float() when entering the block",
+            file=event.file,
+        )
+
+
+@rule("REGION_CACHE", Severity.WARNING, on="trace")
+def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """One module runs without and then with gradients inside one autocast region.
+
+    Why: autocast caches the cast weights. In older torch the copies made under no_grad are used again by the second call, and the
+    weights get no gradient.
+
+    Example:
+        with torch.autocast("cuda"):
+            with torch.no_grad():
+                target = net(b)
+            pred = net(a)
+
+    Use instead:
+        with torch.no_grad(), torch.autocast("cuda"):
+            target = net(b)
+        with torch.autocast("cuda"):
+            pred = net(a)
+
+    When not: torch 2.10 or later, cache_enabled=False, or the two calls are of different modules.
+    """
+    found: list[tuple[int, Hit]] = []
+    calls = trace.of("module_call", "clear_autocast_cache")
+    for position, event in enumerate(calls):
+        region, target = event.at.region, event.arg(0)
+        if event.op != "module_call" or region is None or region.node is None or not region.has_cache or not event.at.has_grad:
+            continue
+        for earlier in reversed(calls[:position]):
+            if earlier.op == "clear_autocast_cache":
+                break
+            if earlier.at.region is region and not earlier.at.has_grad and earlier.arg(0).thing is target.thing and target.thing is not None:
+                found.append((len(event.at.stack), Hit(
+                    event.node, f"this module already ran under no_grad at line {earlier.line} in the same {region.label}",
+                    "move the no_grad call out of the region, or open it with cache_enabled=False", file=event.file,
+                )))  # fmt: skip
+                break
+    outermost = min((depth for depth, _ in found), default=0)
+    yield from (hit for depth, hit in found if depth == outermost)
+
+
+_MATRIX = frozenset({"matmul", "mm", "bmm", "linear", "einsum", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"})
+
+
+@rule("REGION_CUSTOM_FUNCTION", Severity.WARNING, "custom_function")
+def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
+    """An `autograd.Function` runs under autocast without `custom_fwd` and `custom_bwd`.
+
+    Why: its forward sees whatever dtypes autocast left, and its backward runs without autocast: mixed dtypes raise, or the two
+    passes disagree.
+
+    Example:
+        class MyLinear(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, w): ...
+
+    Use instead:
+        class MyLinear(torch.autograd.Function):
+            @staticmethod
+            @torch.amp.custom_fwd(device_type="cuda")
+            def forward(ctx, x, w): ...
+
+    When not: the function has one tensor input and only elementwise operations.
+    """
+    region = event.at.region
+    owner = event.arg(0).ref
+    forward, backward = owner.find("forward"), owner.find("backward")
+    if region is None or forward is None or _is_decorated(forward.node):
+        return
+    tensors = [v for v in event.args[1:] if v.kind == "tensor" or (v.kind == "" and v.dtype != "int" and v.thing is not None)]
+    if len(tensors) < 2 and not any(_uses_matrices(f.node) for f in (forward, backward) if f is not None):
+        return
+    yield Hit(
+        forward.node,
+        f"{owner.name} is applied under {region.label} (line {event.line}) without custom_fwd/custom_bwd",
+        "decorate forward with torch.amp.custom_fwd and backward with torch.amp.custom_bwd",
+        file=forward.module.filename,
+    )
+
+
+def _is_decorated(node: ast.AST) -> bool:
+    return any("custom_fwd" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+
+
+def _uses_matrices(node: ast.AST) -> bool:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.MatMult):
+            return True
+        if isinstance(inner, ast.Attribute) and inner.attr in _MATRIX:
+            return True
+    return False
+
+
+__all__ = ["ancestors"]

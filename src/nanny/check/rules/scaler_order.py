@@ -1,0 +1,278 @@
+"""GradScaler protocol: what is done to gradients between backward and step, and in which order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...records import Severity
+from ..protocol import (
+    after, backward_for, before, extra_guards, is_disabled, is_scaled, loops_over_optimizers, same_object, scaler_of,
+    window_keys,
+)  # fmt: skip
+from ..registry import Hit, rule
+from ..source import dotted
+from ..trace import Event, FileView, Trace, can_meet
+from ..values import Value, ancestors
+
+_NONLINEAR = frozenset("""
+    pow square norm linalg.vector_norm abs std var max min amax amin item tolist numpy clamp clamp_ clamp_min clamp_max clip_
+    sum mean median sqrt sign sign_ histc log exp""".split())
+_SHIFTS = frozenset({"add_", "sub_"})
+_LOGS = re.compile(r"hist|log(?!ical)|print|scalar|write|record|track|dump", re.I)
+
+
+@rule("SCALER_CLIP_BEFORE_UNSCALE", Severity.ERROR, on="trace")
+def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """Gradients are clipped, or their norm is taken, while they still carry the loss scale.
+
+    Why: scaled gradients are about 65536 times too large, so `clip_grad_norm_(..., 1.0)` shrinks every step to almost nothing,
+    and the amount changes whenever the scale does.
+
+    Example:
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+
+    Use instead:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+
+    When not: the scaler is built with enabled=False, or the gradients were divided by the scale by hand.
+    """
+    for index, event in enumerate(trace.events):
+        if event.op != "clip_grad":
+            continue
+        backward = backward_for(trace, index, event.arg(0, "parameters"))
+        if backward is None or _is_off(trace, view, index):
+            continue
+        yield Hit(
+            event.node,
+            f"gradients are clipped while still scaled: scaled backward at line {backward.line}, no unscale_ before line {event.line}",
+            "call scaler.unscale_(optimizer) after backward and before clipping",
+            file=event.file,
+        )
+
+
+def _is_off(trace: Trace, view: FileView, index: int) -> bool:
+    made = view.of("scaler.new")
+    used = [e for e in trace.events if e.op == "scaler.scale"]
+    return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
+
+
+@rule("SCALER_GRADS_STILL_SCALED", Severity.ERROR, on="trace")
+def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """Gradients are changed, measured or logged through `.grad` while they still carry the loss scale.
+
+    Why: what is read is 65536 (or whatever the scale is) times the gradient; noise added to it is that much too small, and a
+    limit compared with it means something else after every change of the scale.
+
+    Example:
+        scaler.scale(loss).backward()
+        for p in model.parameters():
+            p.grad.add_(torch.randn_like(p.grad), alpha=0.01)
+
+    Use instead:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        for p in model.parameters():
+            p.grad.add_(torch.randn_like(p.grad), alpha=0.01)
+
+    When not: the use is linear (dividing by the world size, all_reduce) or only asks whether values are finite.
+    """
+    reads = {id(e.out): i for i, e in enumerate(trace.events) if e.op == "grad_read"}
+    reported: set[int] = set()
+    for event in trace.events:
+        source = _used_gradient(event)
+        if source is None or id(source) not in reads or id(source) in reported:
+            continue
+        index = reads[id(source)]
+        read = trace.events[index]
+        backward = backward_for(trace, index)
+        if backward is None or _is_off(trace, view, index):
+            continue
+        reported.add(id(source))
+        yield Hit(
+            read.node,
+            f"`.grad` is used ({event.op.rstrip('_')}) while still scaled: scaled backward at line {backward.line}, no unscale_ before line {read.line}",
+            "call scaler.unscale_(optimizer) first",
+            file=read.file,
+        )
+
+
+def _used_gradient(event: Event) -> Value | None:
+    """The `.grad` that an event uses in a way that the scale changes."""
+    if event.op in _NONLINEAR or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
+        return _gradient(event.arg(0))
+    if event.op in ("mul_", "div_", "copy_") and _has_gradient(event.arg(1)):
+        return _gradient(event.arg(0))
+    if event.op == "augassign" and event.arg(2).const in ("Add", "Sub") and not _has_gradient(event.arg(1)):
+        return _gradient(event.arg(0)) if event.arg(0).op == "grad" else None
+    if event.op == "set_grad":
+        value = event.arg(1)
+        return _gradient(value) if value.op in ("add", "sub") and not all(_has_gradient(v) for v in value.inputs) else None
+    if event.op in ("unknown_call", "external"):
+        name = dotted(getattr(event.node, "func", event.node)).rpartition(".")[2]
+        if _LOGS.search(name):
+            return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
+    return None
+
+
+def _has_gradient(value: Value) -> bool:
+    return _gradient(value) is not None
+
+
+def _gradient(value: Value) -> Value | None:
+    if "grad" not in value.tags or "unscaled" in value.tags:
+        return None
+    return next((v for v in ancestors(value, 60) if v.op == "grad"), None)
+
+
+@rule("SCALER_UNSCALE_TWICE", Severity.ERROR, on="trace")
+def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """`unscale_` is called twice for one optimizer, or after its step, without an `update` in between.
+
+    Why: the second call raises RuntimeError; GradScaler allows one unscale_ per optimizer and step.
+
+    Example:
+        scaler.unscale_(optimizer)
+        log_norms(model)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+
+    Use instead:
+        scaler.unscale_(optimizer)
+        log_norms(model)
+        clip_grad_norm_(model.parameters(), 1.0)
+
+    When not: the two calls are for different optimizers or in branches that exclude each other.
+    """
+    for index, event in enumerate(trace.events):
+        if event.op != "scaler.unscale_":
+            continue
+        for earlier in before(trace, index):
+            if earlier.op == "scaler.update":
+                break
+            if earlier.op in ("scaler.unscale_", "scaler.step") and earlier.node is not event.node:
+                if same_object(earlier.arg(1), event.arg(1)) and same_object(scaler_of(earlier), scaler_of(event)):
+                    what = "already unscaled" if earlier.op == "scaler.unscale_" else "already stepped"
+                    yield Hit(
+                        event.node,
+                        f"this optimizer was {what} at line {earlier.line}, and no update() came since",
+                        "keep one unscale_ per optimizer and step, before clipping",
+                        file=event.file,
+                    )
+                    break
+
+
+@rule("SCALER_IN_ACCUMULATION", Severity.ERROR, on="trace")
+def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """unscale_, step or update runs for every micro-batch although gradients are accumulated over several.
+
+    Why: unscale_ or update in the window leaves gradients of different scales added together; unscale_ also raises at the
+    second micro-batch.
+
+    Example:
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        if (i + 1) % accumulate == 0:
+            scaler.step(optimizer)
+            scaler.update()
+
+    Use instead:
+        scaler.scale(loss).backward()
+        if (i + 1) % accumulate == 0:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+    When not: the window's condition also guards the call, by another name.
+    """
+    anchors = trace.of("scaler.step", "optimizer.zero_grad")
+    backwards = [e for e in trace.events if e.op == "backward" and is_scaled(e)]
+    for event in trace.events:
+        if event.op not in ("scaler.unscale_", "scaler.step", "scaler.update"):
+            continue
+        anchor = _window_anchor(event, anchors, backwards)
+        if anchor is None:
+            continue
+        name = event.op.partition(".")[2]
+        yield Hit(
+            event.node,
+            f"{name}() runs for every micro-batch, but {anchor.op.partition('.')[2]}() at line {anchor.line} only once per window",
+            f"move {name}() into the branch that ends the accumulation window",
+            file=event.file,
+        )
+
+
+def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -> Event | None:
+    """The call that ends the accumulation window, if `event` runs more often than that."""
+    name = event.op.partition(".")[2]
+    for anchor in anchors:
+        if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
+            continue
+        if name != "step" and anchor.op == "optimizer.zero_grad" and any(a.op == "scaler.step" for a in anchors):
+            continue
+        windows = window_keys(anchor) - {key for key, _ in event.at.guards} - anchor.at.exits
+        if windows and anchor.at.loops == event.at.loops and any(not window_keys(b) & windows for b in backwards):
+            return anchor
+        deeper = event.at.loops[: len(anchor.at.loops)] == anchor.at.loops and len(event.at.loops) > len(anchor.at.loops)
+        if name != "step" and anchor.op == "scaler.step" and deeper and any(b.at.loops == event.at.loops for b in backwards):
+            return anchor
+    return None
+
+
+@rule("SCALER_UPDATE_MISPLACED", Severity.WARNING, on="trace")
+def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """`scaler.update()` is not called exactly once after all steps of an iteration.
+
+    Why: update moves the scale. Between two optimizers it makes the second unscale by the wrong factor; before step it throws the
+    inf check away; called seldom, an overflow skips every step until it comes.
+
+    Example:
+        for opt in optimizers:
+            scaler.step(opt)
+            scaler.update()
+
+    Use instead:
+        for opt in optimizers:
+            scaler.step(opt)
+        scaler.update()
+
+    When not: every optimizer has a backward of its own between the updates.
+    """
+    steps = trace.of("scaler.step")
+    for index, event in enumerate(trace.events):
+        if event.op != "scaler.update" or event.args[1:] or event.kwargs:
+            continue
+        mine = [s for s in steps if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
+        reason = _misplaced(trace, index, event, mine)
+        if reason:
+            yield Hit(event.node, reason, "call update() once per iteration, after the last step", file=event.file)
+
+
+def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> str:
+    earlier = [e for e in before(trace, index) if any(e is s for s in steps)]
+    for later in after(trace, index):
+        if later.op == "backward" or later.op == "scaler.scale":
+            break
+        if any(later is s for s in steps) and later.at.loops == event.at.loops:
+            if earlier:
+                return f"the scale changes here, and line {later.line} steps another optimizer with gradients of the old scale"
+            if any(e.op == "backward" and is_scaled(e) for e in before(trace, index)):
+                return f"update() comes before step() at line {later.line}: the inf check of this step is lost"
+    if not earlier:
+        return ""
+    step = earlier[0]
+    over = loops_over_optimizers(step)
+    if any(loop in event.at.loops for loop in over):
+        return "update() runs once per optimizer: the scale changes between their steps"
+    inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over]
+    if inner and event.at.loops == step.at.loops[: len(event.at.loops)]:
+        return f"update() stands outside the loop that steps at line {step.line}: the scale never adapts within it"
+    extra = extra_guards(event, step)
+    if extra and not any(u.op == "scaler.update" and not extra_guards(u, step) for u in trace.events if can_meet(u, step)):
+        return f"update() runs only under a condition that step() at line {step.line} does not have"
+    return ""

@@ -1,0 +1,231 @@
+"""GradScaler: how it is built, kept and saved, and gradients taken around it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ...limits import Limits
+from ...records import Severity
+from ..protocol import is_disabled, scaler_of
+from ..registry import Hit, rule
+from ..trace import Event, FileView, Trace
+from ..values import Value, ancestors
+
+_LIMITS = Limits()
+_DTYPE_TEST = re.compile(r"16|dtype|half|precision", re.I)
+_STEP_FUNCTION = re.compile(r"epoch|(?:^|_)step(?:_|$)|train_batch|training_step|iteration", re.I)
+
+
+@rule("SCALER_WITH_BF16", Severity.WARNING, on="file")
+def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
+    """A GradScaler is used although training runs in bf16.
+
+    Why: bf16 has the exponent range of float32, so there is nothing to rescue; the scaler adds a host sync per step and its inf
+    checks can skip steps for no reason.
+
+    Example:
+        scaler = torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            ...
+
+    Use instead:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            ...
+        loss.backward()
+        optimizer.step()
+
+    When not: the dtype is chosen at run time and the scaler is enabled for fp16 only.
+    """
+    regions = [e.out.ref for e in view.of("autocast") if e.out.ref.enabled is not False]
+    regions = [r for r in regions if not r.is_framework]
+    kinds = {r.dtype for r in regions if r.dtype in ("fp16", "bf16", "half")}
+    casts = [e for e in view.of("module_cast") if e.out.const == "bf16"]
+    if kinds != {"bf16"} and not (not regions and casts and not any(e.out.const == "fp16" for e in view.of("module_cast"))):
+        return
+    line = regions[0].line if regions else casts[0].line
+    for event in view.of("scaler.new"):
+        enabled = _argument_node(event.node, "enabled")
+        if enabled is not None and (event.kwargs["enabled"].const is False or _DTYPE_TEST.search(ast.unparse(enabled))):
+            continue
+        if any(_DTYPE_TEST.search(key) and "amp" != key for key, _ in event.at.guards):
+            continue
+        yield Hit(
+            event.node,
+            f"GradScaler with bf16: the code runs in bf16 (line {line}), which has float32's range",
+            "drop the scaler, or build it with enabled=(dtype == torch.float16)",
+            file=event.file,
+        )
+
+
+def _argument_node(node: ast.AST, name: str) -> ast.expr | None:
+    return next((k.value for k in getattr(node, "keywords", ()) if k.arg == name), None)
+
+
+_SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+
+
+@rule("SCALER_SETTINGS", Severity.WARNING, "scaler.new", "external")
+def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
+    """GradScaler is built with numbers that cannot work well.
+
+    Why: a scale of 1 rescues nothing, one above 2**24 costs the first steps; a growth factor of 1 or less and a backoff factor of
+    1 or more raise; a growth interval of a few steps overflows all the time, one of millions never recovers.
+
+    Example:
+        scaler = torch.amp.GradScaler("cuda", init_scale=1.0, growth_interval=10_000_000)
+
+    Use instead:
+        scaler = torch.amp.GradScaler("cuda")  # 65536, 2.0, 0.5, 2000
+
+    When not: a test that provokes overflow or underflow on purpose.
+    """
+    if event.op == "external" and not str(event.arg(0).ref).endswith("GradScalerKwargs"):
+        return
+    given = dict(event.kwargs)
+    if event.op == "scaler.new":
+        names = _SETTINGS if str(event.out.ref).startswith("torch.cuda.amp") else ("device", *_SETTINGS)
+        given = {**dict(zip(names, event.args)), **given}
+    for name in _SETTINGS:
+        value = given.get(name)
+        if value is None or not value.is_number:
+            continue
+        problem = setting_problem(name, value.const)
+        if problem:
+            text, severity = problem
+            node = _argument_node(event.node, name) or value.node or event.node
+            yield Hit(node, f"{name}={value.const:g}: {text}", "the defaults are 65536, 2.0, 0.5 and 2000", severity)
+
+
+def setting_problem(name: str, number: float) -> tuple[str, Severity] | None:
+    """What is wrong with a GradScaler setting, if anything."""
+    if name == "init_scale":
+        if number <= _LIMITS.init_scale_low:
+            return "a scale this small rescues no small gradient", Severity.WARNING
+        if number > _LIMITS.init_scale_high:
+            return "a scale this large overflows the first steps", Severity.WARNING
+    if name == "growth_factor":
+        if number <= 1:
+            return "must be above 1; GradScaler raises", Severity.ERROR
+        if number > _LIMITS.growth_factor_high:
+            return "jumps past the working range at every growth", Severity.WARNING
+    if name == "backoff_factor":
+        if number >= 1 or number <= 0:
+            return "must lie between 0 and 1; GradScaler raises or never backs off", Severity.ERROR
+        if number < _LIMITS.backoff_factor_low or number > _LIMITS.backoff_factor_high:
+            return "backs off far too much or too little at an overflow", Severity.WARNING
+    if name == "growth_interval":
+        if number < _LIMITS.growth_interval_low:
+            return "the scale grows every few steps and overflows all the time", Severity.WARNING
+        if number > _LIMITS.growth_interval_high:
+            return "the scale practically never grows again after an overflow", Severity.WARNING
+    return None
+
+
+@rule("SCALER_REBUILT", Severity.WARNING, "scaler.new")
+def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
+    """A GradScaler is constructed anew in every step or epoch.
+
+    Why: the scale it has found is thrown away; each new scaler starts at 65536 and skips steps until it is back where it was.
+
+    Example:
+        for epoch in range(epochs):
+            scaler = torch.amp.GradScaler("cuda")
+            for batch in loader:
+                ...
+
+    Use instead:
+        scaler = torch.amp.GradScaler("cuda")
+        for epoch in range(epochs):
+            ...
+
+    When not: model and optimizer are built anew as well (folds, sweeps).
+    """
+    if event.kwargs.get("enabled") is not None and event.kwargs["enabled"].const is False:
+        return
+    trace = next((t for t in view.traces if any(e is event for e in t.events)), None)
+    fresh = [e for e in trace.events if e.op == "optimizer.new"] if trace else []
+    hint = "build the scaler once, beside the optimizer, and pass it in"
+    loops = [loop for loop in event.at.loops if isinstance(loop, (ast.For, ast.While, ast.AsyncFor))]
+    if loops:
+        if any(loops[-1] in e.at.loops for e in fresh):
+            return
+        yield Hit(event.node, f"GradScaler is built again in every pass of the loop at line {loops[-1].lineno}", hint)
+        return
+    function = event.at.stack[-1] if event.at.stack else None
+    if function is None or not _STEP_FUNCTION.search(function.name) or any(function in e.at.stack for e in fresh):
+        return
+    if any("optim" in a.arg or a.arg == "opt" for a in function.node.args.args) or function.name.startswith("training_step"):
+        yield Hit(event.node, f"GradScaler is built again in every call of {function.name}()", hint)
+
+
+@rule("SCALER_NOT_SAVED", Severity.WARNING, "save")
+def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
+    """A checkpoint holds the optimizer's state but not the scaler's.
+
+    Why: after a restart the scale starts at 65536 again: steps are skipped and the run departs from the one that was saved.
+
+    Example:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+
+    Use instead:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+
+    When not: the checkpoint is never used to go on training.
+    """
+    used = view.of("scaler.scale", "scaler.step")
+    if not used or view.of("scaler.state_dict", "scaler.load_state_dict"):
+        return
+    made = view.of("scaler.new")
+    if all(is_disabled(scaler_of(e), made) for e in used) or not _holds_optimizer(event.arg(0)):
+        return
+    yield Hit(
+        event.node,
+        f"the checkpoint holds the optimizer's state but not that of the scaler used at line {used[0].line}",
+        'add "scaler": scaler.state_dict(), and load it when resuming',
+    )
+
+
+def _holds_optimizer(saved: Value) -> bool:
+    stack, seen = [saved], 0
+    while stack and seen < 200:
+        seen += 1
+        for value in ancestors(stack.pop(), 100):
+            if value.op == "optimizer.state_dict":
+                return True
+            if value.kind == "dict" and isinstance(value.ref, dict):
+                if any("scaler" in str(key).lower() for key in value.ref):
+                    return False
+                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
+    return False
+
+
+@rule("SCALER_GRAD_PENALTY", Severity.ERROR, on="trace")
+def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """Gradients taken with `autograd.grad` from a scaled loss are used without dividing by the scale.
+
+    Why: a penalty on their norm sees numbers that are 65536 times too large, and the penalty's own gradient drowns the loss.
+
+    Example:
+        grads = torch.autograd.grad(scaler.scale(loss), inputs, create_graph=True)
+        penalty = grads[0].norm()
+
+    Use instead:
+        grads = torch.autograd.grad(scaler.scale(loss), inputs, create_graph=True)
+        penalty = (grads[0] / scaler.get_scale()).norm()
+
+    When not: only the direction of the gradient is used.
+    """
+    for event in trace.of("autograd.grad"):
+        if "scaled" not in event.out.tags:
+            continue
+        undone = any("unscaled" in e.out.tags and any(v is event.out for v in ancestors(e.out)) for e in trace.events)
+        if undone:
+            continue
+        yield Hit(
+            event.node,
+            f"gradients of a scaled loss are used as they are (autograd.grad at line {event.line})",
+            "divide them by scaler.get_scale() before building the penalty, and compute it in float32",
+            file=event.file,
+        )

@@ -1,0 +1,188 @@
+"""GradScaler protocol: calls that are missing, or that go around the scaler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...records import Severity
+from ..protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
+from ..registry import Hit, rule
+from ..trace import Event, FileView, Trace, can_meet
+from ..values import Value, ancestors
+
+
+@rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
+def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """`scaler.step` is called, but never `scaler.update`.
+
+    Why: without update the scale never changes, and after the first overflow the scaler's state is not reset: the next unscale_
+    raises, or every later step is skipped.
+
+    Example:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+
+    Use instead:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    When not: update is called by the caller in another file.
+    """
+    made = view.of("scaler.new")
+    updates = view.of("scaler.update")
+    for index, step in enumerate(trace.events):
+        if step.op != "scaler.step" or is_disabled(scaler_of(step), made):
+            continue
+        here = [u for u in updates if same_object(scaler_of(u), scaler_of(step)) and can_meet(u, step)]
+        shared = [u for u in here if any(u is e for e in trace.events) or _is_one_object(u, step)]
+        if shared or _escapes(view, scaler_of(step)):
+            continue
+        if not any(e.op == "backward" for e in before(trace, index)) and scaler_of(step).kind != "scaler":
+            continue
+        yield Hit(
+            step.node,
+            "scaler.step() without scaler.update() anywhere after it",
+            "call scaler.update() once per iteration, after step",
+            file=step.file,
+        )
+
+
+def _is_one_object(a: Event, b: Event) -> bool:
+    left, right = scaler_of(a).thing, scaler_of(b).thing
+    return left is not None and left is right
+
+
+def _escapes(view: FileView, scaler: Value) -> bool:
+    """Whether the scaler is handed to code that we cannot see, which may update it."""
+    for event in view.of("unknown_call", "external", "scaler.passed", "framework.prepare", "module_call"):
+        given = event.args[1:] if event.op != "scaler.passed" else event.args
+        if any(same_object(v, scaler) for v in (*given, *event.kwargs.values())):
+            return True
+    return False
+
+
+@rule("SCALER_STEP_BYPASSED", Severity.ERROR, on="trace")
+def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """`optimizer.step()` is called on gradients of a scaled loss, beside or instead of `scaler.step(optimizer)`.
+
+    Why: the optimizer takes gradients that are 65536 times too large (or already used), and infinities are not skipped.
+
+    Example:
+        scaler.scale(loss).backward()
+        optimizer.step()
+        scaler.update()
+
+    Use instead:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    When not: the scaler is disabled in that branch, or this optimizer has a backward of its own without scaling.
+    """
+    made = view.of("scaler.new")
+    for index, event in enumerate(trace.events):
+        if event.op != "optimizer.step" or (event.arg(0).thing and event.arg(0).thing.kind == "framework_optimizer"):
+            continue
+        last = next((e for e in before(trace, index) if e.op == "backward"), None)
+        if last is None or not is_scaled(last) or _all_disabled(trace, made):
+            continue
+        scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
+        beside = f", and scaler.step() already ran at line {scaled.line}" if scaled else ""
+        yield Hit(
+            event.node,
+            f"optimizer.step() on gradients of the scaled loss (backward at line {last.line}){beside}",
+            "use scaler.step(optimizer), and drop the plain optimizer.step()",
+            file=event.file,
+        )
+
+
+def _all_disabled(trace: Trace, made: list[Event]) -> bool:
+    used = trace.of("scaler.scale")
+    return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
+
+
+@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace")
+def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """`loss.backward()` without `scaler.scale`, although the scaler steps the optimizer.
+
+    Why: scaler.step divides the gradients by the scale, so unscaled ones come out 65536 times too small: the model stops
+    learning without any error.
+
+    Example:
+        loss.backward()
+        scaler.step(optimizer)
+
+    Use instead:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+
+    When not: that loss belongs to another optimizer which is stepped plainly.
+    """
+    made = view.of("scaler.new")
+    for index, step in enumerate(trace.events):
+        if step.op != "scaler.step" or is_disabled(scaler_of(step), made):
+            continue
+        for event in before(trace, index):
+            if event.op in ("optimizer.step", "scaler.update", "framework.backward"):
+                break
+            if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
+                yield Hit(
+                    event.node,
+                    f"this backward is not scaled, but scaler.step() at line {step.line} divides its gradients by the scale",
+                    "use scaler.scale(loss).backward()",
+                    file=event.file,
+                )
+
+
+@rule("SCALER_MISSING", Severity.ERROR, on="trace")
+def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """A model is trained under fp16 autocast without a GradScaler.
+
+    Why: gradients below 6e-8 become 0 in fp16. Many layers then learn nothing, and no error tells.
+
+    Example:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        loss.backward()
+        optimizer.step()
+
+    Use instead:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    When not: autocast runs in bf16, which needs no scaler, or a framework scales the loss.
+    """
+    text = view.module.text
+    if "GradScaler" in text or "grad_scaler" in text or "loss_scal" in text or view.of("scaler.scale", "scaler.step"):
+        return
+    if view.of("framework.new", "framework.backward", "framework.prepare"):
+        return
+    for index, event in enumerate(trace.events):
+        if event.op != "backward" or _is_scaled_by_hand(event.arg(0)):
+            continue
+        inside = next(
+            (e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
+             and not e.at.region.is_framework and e.op not in ("autocast", "decorator")), None,
+        )  # fmt: skip
+        if inside is None or inside.at.region is None or not any(e.op.endswith(".step") for e in after(trace, index)):
+            continue
+        yield Hit(
+            event.node,
+            f"fp16 training without a loss scaler: {inside.at.region.label}, plain backward at line {event.line}",
+            "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
+            file=event.file,
+        )
+
+
+def _is_scaled_by_hand(loss: Value) -> bool:
+    for value in ancestors(loss, 8):
+        if value.op == "mul":
+            for side in value.inputs:
+                name = side.thing.name.lower() if side.thing else ""
+                if "scale" in name or (side.is_number and side.const >= 64):
+                    return True
+    return False

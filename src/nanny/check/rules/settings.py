@@ -1,0 +1,252 @@
+"""Mixed-precision settings given to frameworks in Python: Hugging Face, Accelerate, Lightning, DeepSpeed, FSDP."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ...limits import Limits
+from ...records import Severity
+from ..registry import Hit, rule
+from ..trace import Event, FileView, Trace
+from ..values import HALF, Value
+from .scaler_state import setting_problem
+
+_LIMITS = Limits()
+
+
+def _keyword(node: ast.AST, name: str) -> ast.AST:
+    """The keyword or dict entry `name`, for its line; the whole node if it is not written out."""
+    for keyword in getattr(node, "keywords", ()):
+        if keyword.arg == name:
+            return keyword
+    for key, value in zip(getattr(node, "keys", ()), getattr(node, "values", ())):
+        if isinstance(key, ast.Constant) and key.value == name:
+            return key
+    return node
+
+
+def _is_on(value: Value | None) -> bool:
+    """Whether a setting switches something on: True, or a section with enabled: True."""
+    if value is None:
+        return False
+    if value.kind == "dict" and isinstance(value.ref, dict):
+        inner = value.ref.get("enabled")
+        return isinstance(inner, Value) and inner.const is True
+    return value.const is True
+
+
+@rule("CONFIG_FP16_AND_BF16", Severity.ERROR, "external", "dict")
+def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
+    """fp16 and bf16 are both switched on.
+
+    Why: they exclude each other; Hugging Face and DeepSpeed raise, others pick one silently.
+
+    Example:
+        TrainingArguments(output_dir="out", fp16=True, bf16=True)
+
+    Use instead:
+        TrainingArguments(output_dir="out", bf16=True)
+
+    When not: never.
+    """
+    for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval"), ("float16", "bfloat16")):
+        if _is_on(event.kwargs.get(first)) and _is_on(event.kwargs.get(second)):
+            nodes = [_keyword(event.node, name) for name in (first, second)]
+            later = max(nodes, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
+            yield Hit(later, f"{first} and {second} are both on", "keep one: bf16 where the GPU has it (Ampere or later), else fp16")
+
+
+_TRUE_HALF = {"16-true": "fp16", "bf16-true": "bf16"}
+
+
+@rule("CONFIG_TRUE_HALF", Severity.WARNING, "external", "framework.new")
+def true_half(event: Event, view: FileView) -> Iterator[Hit]:
+    """Training runs with precision "16-true" or "bf16-true": everything in half, no float32 copy.
+
+    Why: weights, optimizer state and normalisation are all half; updates below 1/2048 or 1/256 of a weight vanish. "16-mixed" keeps
+    float32 weights.
+
+    Example:
+        Trainer(precision="16-true")
+
+    Use instead:
+        Trainer(precision="16-mixed")
+
+    When not: the model is only evaluated or used for prediction.
+    """
+    precision = event.kwargs.get("precision")
+    if precision is None or precision.const not in _TRUE_HALF:
+        return
+    if not _fits(view, event):
+        return
+    yield Hit(
+        _keyword(event.node, "precision"),
+        f'precision="{precision.const}" trains with all weights in {_TRUE_HALF[precision.const]}',
+        'use "bf16-mixed" or "16-mixed" for training',
+    )
+
+
+def _fits(view: FileView, event: Event) -> bool:
+    """Whether anything is trained in this file, as far as it shows: a lone settings object counts as training."""
+    called = {path.rpartition(".")[2] for path in view.module.called}
+    if called & {"fit", "backward", "manual_backward", "training_step"}:
+        return True
+    return not called & {"predict", "test", "validate", "generate", "evaluate"}
+
+
+@rule("CONFIG_LOSS_SCALE", Severity.WARNING, "dict", "external")
+def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
+    """A loss-scale setting makes no sense.
+
+    Why: a static scale of 1 rescues no gradient; DeepSpeed's initial_scale_power is an exponent, so 65536 means 2**65536; bf16 takes
+    no loss scale at all.
+
+    Example:
+        "fp16": {"enabled": True, "initial_scale_power": 65536}
+
+    Use instead:
+        "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16}
+
+    When not: a test that provokes overflow.
+    """
+    if event.op == "external" and not str(event.arg(0).ref).endswith("GradScalerKwargs"):
+        return
+    if event.op == "dict":
+        section = event.kwargs
+        bf16 = section.get("bf16")
+        if bf16 is not None and bf16.kind == "dict" and isinstance(bf16.ref, dict):
+            for name in ("loss_scale", "initial_scale_power"):
+                if name in bf16.ref and bf16.node is not None:
+                    yield Hit(_keyword(bf16.node, name), f"{name} has no meaning for bf16", "remove it: bf16 needs no loss scale")
+        if "enabled" not in section or not (section.keys() & {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}):
+            return
+        if section["enabled"].const is False:
+            return
+        for name, text in deepspeed_problems({k: v.const for k, v in section.items() if v.is_number}):
+            yield Hit(_keyword(event.node, name), text, "use loss_scale 0 (dynamic) with initial_scale_power 16")
+
+
+def deepspeed_problems(section: dict[str, float]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the numbers of DeepSpeed's fp16 section, by key."""
+    scale = section.get("loss_scale")
+    if scale is not None and scale != 0 and scale <= _LIMITS.init_scale_low:
+        yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that rescues no small gradient"
+    elif scale is not None and scale > _LIMITS.init_scale_high:
+        yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that overflows every step"
+    power = section.get("initial_scale_power")
+    if power is not None and not 0 < power <= _LIMITS.scale_power_high:
+        yield "initial_scale_power", f"initial_scale_power={power:g} is an exponent: the first scale would be 2**{power:g}"
+    window = section.get("loss_scale_window")
+    if window is not None and window < _LIMITS.growth_interval_low:
+        yield "loss_scale_window", f"loss_scale_window={window:g}: the scale grows every few steps and overflows all the time"
+    floor = section.get("min_loss_scale")
+    if floor is not None and (floor <= 0 or (power is not None and power <= _LIMITS.scale_power_high and floor > 2.0**power)):
+        yield "min_loss_scale", f"min_loss_scale={floor:g} is not between 0 and the first scale"
+    if section.get("hysteresis", 1) < 1:
+        yield "hysteresis", "hysteresis below 1 has no meaning"
+
+
+_REDUCE_HOOKS = ("fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrapper", "bf16_compress_wrapper")
+
+
+@rule("CONFIG_REDUCE_DTYPE", Severity.WARNING, "external", "reduce_policy", "unknown_call", "dict")
+def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
+    """Gradients are summed across devices in half.
+
+    Why: the sum over many ranks is rounded at every addition and, in fp16, can overflow; float32 costs twice the traffic and keeps
+    the gradient.
+
+    Example:
+        MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+
+    Use instead:
+        MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+    When not: few ranks and a measured need for the bandwidth.
+    """
+    hint = "reduce in float32"
+    if event.op == "reduce_policy":
+        reduce, param = event.kwargs.get("reduce_dtype"), event.kwargs.get("param_dtype")
+        if reduce is not None and not reduce.is_none:
+            if reduce.const in ("fp16", "bf16"):
+                yield Hit(_keyword(event.node, "reduce_dtype"), f"gradients are reduced in {reduce.const}", "set reduce_dtype=torch.float32")
+        elif param is not None and param.const in ("fp16", "bf16"):
+            yield Hit(event.node, f"without reduce_dtype gradients are reduced in param_dtype, {param.const}", "set reduce_dtype=torch.float32")
+    elif event.op == "dict":
+        kind = event.kwargs.get("communication_data_type")
+        if kind is not None and kind.const in ("fp16", "bf16", "bfp16", "float16", "bfloat16"):
+            yield Hit(_keyword(event.node, "communication_data_type"), f"gradients are reduced in {kind.const}", 'use "fp32"')
+    else:
+        for value in (*event.args[1:], *event.kwargs.values()):
+            if value.kind == "external" and str(value.ref).rpartition(".")[2] in _REDUCE_HOOKS:
+                yield Hit(event.node, f"{str(value.ref).rpartition('.')[2]} sums gradients across ranks in half", hint)
+
+
+@rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="file")
+def double_scaling(view: FileView) -> Iterator[Hit]:
+    """A plain backward, or a scaler of one's own, is used under a framework that scales the loss itself.
+
+    Why: Accelerate, Lightning, Fabric and DeepSpeed own the loss scaler. A plain backward leaves gradients unscaled while the step
+    unscales them; a second scaler scales twice.
+
+    Example:
+        accelerator = Accelerator(mixed_precision="fp16")
+        loss.backward()
+
+    Use instead:
+        accelerator.backward(loss)
+
+    When not: the framework runs in bf16 or float32 and nothing is scaled.
+    """
+    framework = _framework(view)
+    if framework is None:
+        return
+    name, call, kind, line = framework
+    if kind not in ("fp16", ""):
+        return
+    for event in view.of("scaler.new"):
+        enabled = event.kwargs.get("enabled")
+        if (enabled is None or enabled.const is not False) and kind == "fp16":
+            yield Hit(event.node, f"{name} (line {line}) has a loss scaler of its own", f"remove this one and use {call}", file=event.file)
+    if view.of("scaler.new"):
+        return
+    for trace in view.traces:
+        for event in trace.of("backward"):
+            if _owned(trace, name, view) and kind == "fp16":
+                yield Hit(event.node, f"{name} (line {line}) scales the loss itself, this backward does not", f"use {call}", file=event.file)
+
+
+def _owned(trace: Trace, name: str, view: FileView) -> bool:
+    return name != "Lightning" or (trace.owner is not None and trace.owner.is_lightning)
+
+
+def _framework(view: FileView) -> tuple[str, str, str, int] | None:
+    """Name, the call to use, the precision (empty: not known) and the line of the framework that owns the loss scale."""
+    for event in view.of("framework.new"):
+        if event.out.ref == "accelerate":
+            return "Accelerator", "accelerator.backward(loss)", _precision(event.kwargs.get("mixed_precision")), event.line
+        if event.out.ref == "fabric":
+            return "Fabric", "fabric.backward(loss)", _precision(event.kwargs.get("precision")), event.line
+        if event.out.ref == "deepspeed":
+            config = event.kwargs.get("config") or event.kwargs.get("config_params")
+            section = config.ref.get("fp16") if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else None
+            return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
+    for event in view.of("external"):
+        path = str(event.arg(0).ref)
+        if path.endswith(".Trainer") and path.startswith(("lightning", "pytorch_lightning")):
+            return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event.line
+    return None
+
+
+def _precision(value: Value | None) -> str:
+    """`fp16`, `other`, or empty if the code does not say."""
+    if value is None:
+        return ""
+    text = str(value.const)
+    if text in ("fp16", "16-mixed", "16"):
+        return "fp16"
+    return "other" if isinstance(value.const, (str, int)) else ""
+
+
+__all__ = ["HALF", "setting_problem"]

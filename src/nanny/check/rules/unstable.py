@@ -1,0 +1,298 @@
+"""Formulas that are fine in float32 and break in half: exponentials, logarithms, sums, variances."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...records import Severity
+from ..optable import NEEDS_FLOAT, SHAPE, autocast_list
+from ..registry import Hit, rule
+from ..trace import Event, FileView
+from ..values import HALF, Value, ancestors
+
+_PASS = SHAPE | {"getitem", "view", "cast", "clamp", "clamp_min", "add", "part", "clone"}
+_LOGS = ("log", "log2", "log10")
+
+
+def _is_promoted(event: Event, op: str | None = None) -> bool:
+    """Whether autocast, or an explicit dtype, runs this operation in float32; an unknown device counts as promoting."""
+    asked = event.kwargs.get("dtype")
+    if asked is not None and not asked.is_none:
+        return asked.const not in HALF
+    region = event.at.region
+    return region is not None and autocast_list(op or event.op, region.device) in ("float32", "unknown")
+
+
+def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | None:
+    """The value made by one of `ops` that `value` is, but for reshaping, clamping or an added eps."""
+    current = value
+    for _ in range(8):
+        if current.op in ops:
+            return current
+        if current.op not in _PASS or not current.inputs:
+            return None
+        current = next((v for v in current.inputs if v.kind == "tensor"), current.inputs[0])
+    return None
+
+
+@rule("NUM_SOFTMAX_HALF", Severity.WARNING, "softmax", "log_softmax")
+def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
+    """softmax or log_softmax runs on a half tensor that nothing promotes.
+
+    Why: outside CUDA autocast (a half model, CPU autocast, an island) the result is rounded to half: probabilities below 6e-8 are 0
+    in fp16, and bf16 keeps 2 digits.
+
+    Example:
+        weights = torch.softmax(scores, dim=-1)  # scores are half
+
+    Use instead:
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
+
+    When not: under CUDA autocast, which promotes softmax to float32.
+    """
+    value = event.arg(0)
+    if not value.is_half or _is_promoted(event) or event.at.island:
+        return
+    if event.op == "softmax" and any(e.op in _LOGS and _made_by(e.arg(0), ("softmax",)) is event.out for e in view.events):
+        return
+    yield Hit(event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()")
+
+
+@rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *_LOGS)
+def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
+    """log(softmax(x)) is computed in two steps in half.
+
+    Why: a probability that rounds to 0 gives log(0) = -inf, and the gradient is NaN. log_softmax never forms the probability.
+
+    Example:
+        logp = torch.log(torch.softmax(logits, dim=-1))
+
+    Use instead:
+        logp = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
+
+    When not: both run in float32 and the probabilities are not tiny.
+    """
+    made = _made_by(event.arg(0), ("softmax",))
+    if made is None:
+        return
+    if not (made.is_half or (made.inputs and made.inputs[0].is_half and event.arg(0).is_half)):
+        return
+    yield Hit(event.node, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
+
+
+@rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *_LOGS, "log1p")
+def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
+    """log(sigmoid(x)) or log(1 - sigmoid(x)) is computed in two steps in half.
+
+    Why: in fp16 sigmoid is exactly 1 from 8.4 on and 0 below -17, so the logarithm gives -inf; autocast does not promote sigmoid.
+
+    Example:
+        loss = -torch.log(torch.sigmoid(x)).mean()
+
+    Use instead:
+        loss = -F.logsigmoid(x.float()).mean()
+
+    When not: x is float32.
+    """
+    value = event.arg(0)
+    if value.op in ("sub", "rsub") and len(value.inputs) == 2 and value.inputs[0].is_number:
+        value = value.inputs[1]
+    made = _made_by(value, ("sigmoid",))
+    if made is None and value.op in _PASS:
+        inner = next((v for v in ancestors(value, 6) if v.op == "sub" and v.inputs and v.inputs[0].is_number), None)
+        made = _made_by(inner.inputs[1], ("sigmoid",)) if inner else None
+    if made is None or not made.is_half:
+        return
+    yield Hit(event.node, f"log of a sigmoid that is {made.dtype}: {made.why}", "use logsigmoid, or binary_cross_entropy_with_logits")
+
+
+@rule("NUM_LOGSUMEXP", Severity.WARNING, *_LOGS)
+def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
+    """log(sum(exp(x))) is written out in half.
+
+    Why: exp overflows fp16 from 11.1 on; logsumexp subtracts the maximum first.
+
+    Example:
+        energy = torch.log(torch.exp(logits).sum(-1))
+
+    Use instead:
+        energy = torch.logsumexp(logits.float(), -1)
+
+    When not: the maximum is subtracted before exp.
+    """
+    total = _made_by(event.arg(0), ("sum", "mean", "nansum"))
+    made = _made_by(total.inputs[0], ("exp",)) if total is not None and total.inputs else None
+    if made is None or not made.inputs or _is_shifted(made.inputs[0]):
+        return
+    if not (made.is_half or event.arg(0).is_half):
+        return
+    yield Hit(event.node, f"log of a sum of exp in {made.dtype or event.arg(0).dtype}: {made.why or event.arg(0).why}", "use torch.logsumexp")
+
+
+def _is_shifted(value: Value) -> bool:
+    """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, or it is a negated square or magnitude."""
+    for made in ancestors(value, 12):
+        if made.op in ("max", "amax", "clamp", "clamp_max", "clamp_", "log_softmax", "logsigmoid", "logsumexp", "tanh", "sigmoid", "maximum", "minimum", "min"):
+            return True
+    if value.op == "neg":
+        return True
+    if value.op in ("mul", "div") and any(v.is_number and v.const < 0 for v in value.inputs):
+        return True
+    return value.op in ("mul", "div") and any(v.op == "neg" for v in value.inputs)
+
+
+@rule("NUM_EXP_HALF", Severity.WARNING, "exp", "expm1", "exp_")
+def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
+    """exp of an fp16 value that nothing promotes or bounds.
+
+    Why: exp(11.1) is beyond 65504, so fp16 gives inf.
+
+    Example:
+        std = torch.exp(0.5 * logvar)  # logvar is fp16
+
+    Use instead:
+        std = torch.exp(0.5 * logvar.float())
+
+    When not: the argument is bounded (a maximum was subtracted, or it was clamped), in bf16, or under CUDA autocast.
+    """
+    value = event.arg(0)
+    if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value):
+        return
+    if any(e.op in _LOGS and _log_uses(e.arg(0), event.out) for e in view.events):
+        return
+    yield Hit(event.node, f"exp overflows fp16 from 11.1 on: {value.why}", "cast the argument with .float(), or bound it")
+
+
+def _log_uses(value: Value, made: Value) -> bool:
+    total = _made_by(value, ("sum", "mean", "nansum"))
+    return total is not None and bool(total.inputs) and _made_by(total.inputs[0], ("exp",)) is made
+
+
+_REDUCTIONS = ("sum", "cumsum", "mean", "prod", "cumprod", "nansum", "norm", "linalg.vector_norm", "logcumsumexp", "nanmean")
+
+
+@rule("NUM_REDUCE_HALF", Severity.WARNING, *_REDUCTIONS)
+def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
+    """A sum, running sum or mean of squares is taken of half values.
+
+    Why: the result must fit the format: fp16 ends at 65504 and a square reaches that at 256; running sums lose addends below 1/2048
+    (fp16) or 1/256 (bf16) of the total.
+
+    Example:
+        ms = (x * x).mean(-1)
+
+    Use instead:
+        ms = x.float().pow(2).mean(-1)
+
+    When not: under CUDA autocast for sum, cumsum, norm and prod, which it promotes; or when the values are known to be small.
+    """
+    value = event.arg(0)
+    if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value):
+        return
+    is_square = _is_square(value)
+    if event.op in ("mean", "nanmean"):
+        if not is_square or value.dtype == "bf16":
+            return
+    elif event.op in ("sum", "nansum", "norm", "linalg.vector_norm", "prod") and value.dtype != "fp16":
+        return
+    if _is_part_of_larger(event, view):
+        return
+    what = "squares" if is_square else "values"
+    yield Hit(event.node, f"{event.op} of {value.dtype} {what}: {value.why}", "cast with .float() first, or pass dtype=torch.float32")
+
+
+def _is_bounded(value: Value) -> bool:
+    """Whether the values are so small or so few that their sum is harmless: probabilities and masks over one row."""
+    made = _made_by(value, ("softmax", "compare", "one_hot", "exp"))
+    return made is not None or value.dtype == "bool"
+
+
+def _is_square(value: Value) -> bool:
+    made = _made_by(value, ("pow", "mul", "square")) if value.op in _PASS | {"pow", "mul", "square"} else None
+    if made is None:
+        return False
+    if made.op == "square":
+        return True
+    if made.op == "pow":
+        return len(made.inputs) > 1 and made.inputs[1].const == 2
+    return len(made.inputs) == 2 and made.inputs[0] is made.inputs[1]
+
+
+def _is_part_of_larger(event: Event, view: FileView) -> bool:
+    """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
+    for other in view.events:
+        if other.op == "sub" and _variance(other) and any(v is event.out for v in ancestors(other.out, 20)):
+            return True
+        if other.op in _LOGS and _made_by(other.arg(0), ("sum", "mean")) is event.out:
+            return True
+    return False
+
+
+@rule("NUM_VARIANCE", Severity.WARNING, "sub")
+def variance_in_one_pass(event: Event, view: FileView) -> Iterator[Hit]:
+    """A variance is computed as mean(x*x) - mean(x)**2 in half.
+
+    Why: the two terms are almost equal and each has 3 digits (fp16) or 2 (bf16); the difference is noise and often negative.
+
+    Example:
+        var = (x * x).mean(-1) - x.mean(-1) ** 2
+
+    Use instead:
+        var = x.float().var(-1, unbiased=False)
+
+    When not: x is float32 and its mean is not large against its spread.
+    """
+    found = _variance(event)
+    if found is None:
+        return
+    yield Hit(event.node, f"mean of squares minus square of mean in {found.dtype}: {found.why}", "use x.float().var(...)")
+
+
+def _variance(event: Event) -> Value | None:
+    """The half operand of E[x^2] - E[x]^2, if the subtraction is that."""
+    left, right = event.arg(0), event.arg(1)
+    if left.op not in ("mean", "sum", "div") or not _is_square_of_mean(right):
+        return None
+    squares = left.inputs[0] if left.inputs else left
+    if left.op == "div" and squares.op in ("sum", "mean") and squares.inputs:
+        squares = squares.inputs[0]
+    if not _is_square(squares):
+        return None
+    for value in (right, left, *right.inputs, squares, *squares.inputs):
+        if value.is_half:
+            return value
+    return None
+
+
+def _is_square_of_mean(value: Value) -> bool:
+    if value.op in ("pow", "square"):
+        inner = value.inputs[0] if value.inputs else value
+        return inner.op in ("mean", "div") and (value.op == "square" or value.inputs[1].const == 2)
+    return value.op == "mul" and len(value.inputs) == 2 and value.inputs[0] is value.inputs[1] and value.inputs[0].op in ("mean", "div")
+
+
+_FFT = frozenset(f"fft.{name}" for name in "fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn hfft ihfft".split())
+
+
+@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | _FFT))
+def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
+    """An operation that has no half version gets a half tensor.
+
+    Why: matrix decompositions and inverses, quantiles and (in bf16) Fourier transforms raise on half tensors; CUDA autocast does
+    not promote them.
+
+    Example:
+        u, s, v = torch.linalg.svd(h)  # h comes from a linear layer under autocast
+
+    Use instead:
+        u, s, v = torch.linalg.svd(h.float())
+
+    When not: under CPU autocast, which promotes most of them.
+    """
+    value = event.arg(0)
+    if not value.is_half or _is_promoted(event):
+        return
+    if event.op in _FFT and (value.dtype != "bf16" or event.at.region is not None and event.at.region.device == "cpu"):
+        return
+    severity = Severity.ERROR if value.sure else Severity.WARNING
+    yield Hit(event.node, f"{event.op} does not take {value.dtype}: {value.why}", "cast the input with .float()", severity)

@@ -1,0 +1,61 @@
+"""Writes of half values into float32 tensors by index."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ...records import Severity
+from ..registry import Hit, rule
+from ..trace import Event, FileView
+from ..values import HALF, Value, ancestors
+
+_SOURCE = {"index_add_": 3, "index_copy_": 3, "scatter_": 3, "scatter_add_": 3, "index_put_": 2, "masked_scatter_": 2,
+           "index_add": 3, "index_copy": 3, "masked_scatter": 2, "scatter": 3}  # fmt: skip
+_INDEX_NAME = re.compile(r"mask|idx|index|indices|(?:^|_)ids?$|perm|rows|cols|slots?$|where|select|keep|valid", re.I)
+
+
+@rule("NUM_INDEXED_WRITE", Severity.ERROR, "setitem", *_SOURCE)
+def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
+    """Half values are written by index into a float32 tensor.
+
+    Why: index_put, index_add_, index_copy_, scatter_ and masked_scatter_ want one dtype on both sides and raise; in-place
+    operations are not autocast.
+
+    Example:
+        out = torch.zeros(n, d, device="cuda")
+        with torch.autocast("cuda"):
+            out[rows] = expert(x[rows])
+
+    Use instead:
+        out[rows] = expert(x[rows]).to(out.dtype)
+
+    When not: the index is a slice or a plain integer: that is a copy, and copies convert.
+    """
+    target = event.arg(0)
+    if event.op == "setitem":
+        value = event.arg(2)
+        if not _is_tensor_index(event.arg(1)):
+            return
+    else:
+        value = event.kwargs.get("src") or event.kwargs.get("source") or event.arg(_SOURCE[event.op], "tensor")
+    if target.kind != "tensor" or target.dtype not in ("fp32", "fp64") or value.kind != "tensor" or value.dtype not in HALF:
+        return
+    if not event.op.endswith("_") and event.op != "setitem" and event.at.region is not None and event.op == "index_put":
+        return
+    severity = Severity.ERROR if value.sure or event.at.region is not None else Severity.WARNING
+    yield Hit(event.node, f"{value.dtype} values are written into a {target.dtype} tensor: {value.why}", "cast the values with .to(target.dtype)", severity)
+
+
+def _is_tensor_index(index: Value) -> bool:
+    """Whether indexing goes through index_put: the index is a tensor or a list, not a slice or a number."""
+    if index.kind == "tuple":
+        return any(_is_tensor_index(i) for i in index.inputs)
+    if index.kind in ("slice", "const") or index.op == "loop_index":
+        return False
+    if index.kind in ("tensor", "list"):
+        return True
+    if any(v.op in ("compare", "nonzero", "argsort", "topk") for v in ancestors(index, 5)):
+        return True
+    name = index.thing.name.rpartition(".")[2] if index.thing else ""
+    return bool(_INDEX_NAME.search(name))

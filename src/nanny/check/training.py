@@ -1,0 +1,47 @@
+"""Whether something is trained, as far as a file tells: it is in an optimizer, set to train, or under a loss that goes backward."""
+
+from __future__ import annotations
+
+from .source import ClassInfo
+from .trace import Event, FileView
+from .values import HALF, Thing, Value, ancestors
+
+_BACKWARD = ("backward", "framework.backward")
+
+
+def is_trained(thing: Thing, view: FileView) -> bool:
+    if thing.is_trained:
+        return True
+    if thing.is_frozen:
+        return False
+    for event in view.of(*_BACKWARD):
+        for loss in event.args:
+            if any(v.thing is thing and v.kind != "tensor" for v in ancestors(loss)):
+                return True
+    return False
+
+
+def trains_after(event: Event, view: FileView) -> bool:
+    """Whether a backward can come after this event: a cast at the very end, for export, is no training in half."""
+    for trace in view.traces:
+        positions = [i for i, e in enumerate(trace.events) if e is event]
+        if positions:
+            backwards = [i for i, e in enumerate(trace.events) if e.op in _BACKWARD]
+            return not backwards or backwards[-1] > positions[0]
+    return True
+
+
+def half_parameters(params: Value, event: Event) -> str:
+    """`fp16` or `bf16` if the parameters handed to an optimizer are known to be that."""
+    stack, seen = [params], 0
+    while stack and seen < 300:
+        seen += 1
+        for value in ancestors(stack.pop(), 100):
+            for kind in (value.thing.dtype if value.thing else "", value.dtype if value.op in ("parameter", "param") else ""):
+                if kind in HALF:
+                    return kind
+            if value.kind == "dict" and isinstance(value.ref, dict):
+                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
+            if value.kind == "instance" and isinstance(value.ref, ClassInfo):
+                stack.extend(value.ref.fields.values())
+    return ""
