@@ -38,6 +38,7 @@ __all__ = [
     "findings",
     "histograms",
     "kinds",
+    "one_moment",
     "pick_run",
     "reading",
     "runs",
@@ -108,6 +109,22 @@ def reading(path: str | Path) -> Iterator[sqlite3.Connection]:
         raise NannyError(f"{path}: cannot be read to the end ({error}): {why}") from error
     finally:
         db.close()
+
+
+@contextlib.contextmanager
+def one_moment(db: sqlite3.Connection) -> Iterator[None]:
+    """All queries inside see the store as it was at the first of them, whatever training adds meanwhile.
+
+    Keep it short on a live run: what the writer must keep for it grows its side file.
+    """
+    if db.in_transaction:
+        yield
+        return
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.rollback()
 
 
 def _open_checked(path: Path, parameters: str) -> sqlite3.Connection:
@@ -207,15 +224,16 @@ def samples(
     db: sqlite3.Connection, run: int, kind: str, statistic: str, first: int | None = None, last: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(steps int64, float32 [steps, sites]) of one statistic."""
-    layouts = {i: (rows.split(), zeros.split()) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
-    row_of = {i: rows.index(statistic) for i, (rows, _) in layouts.items() if statistic in rows}
-    cases = " ".join(f"WHEN {i} THEN {row}" for i, row in row_of.items()) or "WHEN -1 THEN NULL"
     between, bounds = _range(first, last)
-    found = db.execute(
-        f"""SELECT step, n, layout, substr(data, 1 + 4 * n * CASE layout {cases} END, 4 * n)
-            FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step""",
-        (run, kind, *bounds),
-    ).fetchall()
+    with one_moment(db):
+        layouts = {i: (rows.split(), zeros.split()) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
+        row_of = {i: rows.index(statistic) for i, (rows, _) in layouts.items() if statistic in rows}
+        cases = " ".join(f"WHEN {i} THEN {row}" for i, row in row_of.items()) or "WHEN -1 THEN NULL"
+        found = db.execute(
+            f"""SELECT step, n, layout, substr(data, 1 + 4 * n * CASE layout {cases} END, 4 * n)
+                FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step""",
+            (run, kind, *bounds),
+        ).fetchall()
     taken = np.array([step for step, *_ in found], np.int64)
     width = max((n for _, n, _, _ in found), default=0)
     matrix = np.full((len(found), width), 0.0 if statistic == "count" else np.nan, np.float32)
