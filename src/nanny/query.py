@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a layer's name must not break the output in an ASCII locale
     answer = module.answer(args)
-    form = args.format if args.format in FORMATS else "text"
+    form = "text" if hasattr(module, "FORMATS") else args.format  # with formats of its own it has written them itself
     text = rendered(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
     if text:
         print(text)

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from ..limits import Limits
@@ -120,21 +119,17 @@ def _layer_table(result: Comparison, most: int) -> Table:
 
 
 def _flat(result: Comparison) -> Table:
-    rows = [list(_object(parted).values()) for parted in (*result.curves, *result.layers)]
-    return Table(tuple(Column(name) for name in _object(result.curves[0] if result.curves else result.layers[0])), rows)
-
-
-def _object(parted: Parted) -> dict[str, Any]:
-    return asdict(parted)
+    rows = [list(vars(parted).values()) for parted in (*result.curves, *result.layers)]
+    return Table(tuple(Column(name) for name in vars((*result.curves, *result.layers)[0])), rows)
 
 
 def _data(result: Comparison) -> dict[str, Any]:
     return {
         "parts": result.first is not None,
-        "first": None if result.first is None else _object(result.first),
+        "first": None if result.first is None else vars(result.first),
         "steps": result.steps,
         "same_start": result.same_start,
-        "curves": [_object(curve) for curve in result.curves],
-        "layers": [_object(layer) for layer in result.layers],
+        "curves": [vars(curve) for curve in result.curves],
+        "layers": [vars(layer) for layer in result.layers],
         "notes": list(result.notes),
     }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -182,13 +181,14 @@ def _tensorboard_scalars(source: Source) -> Iterator[tuple[str, int, float]]:
     for name, step, value in _scalar_rows(source):
         yield f"nanny/{name}", step, value
     for kind in reader.kinds(source.db, source.run.id):
-        steps, norms = reader.samples(source.db, source.run.id, kind, "norm")
-        _, low = reader.samples(source.db, source.run.id, kind, "min")
-        _, high = reader.samples(source.db, source.run.id, kind, "max")
-        peaks = np.fmax(np.abs(low), np.abs(high))
-        for i, step in enumerate(steps.tolist()):
-            yield f"nanny/{kind}/total_norm", step, math.sqrt(float(np.nansum(norms[i].astype(float) ** 2)))
-            yield f"nanny/{kind}/largest", step, float(np.fmax.reduce(peaks[i])) if peaks.shape[1] else math.nan
+        steps, count = reader.samples(source.db, source.run.id, kind, "count")
+        norm, low, high = (reader.samples(source.db, source.run.id, kind, stat)[1] for stat in ("norm", "min", "max"))
+        # A NaN stays a NaN; only what was not measured counts as nothing.
+        squares = np.where(count > 0, norm.astype(np.float64) ** 2, 0.0).sum(axis=1)
+        peaks = np.where(count > 0, np.maximum(np.abs(low), np.abs(high)), 0.0).max(axis=1, initial=0.0)
+        for step, total, peak in zip(steps.tolist(), np.sqrt(squares).tolist(), peaks.tolist()):
+            yield f"nanny/{kind}/total_norm", step, total
+            yield f"nanny/{kind}/largest", step, peak
 
 
 def _clock(source: Source) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -160,8 +159,8 @@ def _remarks(source: Source, result: Imagined) -> list[str]:
         )
     if is_low(source):
         low = source.run.amp_dtype
-        stay = f"{counted(result.spared, 'output')} that autocast left in FP32 {'is' if result.spared == 1 else 'are'} not judged"
-        out.append(f"the run was recorded under {low} autocast: {stay}; what {low} had already lost is not on record")
+        stay = f", {counted(result.spared, 'output')} that stayed in FP32 left out" if result.spared else ""
+        out.append(f"the run was recorded under {low} autocast{stay}; what {low} had already lost is not on record")
     elif target == FP16:
         out.append("autocast keeps some outputs in FP32 (norms, softmax and losses on CUDA): such a culprit is spared there")
     ratios = reader.scalars(source.db, source.run.id, ["update_ratio"]).get("update_ratio")
@@ -197,7 +196,7 @@ def _table(result: Imagined, limit: int | None) -> Table:
 
 
 def _flat(result: Imagined) -> Table:
-    names = [name for name in asdict(result.fates[0]) if name not in ("history", "steps")]
+    names = [name for name in vars(result.fates[0]) if name not in ("history", "steps")]
     rows = [[_by_name(getattr(fate, name)) for name in names] for fate in result.fates]
     return Table(tuple(Column(name) for name in names), rows)
 
@@ -222,5 +221,5 @@ def _data(result: Imagined) -> dict[str, Any]:
         "survives": result.survives is not False,
         "with_losses": result.survives is None,
         "loss_scale": scales,
-        "layers": [asdict(fate) for fate in result.fates],
+        "layers": [vars(fate) for fate in result.fates],
     }

@@ -1,0 +1,77 @@
+"""How long the answer takes, as whole processes on a run of 1000 sites and 1000 traced steps.
+
+run: python -m benchmarks query
+
+`python -c "import numpy"` stands beside the commands: what the interpreter costs before a question is asked.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nanny.formats import FIRST_BIN, HISTOGRAM_BINS
+from nanny.records import SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
+from nanny.store.writer import RunWriter
+
+SITES, STEPS, FINDINGS, REPETITIONS = 1000, 1000, 200, 7
+SUMMARY_BAR_SECONDS = 0.5
+
+
+def record(folder: Path) -> Path:
+    """Two kinds of sites at every step, histograms at every tenth, eight scalars a step, some findings."""
+    rng = np.random.default_rng(0)
+    writer = RunWriter(folder, RunInfo(time.time(), argv=("train.py",), amp_dtype="float16"), queue_bytes=1 << 34)
+    for kind in ("output", "grad"):
+        writer.add_sites([Site(kind, f"encoder.layer.{i}.attention.dense", "float16", (64, 64)) for i in range(SITES)])
+    histograms = np.zeros((SITES, HISTOGRAM_BINS), "<u2")
+    histograms[:, FIRST_BIN + 110 : FIRST_BIN + 130] = rng.integers(0, 800, (SITES, 20))
+    for step in range(STEPS):
+        values = np.abs(rng.normal(size=(len(SAMPLE_STATS), SITES))).astype("<f4")
+        values[0], values[5:] = 4096, 0
+        taken = histograms.tobytes() if step % 10 == 0 else b""
+        for kind in ("output", "grad"):
+            writer.add_sample(Sample(kind, step, SAMPLE_STATS, values.tobytes(), taken))
+        names = ("loss", "grad_norm", "lr", "scale", "skipped", "traced", "update_ratio", "step_ms")
+        writer.add_scalars(step, dict.fromkeys(names, 1.0 + step % 7))
+    for i in range(FINDINGS):
+        place = f"encoder.layer.{i}.attention.dense"
+        writer.add_finding(Finding("GRAD_EXPLOSION", Severity.WARNING, "12 times its median", "clip", site=place, step=i))
+    writer.close(timeout=120)
+    return writer.path
+
+
+def seconds_of(command: list[str]) -> float:
+    """The fastest of some runs: other work on the machine only adds to it."""
+    taken = []
+    for _ in range(REPETITIONS):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(record(Path(folder)))
+        size = Path(path).stat().st_size / 1e6
+        print(f"{SITES} sites x {STEPS} steps, {size:.0f} MB; whole processes, fastest of {REPETITIONS}")
+        print(f"  import numpy        {seconds_of(['-c', 'import numpy, sqlite3, argparse']):6.2f} s")
+        ask = ["-m", "nanny.query"]
+        summary = seconds_of([*ask, "summary", "--db", path])
+        print(f"  summary             {summary:6.2f} s")
+        for command in (["alerts"], ["stats", "--step", "500"], ["layer", "encoder.layer.500.attention.dense"], ["runs"]):
+            print(f"  {command[0]:<18}  {seconds_of([*ask, *command, '--db', path]):6.2f} s")
+        print(f"  whatif fp16         {seconds_of([*ask, 'whatif', '--dtype', 'fp16', '--db', path]):6.2f} s")
+    met = summary <= SUMMARY_BAR_SECONDS
+    print(f"bar for summary {SUMMARY_BAR_SECONDS} s: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
