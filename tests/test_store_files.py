@@ -149,6 +149,12 @@ def test_stores_are_found_by_file_folder_and_default(tmp_path, monkeypatch):
         find_stores("gone")
 
 
+def test_odd_characters_in_a_path_do_no_harm(tmp_path):
+    path = record(tmp_path / "a?mode=rw#b %20 é 'x'")
+    with reader.reading(path) as db:
+        assert len(reader.findings(db, 1)) == 1
+
+
 def test_second_stores_of_a_folder_are_found_newest_first(tmp_path):
     path = record(tmp_path)
     second = tmp_path / store_name(0, 2)

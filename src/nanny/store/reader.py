@@ -7,6 +7,7 @@
 A site with `count` 0 was not measured at that step (its other statistics mean nothing; NaN where the sample is older than
 the site). A NaN with a positive count was measured. There is at most one sample per kind and step, and one value per
 scalar and step: the newest. Ranges are inclusive: `first=10, last=20` are the eleven steps from 10 to 20.
+On a live run, ask for the sites after the samples (or for both in `one_moment`): then every column has its site.
 """
 
 from __future__ import annotations
