@@ -78,6 +78,10 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
     if base.kind == "dict" and isinstance(base.ref, dict) and name in ("get", "pop") and args:
         found = base.ref.get(args[0].const) if isinstance(args[0].const, str) else None
         return found if found is not None else UNKNOWN
+    if base.kind == "list" and name in ("append", "extend") and args and isinstance(node.func, ast.Attribute):
+        added = args[0].inputs if name == "extend" and args[0].kind in ("list", "tuple") else (args[0],)
+        statements.assign(frame, node.func.value, replace(base, inputs=(*base.inputs, *added)))
+        return NONE
     if base.kind in ("", "module") and not methods.knows(name):
         member = expressions.attribute(frame, base, name, node.func)
         return call_value(frame, node, member, args, kwargs)
@@ -112,6 +116,8 @@ def _call_class_method(frame: Frame, node: ast.Call, base: Value, name: str, arg
 def call_value(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if target.kind == "external":
         return torchcalls.call_external(frame, node, target.ref, args, kwargs)
+    if target.op == "class.apply" and isinstance(target.ref, ClassInfo):
+        return _call_class_method(frame, node, Value("class", ref=target.ref), "apply", args, kwargs)
     if target.kind == "function" and isinstance(target.ref, FunctionInfo):
         return follow(frame, target.ref, [*target.inputs, *args], kwargs, node)
     if target.kind == "class" and isinstance(target.ref, ClassInfo):
@@ -134,13 +140,35 @@ def _call_instance(frame: Frame, node: ast.Call, target: Value, args: list[Value
         return follow(frame, method, [target, *args], kwargs, node)
     value = follow(frame, method, [target, *args], kwargs, node)
     made = methods.module_call(frame, node, target, args, kwargs)
-    if target.ref.derives_from(("Loss",)) or LOSS_NAME.search(target.ref.name):
-        frame.emit("loss", node, tuple(args), kwargs, value)
     if value.kind == "tensor" and value.dtype:
         return replace(value, inputs=(*value.inputs, made), tags=value.tags | made.tags)
     if value.kind in ("tuple", "dict", "list"):
         return value
     return replace(made, inputs=(*made.inputs, value))
+
+
+_ANY_MODEL = re.compile(r"^(?:model|net|network|module|self)$", re.I)
+
+
+def guess_class(frame: Frame, target: Value, name: str) -> Value | None:
+    """The file's own model behind a parameter such as `model`: a class that the file defines but does not instantiate.
+
+    Its name must match the parameter's, or it must be the only such class and the parameter be called `model` or `net`.
+    """
+    if target.thing is None or target.kind:
+        return None
+    if "class" in target.thing.attrs:
+        return target.thing.attrs["class"]
+    loose = [c for c in frame.module.classes if c.is_module and "forward" in c.methods and c.name not in frame.module.called]
+    found = [c for c in loose if len(name) > 2 and (name.lower().replace("_", "") in c.name.lower() or c.name.lower() in name.lower())]
+    if not found and len(loose) == 1 and _ANY_MODEL.match(name):
+        found = loose
+    if len(found) != 1 or frame.owner is found[0]:
+        return None
+    value = Value("instance", ref=found[0], thing=target.thing)
+    target.thing.attrs["class"] = value
+    build(frame, found[0], value, [], {}, found[0].node)
+    return value
 
 
 def is_module_like(frame: Frame, path: str) -> bool:
@@ -157,6 +185,9 @@ def _call_unknown(frame: Frame, node: ast.Call, target: Value, args: list[Value]
         out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
         return frame.emit("loss", node, tuple(args), kwargs, out)
     in_module = frame.owner is not None and frame.owner.is_module and path.startswith("self.")
+    guessed = guess_class(frame, target, last)
+    if guessed is not None:
+        return _call_instance(frame, node, guessed, args, kwargs)
     if is_module_like(frame, path) or (in_module and target.thing is not None and "." not in path[5:]):
         return methods.module_call(frame, node, target, args, kwargs)
     frame.emit("unknown_call", node, (target, *args), kwargs)
@@ -254,7 +285,12 @@ def run_function(
     if isinstance(info.node, ast.Lambda):
         return expressions.evaluate(inner, info.node.body)
     for decorator in info.node.decorator_list:
-        statements.enter(inner, torchcalls.decorator_context(inner, decorator))
+        context = torchcalls.decorator_context(inner, decorator)
+        statements.enter(inner, context)
+        if "casts_inputs" in context.tags:
+            for name, value in inner.env.items():
+                if value.is_half:
+                    inner.env[name] = replace(value, dtype="fp32", why=f"cast by custom_fwd at line {decorator.lineno}")
     statements.run_block(inner, info.node.body)
     if not inner.returns:
         return NONE

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from .optable import CREATES, SAME_DTYPE, TO_BOOL, TO_INT, autocast_list
+from .optable import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
 from .trace import Frame
 from .values import UNKNOWN, Value, widest
 
@@ -54,7 +54,7 @@ def result_dtype(
         return first.dtype, first.why, first
     if op not in SAME_DTYPE and op != "rsub":
         return "", "", None
-    operands = _operands(args)
+    operands = _operands(args if op in SEVERAL_OPERANDS else args[:1])
     if not operands:
         return "", "", None
     best = widest(operands)
@@ -97,6 +97,8 @@ def _tags(op: str, args: tuple[Value, ...]) -> frozenset[str]:
         if value.kind in ("tuple", "list"):
             for item in value.inputs:
                 tags |= item.tags & CARRIED
+    if op.endswith("_like"):
+        return frozenset()
     if op == "mul" and len(args) == 2 and any("scale" in a.tags for a in args):
         return (tags - {"scale"}) | {"scaled"}
     if op == "div" and len(args) == 2 and "scale" in args[1].tags:

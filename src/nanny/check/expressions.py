@@ -161,7 +161,8 @@ def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value
     if value.kind == "tensor":
         return replace(value, op="part" if value.op in ("module_call", "part") else "getitem", inputs=(value,))
     name = dotted(target)
-    return Value(thing=Thing(name), op="part", inputs=(value,), dtype="int" if _INTEGER_NAME.match(name) else "", tags=value.tags & {"scaled"})
+    is_integer = value.dtype == "int" or bool(_INTEGER_NAME.match(name))
+    return Value(thing=Thing(name), op="part", inputs=(value,), dtype="int" if is_integer else "", tags=value.tags & {"scaled"})
 
 
 def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
@@ -180,7 +181,7 @@ def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
         thing = source.thing
         param = Value("tensor", dtype=thing.dtype if thing else "", op="param", inputs=(source,), thing=Thing("p"), sure=True)
         return Value("tuple", inputs=(UNKNOWN, param)) if source.op == "named_parameters" else param
-    if source.kind in ("list", "tuple") and source.inputs:
+    if source.kind in ("list", "tuple") and source.inputs or (source.kind == "module" and source.ref == "ModuleList" and source.inputs):
         value = source.inputs[0]
         for other in source.inputs[1:]:
             value = join(value, other)
@@ -204,7 +205,7 @@ def binary(frame: Frame, node: ast.AST, op: ast.operator, left: Value, right: Va
         out = replace(result(frame, name, node, (left, right), {}), kind="", dtype="")
     if "loop_index" in (left.op, right.op) and name == "remainder" or "modulo" in left.tags | right.tags:
         out = replace(out, tags=out.tags | {"modulo"})
-    if frame.at.regions or out.is_half or left.is_half or right.is_half or "scaled" in out.tags or "grad" in left.tags | right.tags:
+    if frame.at.regions or out.is_half or left.is_half or right.is_half or out.tags & {"scaled", "unscaled"} or "grad" in left.tags | right.tags:
         frame.emit(name, node, (left, right), out=out)
     return out
 
@@ -251,7 +252,7 @@ def _compare(frame: Frame, node: ast.Compare) -> Value:
         a, b = left.const, others[0].const
         if isinstance(a, str) and isinstance(b, str) and a and b and "half" not in (a, b):
             return constant((a == b) is isinstance(node.ops[0], ast.Eq))
-    return Value("tensor" if left.kind == "tensor" else "", dtype="bool", op="compare", inputs=(left, *others), tags=frozenset(tags))
+    return Value("tensor" if left.kind == "tensor" else "", dtype="bool", op="compare", inputs=(left, *others), tags=frozenset(tags), node=node)
 
 
 def _ifexp(frame: Frame, node: ast.IfExp) -> Value:
@@ -288,6 +289,10 @@ def _subscript(frame: Frame, node: ast.Subscript) -> Value:
     index = evaluate(frame, node.slice)
     if base.kind in ("tuple", "list") and isinstance(index.const, int) and -len(base.inputs) <= index.const < len(base.inputs):
         return base.inputs[index.const]
+    if base.kind == "module" and base.inputs:
+        if base.ref == "ModuleList" and isinstance(index.const, int) and -len(base.inputs) <= index.const < len(base.inputs):
+            return base.inputs[index.const]
+        return base if index.kind == "slice" else base.inputs[0]
     if base.kind == "dict" and isinstance(base.ref, dict) and index.const is not NOTHING and index.const in base.ref:
         return base.ref[index.const]
     if base.kind == "dict" and isinstance(base.ref, dict) and base.ref and index.const is NOTHING:

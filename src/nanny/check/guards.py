@@ -41,8 +41,9 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
     if is_amp_name(path):
         return AMP, arm
     known = frame.lookup(path)
-    prefix = "mod:" if (known is not None and "modulo" in known.tags) or path.endswith("sync_gradients") else ""
-    return prefix + path, arm
+    if known is not None and "modulo" in known.tags:  # the same test under another name is the same guard
+        return "mod:" + (ast.unparse(known.node) if known.node is not None else path), arm
+    return ("mod:" if path.endswith("sync_gradients") else "") + path, arm
 
 
 def _compare(test: ast.Compare, value: Value, arm: bool) -> Guard:

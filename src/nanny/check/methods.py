@@ -39,6 +39,8 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         return _scaler(frame, node, base, name, args, kwargs)
     if name == "enter_context":
         return _enter_context(frame, args)
+    if name == "step" and _is_optimizer(base) and args and args[0].kind == "function":  # LBFGS calls the closure itself
+        calls.follow(frame, args[0].ref, list(args[0].inputs), {}, node)
     if name in ("step", "zero_grad", "state_dict", "load_state_dict") and _is_optimizer(base):
         if base.thing is not None:
             base.thing.kind = base.thing.kind or "optimizer"
@@ -236,12 +238,15 @@ def call_layer(frame: Frame, node: ast.Call, target: Value, args: list[Value], k
         value = args[0]
         for layer in target.inputs:
             value = calls.call_value(frame, node, layer, [value], {})
-        return value
+        frame.emit("module_call", node, (target, *args), kwargs, value)
+        return replace(value, inputs=(*value.inputs, target))
     op = LAYERS.get(target.ref) if isinstance(target.ref, str) else None
     if op is None:
         return module_call(frame, node, target, args, kwargs)
     out = result(frame, op, node, tuple(args), {})
     half = _layer_half(frame, target)
+    if op == "embedding" and frame.at.region is not None and not half:  # a lookup keeps the dtype of the weights
+        out = replace(out, dtype="fp32", why=f"{target.ref} keeps float32 weights", line=node.lineno)
     if half and frame.at.region is None and op not in ("cross_entropy", "mse_loss"):
         out = replace(out, dtype=half, why=f"{target.ref} holds {half} weights", line=node.lineno)
     frame.emit("module_call", node, (target, *args), kwargs, out)

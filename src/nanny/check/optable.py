@@ -82,6 +82,13 @@ SAME_DTYPE = SHAPE | _words("""
     linalg.inv linalg.solve linalg.svd linalg.qr linalg.cholesky linalg.eigh inverse svd cholesky
     cross renorm trace index_add_ index_copy_ scatter_ scatter_add_ index_put_ masked_scatter_ copy_ trunc frac""")
 
+# Operations whose result depends on the dtypes of several operands; all others follow their first.
+SEVERAL_OPERANDS = _words("""
+    add sub mul div pow maximum minimum fmod remainder floor_divide matmul bmm mm einsum baddbmm addmm addbmm dot mv tensordot kron lerp
+    cat stack hstack vstack addcmul addcdiv atan2 outer ger cross logaddexp xlogy rsub dist cdist linear conv1d conv2d conv3d
+    mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits bilinear
+    cosine_similarity pairwise_distance polar scaled_dot_product_attention max min meshgrid""")
+
 TO_BOOL = _words("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not any all isclose allclose equal")
 TO_INT = _words("argmax argmin argsort nonzero bincount searchsorted long int multinomial randint randperm size numel count_nonzero")
 CREATES = _words("zeros ones empty full rand randn tensor as_tensor linspace logspace eye")  # float32 unless dtype= says otherwise

@@ -59,6 +59,7 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | N
     With `params`, an `unscale_` of an optimizer that is known to hold other parameters does not count.
     """
     owners = {id(t) for t in parameter_owners(params)}
+    owners &= {id(t) for e in trace.of("scaler.step", "scaler.unscale_") for t in parameter_owners(e.arg(1))}
     for event in before(trace, index):
         if event.op == "backward":
             return event if is_scaled(event) else None

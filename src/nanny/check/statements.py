@@ -11,7 +11,7 @@ from .guards import guards_of
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
 from .trace import MAX_STATEMENTS, Context, Frame, Guard
-from .values import NONE, NOTHING, UNKNOWN, Thing, Value, constant, join
+from .values import NONE, NOTHING, UNKNOWN, Thing, Value, ancestors, constant, join
 
 
 def run_block(frame: Frame, body: Sequence[ast.stmt]) -> None:
@@ -90,7 +90,19 @@ def _assign_attribute(frame: Frame, target: ast.Attribute, value: Value) -> None
 def _assign(frame: Frame, node: ast.Assign) -> None:
     value = expressions.evaluate(frame, node.value)
     for target in node.targets:
+        if value.is_half and value.op in ("add", "sub", "lerp"):
+            _notice_accumulation(frame, node, target, value)
         assign(frame, target, value)
+
+
+def _notice_accumulation(frame: Frame, node: ast.Assign, target: ast.expr, value: Value) -> None:
+    """`acc = acc * d + x` and `p.data = m * p.data + ...` are running sums."""
+    if not dotted(target):
+        return
+    known = expressions.evaluate(frame, target)
+    origin = known.inputs[0] if known.op == "view" and known.inputs else known
+    if any(v is known or v is origin for v in ancestors(value, 12)):
+        frame.emit("accumulate", node, (known, value), out=value)
 
 
 def _ann_assign(frame: Frame, node: ast.AnnAssign) -> None:

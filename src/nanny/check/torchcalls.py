@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import calls, expressions
+from . import calls, expressions, methods
 from .dtypes import result
 from .optable import ALIASES, CONTAINERS, CREATES, LAYERS
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
@@ -46,14 +46,27 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
     if path in _ADOPTED or last in _WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
-        return replace(source, thing=Thing("", source.thing.kind, source.thing.dtype)) if "copy" in path and source.thing else source
+        return _copied(frame, source) if "copy" in path and source.thing else source
     if path.startswith("torch.nn.utils.clip_grad") or path == "torch.nn.utils.get_total_norm":
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
+    if last == "from_pretrained":
+        owner = path.rpartition(".")[0]
+        if re.search(r"Token|Processor|Config|Extractor|Scheduler", owner):
+            return UNKNOWN
+        return methods.call_pretrained(frame, node, last, kwargs) or UNKNOWN
     if last in ("MixedPrecision", "MixedPrecisionPolicy"):
         return frame.emit("reduce_policy", node, tuple(args), _named(("param_dtype", "reduce_dtype"), args, kwargs))
     if path.startswith("torch."):
         return _torch_op(frame, node, path, args, kwargs)
     return _other(frame, node, path, args, kwargs)
+
+
+def _copied(frame: Frame, source: Value) -> Value:
+    """A copy is an object of its own: what is trained or cast later is one of the two."""
+    thing = source.thing
+    assert thing is not None
+    kind = "module" if methods.is_module(frame, source) else thing.kind
+    return replace(source, thing=Thing("", kind, thing.dtype, device=thing.device))
 
 
 def _named(names: tuple[str, ...], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
@@ -130,7 +143,7 @@ def _layer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: d
         value = Value("tensor", source.dtype, source.why, source.line, op="parameter", inputs=(source,), thing=thing, node=node)
         return frame.emit("parameter", node, tuple(args), kwargs, value)
     inputs = tuple(args)
-    if last in CONTAINERS and len(args) == 1 and args[0].kind in ("list", "tuple"):
+    if last in CONTAINERS and len(args) == 1 and (args[0].kind in ("list", "tuple") or args[0].op == "comprehension"):
         inputs = args[0].inputs
     value = Value("module", ref=last, inputs=inputs, thing=thing, line=node.lineno, node=node)
     return frame.emit("layer", node, tuple(args), kwargs, value)
@@ -320,7 +333,7 @@ def decorator_context(frame: Frame, decorator: ast.expr) -> Value:
 
 def _custom_fwd(frame: Frame, decorator: ast.expr, path: str) -> Value:
     if isinstance(decorator, ast.Call) and any(k.arg == "cast_inputs" for k in decorator.keywords):
-        return Value("context", ref=Region("", "fp32", False, decorator.lineno, path))
+        return Value("context", ref=Region("", "fp32", False, decorator.lineno, path), tags=frozenset({"casts_inputs"}))
     return UNKNOWN
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .source import ClassInfo
 from .trace import Event, FileView
 from .values import HALF, Thing, Value, ancestors
 
+_MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")
 
 
@@ -21,6 +24,16 @@ def is_trained(thing: Thing, view: FileView) -> bool:
     return False
 
 
+def has_master_copy(view: FileView) -> bool:
+    """Whether the file keeps float32 copies of half parameters, as a mixed-precision optimizer written by hand does."""
+    if "master" in view.module.text.lower():
+        return True
+    return any(
+        e.out.dtype == "fp32" and any(v.op in _MASTERS for v in ancestors(e.arg(0), 8)) and "grad" not in e.arg(0).tags
+        for e in view.of("cast")
+    )
+
+
 def trains_after(event: Event, view: FileView) -> bool:
     """Whether a backward can come after this event: a cast at the very end, for export, is no training in half."""
     for trace in view.traces:
@@ -31,12 +44,23 @@ def trains_after(event: Event, view: FileView) -> bool:
     return True
 
 
+def _until_float32(value: Value) -> Iterator[Value]:
+    stack, seen = [value], 0
+    while stack and seen < 100:
+        seen += 1
+        current = stack.pop()
+        if current.dtype == "fp32" and current.op == "cast":
+            continue
+        yield current
+        stack.extend(current.inputs)
+
+
 def half_parameters(params: Value, event: Event) -> str:
     """`fp16` or `bf16` if the parameters handed to an optimizer are known to be that."""
     stack, seen = [params], 0
     while stack and seen < 300:
         seen += 1
-        for value in ancestors(stack.pop(), 100):
+        for value in _until_float32(stack.pop()):
             for kind in (value.thing.dtype if value.thing else "", value.dtype if value.op in ("parameter", "param") else ""):
                 if kind in HALF:
                     return kind

@@ -11,9 +11,10 @@ from ..optable import LOSSES, NORM_LAYERS, SHAPE
 from ..registry import Hit, rule
 from ..torchcalls import parameter_owners
 from ..trace import Event, FileView, Trace
-from ..training import half_parameters, is_trained, trains_after
+from ..training import half_parameters, has_master_copy, is_trained, trains_after
 from ..values import HALF, Value, ancestors
 
+_COUNTS = frozenset({"arange", "range", "randint", "argmax", "argsort", "nonzero", "randperm", "cumsum", "multinomial", "bincount"})
 _INTEGER_NAMES = re.compile(r"(?:^|_)(?:pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$")
 
 
@@ -40,7 +41,7 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if "master" in view.module.text:
+    if has_master_copy(view):
         return
     yield Hit(
         event.node,
@@ -93,7 +94,7 @@ def _through_shapes(value: Value) -> Iterator[Value]:
 
 def is_position(value: Value) -> bool:
     """Whether a value counts something: positions, time steps, ids."""
-    if value.dtype == "int":
+    if value.dtype == "int" and any(v.op in _COUNTS for v in ancestors(value, 10)):
         return True
     name = value.thing.name.rpartition(".")[2] if value.thing else ""
     return bool(_INTEGER_NAMES.search(name))
@@ -126,7 +127,7 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         kind = "" if frozen.const is False else value.dtype
     else:
         kind = value.thing.dtype if value.thing is not None and value.thing.cast is event.node else ""
-    if kind not in HALF or "master" in view.module.text or not view.is_training() or not view.of("optimizer.step", "scaler.step"):
+    if kind not in HALF or has_master_copy(view) or not view.is_training() or not view.of("optimizer.step", "scaler.step"):
         return
     if value.thing is None or value.thing.is_frozen or (event.op == "from_pretrained" and not is_trained(value.thing, view)):
         return

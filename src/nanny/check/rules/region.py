@@ -146,9 +146,9 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', file=event.file)
     for event in trace.of("module_call"):
         region, thing = event.at.region, event.arg(0).thing
-        if region is None or thing is None or region.node is None or region.device not in ("cuda", "cpu"):
+        if region is None or thing is None or region.node is None or not region.device:
             continue
-        if thing.device in ("cuda", "cpu") and thing.device != region.device:
+        if thing.device in _DEVICES and thing.device != region.device:
             yield Hit(
                 region.node, f"autocast is opened for {region.device}, but the model called at line {event.line} is on {thing.device}",
                 f'use torch.autocast("{thing.device}", ...)', file=region.file,

@@ -152,6 +152,12 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
     for index, event in enumerate(trace.events):
         if event.op != "scaler.unscale_":
             continue
+        if _repeats(trace, event):
+            yield Hit(
+                event.node, "unscale_ runs again in every pass of this loop for the same optimizer", "call it once, before the loop",
+                file=event.file,
+            )  # fmt: skip
+            continue
         for earlier in before(trace, index):
             if earlier.op == "scaler.update":
                 break
@@ -165,6 +171,16 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                         file=event.file,
                     )
                     break
+
+
+def _repeats(trace: Trace, event: Event) -> bool:
+    """Whether a loop without any backward or step of its own calls unscale_ on one optimizer."""
+    if not event.at.loops:
+        return False
+    loop = event.at.loops[-1]
+    if loop in loops_over_optimizers(event):
+        return False
+    return not any(loop in e.at.loops for e in trace.of("backward", "scaler.step", "scaler.update", "framework.backward"))
 
 
 @rule("SCALER_IN_ACCUMULATION", Severity.ERROR, on="trace")
@@ -212,6 +228,8 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
     name = event.op.partition(".")[2]
     for anchor in anchors:
         if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
+            continue
+        if anchor.op == "scaler.step" and not same_object(scaler_of(anchor), scaler_of(event)):
             continue
         if name != "step" and anchor.op == "optimizer.zero_grad" and any(a.op == "scaler.step" for a in anchors):
             continue

@@ -129,16 +129,24 @@ def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
     yield Hit(event.node, f"log of a sum of exp in {made.dtype or event.arg(0).dtype}: {made.why or event.arg(0).why}", "use torch.logsumexp")
 
 
+_BOUNDED = frozenset("clamp clamp_max clamp_ log_softmax logsigmoid tanh sigmoid minimum softmax".split())
+_MAXIMA = ("max", "amax", "logsumexp", "maximum", "cummax")
+
+
 def _is_shifted(value: Value) -> bool:
-    """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, or it is a negated square or magnitude."""
-    for made in ancestors(value, 12):
-        if made.op in ("max", "amax", "clamp", "clamp_max", "clamp_", "log_softmax", "logsigmoid", "logsumexp", "tanh", "sigmoid", "maximum", "minimum", "min"):
+    """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, or it is negated."""
+    current = value
+    for _ in range(8):
+        if current.op in _BOUNDED or current.op == "neg":
             return True
-    if value.op == "neg":
-        return True
-    if value.op in ("mul", "div") and any(v.is_number and v.const < 0 for v in value.inputs):
-        return True
-    return value.op in ("mul", "div") and any(v.op == "neg" for v in value.inputs)
+        if current.op == "sub" and len(current.inputs) == 2 and _made_by(current.inputs[1], _MAXIMA) is not None:
+            return True
+        if current.op in ("mul", "div") and any((v.is_number and v.const < 0) or v.op == "neg" for v in current.inputs):
+            return True
+        if current.op not in _PASS | {"mul", "div", "neg"} or not current.inputs:
+            return False
+        current = next((v for v in current.inputs if v.kind == "tensor"), current.inputs[0])
+    return False
 
 
 @rule("NUM_EXP_HALF", Severity.WARNING, "exp", "expm1", "exp_")
