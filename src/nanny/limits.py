@@ -136,6 +136,7 @@ class Limits:
     part_loss_roundoffs: float = _limit(
         5.0, "NUMERICS 2, row 30: a loss gap of 0.25 % matters (DeepSeek-V3); 0.24 % in fp16, 2 % in bf16"
     )
+    part_norm: float = _limit(0.10, "NUMERICS 4.3: 25 roundoffs of bf16; less is common among healthy runs of any format")
     part_loss_range: float = _limit(0.01, "derived: a gap below 1 % of what the loss has fallen is not a worse run")
 
     # a run imagined in another format

@@ -14,7 +14,7 @@ from ..limits import Limits
 from ..records import NannyError
 from ..store import reader
 from .alerts import matches
-from .parting import find_parting, logarithm, window_of
+from .parting import find_parting, logarithm, step_noise, window_of
 from .source import Source
 
 KINDS = ("output", "output_grad", "grad", "weight")  # in the order in which a step makes them
@@ -66,19 +66,17 @@ class Comparison:
 
 
 def compare_runs(a: Source, b: Source, limits: Limits, glob: str | None = None) -> Comparison:
-    """Aligns both runs by step and name; the wider of the two formats is the reference for noise."""
+    """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format."""
     if a.path == b.path and a.run.id == b.run.id:
         raise NannyError(f"both are run {a.run.id} of {a.path}; name two runs, `nanny runs` lists them")
     target = _narrower(a, b)
-    noise_from_b = _bits(b) > _bits(a)
-    pairs = [pair for name in CURVES if (pair := _curve_pair(a, b, name, target, limits))]
-    curves = [parted for pair in pairs for parted in _parted(pair, limits, noise_from_b)]
-    same_start = _same_start(pairs[0], target, limits) if pairs and pairs[0].names == [("loss", 0)] else None
-    layers = []
-    for kind in KINDS:
-        if pair := _layer_pair(a, b, kind, target, limits, glob):
-            pairs.append(pair)
-            layers += _parted(pair, limits, noise_from_b)
+    curve_pairs = [pair for name in CURVES if (pair := _curve_pair(a, b, name, target, limits))]
+    layer_pairs = [pair for kind in KINDS if (pair := _layer_pair(a, b, kind, limits, glob))]
+    pairs = curve_pairs + layer_pairs
+    same_start = _same_start(pairs[0], target, limits) if curve_pairs and curve_pairs[0].names == [("loss", 0)] else None
+    noise = "gap" if same_start else "b" if _bits(b) > _bits(a) else "a"
+    curves = [parted for pair in curve_pairs for parted in _parted(pair, limits, noise)]
+    layers = [parted for pair in layer_pairs for parted in _parted(pair, limits, noise)]
     if not pairs:
         raise NannyError("the runs have no step in common, so there is nothing to compare; `nanny runs` shows their lengths")
     layers.sort(key=_order)
@@ -103,17 +101,23 @@ def _curve_pair(a: Source, b: Source, name: str, target: Format, limits: Limits)
     one, two = found[0][1][i][:, None], found[1][1][j][:, None]
     if name == "loss":
         return Pair("curve", [(name, 0)], steps, one, two, _loss_tolerance(one, target, limits), log=False)
-    return Pair("curve", [(name, 0)], steps, one, two, _norm_tolerance(target, limits), log=True)
+    return Pair("curve", [(name, 0)], steps, one, two, np.array([[limits.part_norm]]), log=True)
 
 
 def _same_start(loss: Pair, target: Format, limits: Limits) -> bool:
-    """Whether the first common losses are equal up to rounding: same weights, same batch."""
-    first, other = float(loss.a[0, 0]), float(loss.b[0, 0])
-    return not abs(other - first) > limits.rel_l2_warn_roundoffs * target.unit_roundoff * abs(first)
-
-
-def _norm_tolerance(target: Format, limits: Limits) -> np.ndarray:
-    return np.array([[limits.rel_l2_warn_roundoffs * target.unit_roundoff]])
+    """Same weights and same batches: the first losses agree up to rounding or noise, and they jump together."""
+    first = slice(0, int(limits.baseline_steps))
+    a, b = loss.a[first, 0], loss.b[first, 0]
+    known = np.isfinite(a) & np.isfinite(b)
+    a, b = a[known], b[known]
+    if not len(a):
+        return False
+    rounding = limits.part_loss_roundoffs * target.unit_roundoff * float(np.median(np.abs(a)))
+    if float(np.median(np.abs(b - a))) > max(rounding, 0.5 * float(step_noise(a[:, None])[0])):
+        return False
+    jumps = np.diff(a), np.diff(b)
+    enough = len(a) > 5 and all(jump.std() > 0 for jump in jumps)
+    return not enough or float(np.corrcoef(*jumps)[0, 1]) > 0.5
 
 
 def _loss_tolerance(loss: np.ndarray, target: Format, limits: Limits) -> np.ndarray:
@@ -124,7 +128,7 @@ def _loss_tolerance(loss: np.ndarray, target: Format, limits: Limits) -> np.ndar
     return np.maximum(limits.part_loss_roundoffs * target.unit_roundoff * size, limits.part_loss_range * fallen)
 
 
-def _layer_pair(a: Source, b: Source, kind: str, target: Format, limits: Limits, glob: str | None) -> Pair | None:
+def _layer_pair(a: Source, b: Source, kind: str, limits: Limits, glob: str | None) -> Pair | None:
     (steps_a, rms_a, names_a), (steps_b, rms_b, names_b) = _rms(a, kind), _rms(b, kind)
     steps, i, j = np.intersect1d(steps_a, steps_b, return_indices=True)
     common = [name for name in names_a if name in names_b and (glob is None or matches(name, glob))]
@@ -136,7 +140,7 @@ def _layer_pair(a: Source, b: Source, kind: str, target: Format, limits: Limits,
         return None
     one, two = (np.where(unmeasured, np.nan, values)[:, seen] for values in (one, two))
     names = [(name, names_a[name]) for name, was_seen in zip(common, seen) if was_seen]
-    return Pair(kind, names, steps, one, two, _norm_tolerance(target, limits), log=True)
+    return Pair(kind, names, steps, one, two, np.array([[limits.part_norm]]), log=True)
 
 
 def _rms(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
@@ -150,9 +154,12 @@ def _rms(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, i
     return steps, np.where(measured, rms, np.nan), names
 
 
-def _parted(pair: Pair, limits: Limits, noise_from_b: bool) -> list[Parted]:
+def _parted(pair: Pair, limits: Limits, noise: str) -> list[Parted]:
+    """`noise` says whose it is: of run `a` or `b`, or of the `gap` between runs that saw the same batches."""
     left, right = (logarithm(pair.a), logarithm(pair.b)) if pair.log else (pair.a, pair.b)
-    found = find_parting(left, right, pair.tolerance, limits, right if noise_from_b else None)
+    with np.errstate(invalid="ignore"):
+        sigma = step_noise(right - left) if noise == "gap" else math.sqrt(2) * step_noise(right if noise == "b" else left)
+    found = find_parting(left, right, pair.tolerance, sigma, limits)
     window = window_of(len(pair.steps), limits)
     out = []
     for i, (name, position) in enumerate(pair.names):
@@ -219,7 +226,7 @@ def _bits(source: Source) -> int:
 def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[Parted]) -> list[str]:
     out = []
     if same_start is False:
-        out.append("the losses differ at the first common step already: another seed, other data or weights, not only precision")
+        out.append("the losses differ from the start: another seed, other data, skipped steps; only gaps above noise count")
     rates = [reader.scalars(source.db, source.run.id, ["lr"]).get("lr") for source in (a, b)]
     if rates[0] is not None and rates[1] is not None:
         steps, i, j = np.intersect1d(rates[0][0], rates[1][0], return_indices=True)

@@ -1,8 +1,8 @@
 """Where two series part for longer than their own noise explains. Arrays [steps, series]; no store, no text.
 
 Two runs never give the same numbers twice: batches are noisy, and low precision rounds. They have parted where the gap between
-them keeps its sign and its size over a whole window of steps, above both what rounding may do and what the reference run's own
-step-to-step noise would leave in a median of that many steps.
+them keeps its sign and its size over a whole window of steps, above both what rounding may do and what step-to-step noise would
+leave in a median of that many steps. Runs that saw the same batches share the noise, so it is that of their difference.
 """
 
 from __future__ import annotations
@@ -45,10 +45,8 @@ def step_noise(values: np.ndarray) -> np.ndarray:
     return SIGMA_OF_MAD * middle / np.sqrt(2.0)
 
 
-def find_parting(
-    a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, limits: Limits, noise_of: np.ndarray | None = None
-) -> Parting:
-    """Where each column of `b` leaves that of `a` by more than `tolerance` and noise (of `noise_of`, by default `a`).
+def find_parting(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: np.ndarray, limits: Limits) -> Parting:
+    """Where each column of `b` leaves that of `a` by more than `tolerance` and the `noise` (standard deviation) of their gap.
 
     NaN in both is no difference; NaN or infinity in `b` alone is a parting at once.
     """
@@ -56,8 +54,7 @@ def find_parting(
         delta = b - a
     delta = np.where(np.isfinite(delta), delta, 0.0)
     window = window_of(len(delta), limits)
-    noise = step_noise(a if noise_of is None else noise_of)
-    unexplained = limits.part_zscore * MEDIAN_NOISE * np.sqrt(2.0 / window) * noise
+    unexplained = limits.part_zscore * MEDIAN_NOISE / np.sqrt(window) * noise
     floor = np.broadcast_to(np.maximum(tolerance, unexplained), delta.shape)
     middle = _median_ahead(delta, window)
     apart = (np.abs(middle) > floor) & (np.abs(delta) > floor) & (np.sign(middle) == np.sign(delta))
