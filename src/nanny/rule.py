@@ -62,11 +62,9 @@ def checker_pages() -> Iterator[Page]:
 
 def monitor_pages() -> Iterator[Page]:
     """The rules that judge a run, if this installation has them."""
-    if importlib.util.find_spec("nanny.judge") is None:
+    if importlib.util.find_spec("nanny.judge.registry") is None:
         return
-    judge = importlib.import_module("nanny.judge")
-    rules = judge.all_rules() if hasattr(judge, "all_rules") else {}
-    for rule in rules.values() if isinstance(rules, dict) else rules:
+    for rule in importlib.import_module("nanny.judge.registry").all_rules().values():
         yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny run")
 
 

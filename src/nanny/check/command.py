@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..records import Finding, NannyError, Severity
+from ..records import NannyError, Severity
 from ..show.findings import in_order, render_concise, render_statistics, render_text, statistics, summary, worst_code
 from ..show.term import wants_colour, width_of
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
@@ -99,7 +99,7 @@ def _put_out(report: Report, options: argparse.Namespace) -> None:
 def rendered(report: Report, options: argparse.Namespace, colour: bool, width: int) -> str:
     findings, form = report.findings, options.output_format
     if options.statistics:
-        return _statistics(findings, form, colour)
+        return _statistics(report, form, colour)
     if form == "text":
         return "\n\n".join(part for part in (render_text(findings, report.lines, colour, width), _ending(report)) if part)
     if form == "concise":
@@ -121,12 +121,12 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
     return (reports.render_github if form == "github" else reports.render_gitlab)(findings, here)
 
 
-def _statistics(findings: Sequence[Finding], form: str, colour: bool) -> str:
+def _statistics(report: Report, form: str, colour: bool) -> str:
     if form == "text":
-        return render_statistics(findings, colour)
+        return render_statistics(report.findings, colour) or summary([], len(report.files))
     from ..show.jsontext import to_text
 
-    return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(findings)])
+    return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(report.findings)])
 
 
 def _ending(report: Report) -> str:

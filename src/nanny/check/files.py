@@ -197,17 +197,21 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
 
     report = Report(files=list(paths))
     worth_it = []
+    is_deep = False
     for path in paths:
         text = sources[path]
-        problem = _parse_problem(text, path)
-        if isinstance(problem, Finding):
-            report.findings.append(problem)
-        elif problem:
-            report.notes.append(problem)
-        elif says_half(text):
-            worth_it.append(path)
+        try:
+            is_deep |= _parses_deep(text, path)
+        except SyntaxError as error:
+            report.findings.append(broken_code(error, path))
+        except ValueError as error:  # a NUL in the text
+            report.notes.append(f"{path}: skipped, {error}")
+        except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
+            report.notes.append(too_deep(path))
+        else:
+            worth_it += [path] if says_half(text) else []
     if worth_it:
-        report.findings.extend(_engine_findings(sources, worth_it, config, report.notes))
+        report.findings.extend(_engine_findings(sources, worth_it, config, is_deep, report.notes))
     kept = []
     for path in dict.fromkeys(finding.file for finding in report.findings):
         text = sources[path]
@@ -220,18 +224,21 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
     return replace(report, findings=kept)
 
 
-def _engine_findings(sources: Mapping[str, str], paths: list[str], config: Config, notes: list[str]) -> list[Finding]:
-    """Of all files at once; if one of them is too deep even with room, one after the other, so that only that one is lost."""
+def _engine_findings(
+    sources: Mapping[str, str], paths: list[str], config: Config, is_deep: bool, notes: list[str]
+) -> list[Finding]:
+    """Of all files at once; if that is too deep even with room, one after the other, so that only one is lost."""
     from .engine import Options, check_project
 
     options = Options(device=config.device, amp_dtype=config.amp_dtype)
 
     def run(only: list[str]) -> list[Finding]:
-        by_file: dict[str, list[Finding]] = check_project(sources, options, only=only)
+        by_file = check_project(sources, options, only=only)
         return [finding for findings in by_file.values() for finding in findings]
 
     try:
-        return _with_room(run, paths)
+        if not is_deep:
+            return run(paths)
     except RecursionError:
         pass
     out: list[Finding] = []
@@ -243,24 +250,18 @@ def _engine_findings(sources: Mapping[str, str], paths: list[str], config: Confi
     return out
 
 
-def _parse_problem(text: str, path: str) -> Finding | str | None:
+def _parses_deep(text: str, path: str) -> bool:
+    """Whether parsing needs more than the usual stack; raises what `ast.parse` raises."""
     try:
+        ast.parse(text, path)
+    except RecursionError:
         _with_room(ast.parse, text, path)
-    except SyntaxError as error:
-        return broken_code(error, path)
-    except ValueError as error:  # a NUL in the text
-        return f"{path}: skipped, {error}"
-    except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
-        return too_deep(path)
-    return None
+        return True
+    return False
 
 
 def _with_room(work: Callable[..., T], *args: object) -> T:
-    """The result of `work`, if need be in a thread with a larger stack: valid code may be nested beyond the usual limit."""
-    try:
-        return work(*args)
-    except RecursionError:
-        pass
+    """The result of `work` in a thread with a larger stack: valid code may be nested beyond the usual limit."""
     import threading
     from concurrent.futures import ThreadPoolExecutor
 

@@ -150,4 +150,4 @@ def _is_skipped(entry: os.DirEntry[str]) -> bool:
 
 def _may_be_read(entry: os.DirEntry[str]) -> bool:
     """Not a linked folder, a pipe or a device; a broken link passes, so that reading it says so."""
-    return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+    return os.path.isfile(entry.path) or (entry.is_symlink() and not os.path.exists(entry.path))

@@ -34,7 +34,7 @@ def fingerprints(findings: Sequence[Finding], root: str = "") -> list[str]:
         key = (finding.code, where, str(finding.cell or ""), _without_numbers(finding.message))
         seen[key] += 1
         text = "\0".join((*key, str(seen[key])))
-        marks.append(hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32])
+        marks.append(hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32])
     return marks
 
 

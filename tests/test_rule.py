@@ -1,0 +1,86 @@
+"""`nanny rule` explains every code, and the generated documents are up to date."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nanny.records import NannyError
+from nanny.rule import all_pages, main, page_markdown, rules_page
+
+ROOT = Path(__file__).parents[1]
+SECTIONS = ("Why:", "Example:", "Use instead:", "When not:")
+CHECKER = [page for page in all_pages().values() if page.by == "nanny check"]
+
+
+def nanny_rule(code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nanny.cli", "rule", code]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", CHECKER, ids=lambda page: page.code)
+def test_every_page_of_the_checker_is_complete(page):
+    assert re.fullmatch(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+", page.code)
+    assert page.title.endswith(".")
+    missing = [section for section in SECTIONS if not re.search(rf"^{section}", page.text, re.MULTILINE)]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", all_pages().values(), ids=lambda page: page.code)
+def test_code_fences_of_a_page_are_closed(page):
+    assert page_markdown(page).count("```") % 2 == 0
+
+
+def test_the_command_explains_a_code():
+    done = nanny_rule("CONFIG_LOSS_SCALE")
+    assert done.stdout.startswith("CONFIG_LOSS_SCALE (")
+    assert "Why: " in done.stdout
+
+
+def test_a_typing_mistake_gets_the_nearest_code():
+    done = nanny_rule("config_los_scale")
+    assert done.returncode == 2
+    assert "did you mean 'CONFIG_LOSS_SCALE'?" in done.stderr
+
+
+def test_a_family_gives_all_its_pages(capsys):
+    text = shown(capsys, "config")
+    assert "CONFIG_LOSS_SCALE (" in text
+    assert "CONFIG_TRUE_HALF (" in text
+    with pytest.raises(NannyError, match="no rule is called 'XYZ'"):
+        main(["XYZ"])
+
+
+def test_without_a_code_all_are_listed(capsys):
+    lines = shown(capsys).splitlines()
+    assert len(lines) == len(all_pages()) + 2
+
+
+def test_formats_of_all_pages(capsys):
+    rows = json.loads(shown(capsys, "--all", "--format", "json"))
+    assert [row["code"] for row in rows] == list(all_pages())
+    assert shown(capsys, "--all", "--format", "markdown").startswith("# Rules\n")
+    assert shown(capsys, "--all").count("Why: ") >= len(CHECKER)
+
+
+def test_the_page_of_a_code_that_also_judges_settings_files_says_so():
+    assert "SYNTAX_ERROR" in all_pages()
+    assert rules_page().count("\n## ") == len(all_pages())
+
+
+@pytest.mark.parametrize("name", ["rules.md", "limits.md"])
+def test_generated_documents_are_up_to_date(name):
+    pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
+    text = next(text for path, text in pages.items() if path.name == name)
+    assert (ROOT / "docs" / name).read_text() == text, "type: make docs"
