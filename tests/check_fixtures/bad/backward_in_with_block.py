@@ -17,3 +17,8 @@ def train(model, loader, lr=1e-3):
         if i % 100 == 0:
             acc = (logits.argmax(-1).cpu() == y).float().mean().item()
             print(f"{i}: {loss.item():.3f} acc {acc:.3f}")
+
+
+if __name__ == "__main__":
+    batches = [(torch.randn(32, 20), torch.randint(0, 3, (32,))) for _ in range(500)]
+    train(torch.nn.Linear(20, 3), batches)

@@ -17,3 +17,11 @@ def train(model, loader, rank, lr=0.1):
         opt.zero_grad(set_to_none=True)
         loss.backward()
         opt.step()
+
+
+def main(build, loader):
+    torch.distributed.init_process_group("nccl")
+    rank = torch.distributed.get_rank()
+    torch.cuda.set_device(rank)
+    train(build(), loader, rank)
+    torch.distributed.destroy_process_group()

@@ -1,7 +1,16 @@
 import torch
+from torch import nn
 
 
-def train(G, D, loader, z=100):
+class Discriminator(nn.Module):
+    def __init__(self, ch=32):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, ch, 4, 2, 1), nn.LeakyReLU(0.2), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.head = nn.Linear(16 * ch, 1)
+
+
+def train(G, loader, z=100):
+    D = Discriminator().cuda()
     opt_d = torch.optim.Adam(D.parameters(), lr=2e-4, betas=(0.5, 0.999))
     scaler = torch.amp.GradScaler("cuda")
     G.eval().requires_grad_(False)

@@ -17,3 +17,9 @@ def main(model, train_set, collator):
     )
     trainer.train()
     trainer.save_model()
+
+
+def report(trainer, test_set):
+    metrics = trainer.evaluate(test_set)
+    for name, value in sorted(metrics.items()):
+        print(f"{name}: {value:.3f}")

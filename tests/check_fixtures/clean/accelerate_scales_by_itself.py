@@ -16,3 +16,11 @@ def main(model, loader, epochs=3):
                 optimizer.step()
                 optimizer.zero_grad()
     accelerator.save_state("out")
+
+
+if __name__ == "__main__":
+    from transformers import AutoModelForSequenceClassification
+
+    net = AutoModelForSequenceClassification.from_pretrained("some-org/encoder")
+    rows = [{"input_ids": torch.ones(8, dtype=torch.long), "labels": torch.tensor(0)}] * 64
+    main(net, torch.utils.data.DataLoader(rows, batch_size=8))

@@ -17,3 +17,8 @@ def export(checkpoint, loader, out):
     trainer = pl.Trainer(accelerator="gpu", precision="16-true", logger=False)
     parts = trainer.predict(model, loader)
     torch.save(torch.cat(parts).float(), out)
+
+
+if __name__ == "__main__":
+    data = torch.utils.data.DataLoader(torch.randn(512, 1024), batch_size=64)
+    export("embedder.ckpt", data, "embeddings.pt")

@@ -17,3 +17,7 @@ class WindowBias(nn.Module):
 @torch.inference_mode()
 def bias(scores):
     return WindowBias().to(scores.device)(scores.float())
+
+
+if __name__ == "__main__":
+    print(bias(torch.zeros(2, 4, 16, 16))[0, 0, 0])
