@@ -95,10 +95,12 @@ def read_table(table: Any, file: str) -> Config:
 
 def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
     """The patterns in upper case; one that no rule answers to is a typing mistake."""
+    out = tuple(pattern.strip().upper() for pattern in patterns)
+    if not out:
+        return ()
     from ..rule import checker_codes, nearest
 
-    out = tuple(pattern.strip().upper() for pattern in patterns)
-    known = checker_codes() if out else ()
+    known = checker_codes()
     for pattern in out:
         if pattern == "ALL":
             continue

@@ -72,6 +72,8 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
     try:
         documents = list(_yaml_documents(text)) if kind == "yaml" else [_json_document(text)]
     except (ValueError, RecursionError) as error:
+        if "{{" in text or "{%" in text:
+            return f"{path}: skipped, it is a template" if named else None
         return [broken_code(_as_syntax_error(error, kind), path, reader="")] if named else None
     sections = [s for data, spans in documents for s in recognise(data, spans)]
     if not sections:

@@ -69,8 +69,8 @@ def summary(findings: Sequence[Finding], checked: int, noun: str = "file") -> st
 
 def worst_code(findings: Sequence[Finding]) -> str:
     """The code to read about next: of the highest severity the most frequent one."""
-    top = max(finding.severity for finding in findings)
-    return Counter(finding.code for finding in findings if finding.severity == top).most_common(1)[0][0]
+    counts = Counter((finding.severity, finding.code) for finding in findings)
+    return max(counts, key=lambda pair: (pair[0], counts[pair]))[1]
 
 
 def statistics(findings: Sequence[Finding]) -> list[tuple[int, str, Severity]]:

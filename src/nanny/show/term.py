@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TextIO
 
 DEFAULT_WIDTH = 100
@@ -23,6 +22,8 @@ def width_of(stream: TextIO) -> int:
     """Columns to fill: the terminal's, within reason; 100 where there is none."""
     if not stream.isatty():
         return DEFAULT_WIDTH
+    import shutil  # 4 ms, and a pipe has no width
+
     return min(max(shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns, 60), 160)
 
 
