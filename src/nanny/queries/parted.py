@@ -175,7 +175,7 @@ def _parted(pair: Pair, limits: Limits, noise: str) -> list[Parted]:
                 broke=broke,
                 a=a,
                 b=b,
-                ratio=_ratio(a, b),
+                ratio=math.exp(found.gap[i]) if pair.log and first >= 0 and not broke else _ratio(a, b),
                 last_a=last_a,
                 last_b=last_b,
                 last_ratio=_ratio(last_a, last_b),

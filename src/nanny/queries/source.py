@@ -15,6 +15,9 @@ from ..records import NannyError
 from ..store.reader import RunRow, find_stores, pick_run, reading, runs
 
 
+SLOW_START = 600.0  # seconds that ranks of one job may start apart
+
+
 @dataclass(frozen=True)
 class Source:
     path: Path
@@ -39,18 +42,20 @@ def open_run(db_path: str | None, number: int | None) -> Iterator[Source]:
 def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Source], list[str]]]:
     """The run as above, then the runs of the other ranks that trained with it; and notes on ranks that cannot be read.
 
-    Ranks write a file each. Runs in them belong together if they are of the same size of job and were alive at the same time.
+    Ranks write a file each. Runs in them belong together if they are of the same size of job, were alive at the same time (give
+    or take a slow start) and no other run of the first store started closer.
     """
     first, *others = find_stores(db_path)
     with contextlib.ExitStack() as stack:
         db = stack.enter_context(reading(first))
         run = pick_run(db, number)
+        starts = [row.started for row in runs(db)]
         sources = [Source(first, db, run, _flags(db_path, number))]
         notes = []
         for path in others if run.world_size > 1 else []:
             try:
                 other = stack.enter_context(reading(path))
-                members = [row for row in runs(other) if _together(run, row)]
+                members = [row for row in runs(other) if _together(run, row) and _nearest(starts, row.started) == run.started]
             except NannyError as error:
                 notes.append(str(error))
                 continue
@@ -61,7 +66,11 @@ def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Sou
 
 def _together(run: RunRow, other: RunRow) -> bool:
     same_job = other.world_size == run.world_size and other.rank != run.rank
-    return same_job and other.started <= _end(run) and run.started <= _end(other)
+    return same_job and other.started <= _end(run) + SLOW_START and run.started <= _end(other) + SLOW_START
+
+
+def _nearest(starts: list[float], start: float) -> float:
+    return min(starts, key=lambda other: abs(other - start))
 
 
 def _end(run: RunRow) -> float:
