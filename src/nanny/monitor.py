@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 from .judge.history import RunHistory
 from .judge.registry import all_rules, judge_step
 from .limits import Limits
+from .observe.autosteps import AutoSteps
 from .observe.capture import StepCapture
 from .observe.dump import save_suspect
 from .observe.recorder import Recorder
@@ -117,8 +118,11 @@ class MixedPrecisionNanny:
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
         self._recorder.guard(self._recorder.add_model)(model, prefix)
+        self._history.bad_buffers |= self._recorder.nonfinite_buffers()
         if self._recorder.compiled and self._live is not None and not prefix:
-            self._live.say("nanny: part of the model is compiled: its inner outputs are not traced, gradients are watched as usual")
+            self._live.say(
+                "nanny: part of the model is compiled: its inner outputs are not traced, gradients are watched as usual"
+            )
 
     # steps
 
@@ -215,6 +219,13 @@ class MixedPrecisionNanny:
                 if self._recording is not None:
                     self._recording.add_dump(self._step, suspect.bad.site, saved)
 
+    def steps_by_themselves(self, *, find_models: bool) -> AutoSteps:
+        """Lets steps begin when a model is called for training; with `find_models`, models are found in the same way."""
+        steps = AutoSteps(self._recorder, self.begin_step, self.add_model if find_models else None)
+        self._recorder.open()
+        steps.open()
+        return steps
+
     # the end
 
     def _failed(self, error: Exception) -> None:
@@ -222,8 +233,9 @@ class MixedPrecisionNanny:
         if self._strict:
             raise error
         place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
         warnings.warn(
-            f"the nanny failed and has left the run, which is not affected: {self._failure} ({Path(place.filename).name}:{place.lineno})",
+            f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})",
             NannyWarning,
             stacklevel=2,
         )
@@ -299,3 +311,58 @@ def _run_info(trace_interval: int) -> RunInfo:
         rank=dist.get_rank() if together else int(os.environ.get("RANK", "0") or 0),
         meta={"trace_interval": trace_interval, "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()},
     )
+
+
+class Watch:
+    """What `watch_model` gives back; `remove()` ends it."""
+
+    def __init__(self, model: nn.Module, on_finding: Callable[[Finding], None] | None) -> None:
+        self.nanny = MixedPrecisionNanny(model, output_dir=None, on_finding=on_finding)
+        self._steps = None if not self.nanny.enabled else self.nanny.steps_by_themselves(find_models=False)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.nanny.findings
+
+    def remove(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+        self.nanny.close()
+
+
+def watch_model(model: nn.Module, on_finding: Callable[[Finding], None] | None = None) -> Watch:
+    """Watches a model's training from now on and logs to stderr; writes no files. Steps are found by themselves."""
+    return Watch(model, on_finding)
+
+
+_scale_runs: weakref.WeakKeyDictionary[GradScaler, tuple[RunHistory, list[float]]] = weakref.WeakKeyDictionary()
+_SCALE_RULES = ("SCALE_DECLINE", "SCALE_COLLAPSE", "SCALE_LOW", "SKIP_RATE")
+
+
+def check_loss_scale(scaler: GradScaler) -> list[Finding]:
+    """Call it once per step: compares the loss scale with the last time, logs what is wrong to stderr and returns it.
+
+    It sees the scale alone, so it cannot tell why a step was skipped; `MixedPrecisionNanny` can.
+    """
+    if disabled() or not scaler.is_enabled():
+        return []
+    run, seen = _scale_runs.setdefault(scaler, (RunHistory(), []))
+    now = float(scaler.get_scale())
+    before, seen[:] = seen[-1:], [now]
+    if not before:
+        return []
+    skipped = now < before[0]
+    step = StepRecord(
+        step=run.steps,
+        scale=before[0],
+        scale_after=now,
+        skipped=skipped,
+        stepped=True,
+        growth_interval=scaler.get_growth_interval(),
+    )
+    rules = all_rules()
+    found = judge_step(step, run, {code: rules[code] for code in _SCALE_RULES})
+    log = LiveLog()
+    for finding in found:
+        log.show(finding)
+    return found

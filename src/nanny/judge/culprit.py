@@ -15,7 +15,7 @@ from ..records import BadCall, SiteTable, StepRecord
 
 @dataclass(frozen=True)
 class Culprit:
-    code: str  # NAN, INF, OVERFLOW, INPUT_NONFINITE
+    code: str  # NAN, INF, OVERFLOW, INPUT_NONFINITE, WEIGHT_NONFINITE
     site: str
     message: str
     evidence: Mapping[str, Any]
@@ -45,7 +45,7 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         return Culprit(
             "INPUT_NONFINITE",
             "input",
-            f"the batch itself is not finite: `{first.site}` ({first.module}) and {len(bad) - 1} more received NaN or Inf from outside",
+            f"the batch itself is not finite: `{first.site}` ({first.module}) received NaN or Inf from outside, {len(others)} in all",
             {"first": first.site, "passed_on": others},
         )
     evidence: dict[str, Any] = {
@@ -56,8 +56,10 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
     tail = f"; passed on by {len(others)} later modules" if others else ""
     if producer.bad_parameters:
         names = ", ".join(f"`{producer.site}.{p}`" for p in producer.bad_parameters)
-        return Culprit("NAN", producer.site, f"{names} is not finite, so the output holds {counts(producer)}{tail}", evidence, producer)
-    said = f"finite inputs (up to {producer.input_absmax:.4g}) became {counts(producer)} in {producer.dtype} ({producer.module}){tail}"
+        said = f"{names} is not finite, so the output holds {counts(producer)}{tail}"
+        return Culprit("WEIGHT_NONFINITE", producer.site, said, evidence, producer)
+    said = f"finite inputs (up to {producer.input_absmax:.4g}) became {counts(producer)} in {producer.dtype}"
+    said += f" ({producer.module}){tail}"
     return Culprit(_code(producer), producer.site, said, evidence, producer)
 
 
@@ -99,7 +101,8 @@ def backward_culprit(step: StepRecord) -> Culprit | None:
     if arriving:
         site = arriving[-1]  # sites are in the order of execution: the last one is nearest to the loss
         evidence["arrives_at"] = site
-        said = f"forward and loss are finite, but the gradient that arrives at the output of `{site}` is not; {len(grads)} parameters got it"
+        said = f"forward and loss are finite, but the gradient arriving at the output of `{site}` is not"
+        said += f"; {len(grads)} parameters got it"
     else:
         site = grads[-1]
         said = f"forward and loss are finite, but the gradient of `{site}` is not ({len(grads)} of {len(table.names)} parameters)"
@@ -113,8 +116,10 @@ def culprit_of(step: StepRecord) -> Culprit | None:
         return found
     if step.loss is not None and not math.isfinite(step.loss):
         what = "NaN" if math.isnan(step.loss) else "infinite"
-        seen = "all module outputs are finite, so it arose in the code that computes the loss" if step.traced and step.outputs else (
-            "module outputs were not traced at this step"
+        seen = (
+            "all module outputs are finite, so it arose in the code that computes the loss"
+            if step.traced and step.outputs
+            else ("module outputs were not traced at this step")
         )
         return Culprit("NAN" if math.isnan(step.loss) else "INF", "loss", f"the loss is {what}; {seen}", {"loss": step.loss})
     if step.skipped:

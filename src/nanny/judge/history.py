@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Deviation:
     median: float
 
 
-def deviation(history: Sequence[float], value: float, logarithmic: bool = True) -> Deviation | None:
+def deviation(history: Iterable[float], value: float, logarithmic: bool = True) -> Deviation | None:
     """Median and MAD, of logarithms for what scales by factors. None if there is nothing to compare."""
     known = np.asarray([v for v in history if math.isfinite(v) and (v > 0 or not logarithmic)])
     if not known.size or not math.isfinite(value) or (logarithmic and value <= 0):
@@ -106,7 +106,7 @@ class SiteHistory:
 class RunHistory:
     """The run so far. Only clean steps (not skipped, finite) enter the baselines."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, bad_buffers: frozenset[str] = frozenset()) -> None:
         self.limits = limits or Limits()
         depth = int(self.limits.history_steps)
         self.steps = 0
@@ -121,10 +121,11 @@ class RunHistory:
         self.scales: deque[float] = deque(maxlen=depth)
         self.first_scale: float | None = None
         self.pinned = 0  # skips in a row that left the scale as it was
+        self.last_skipped = False
         self.same_loss = 0  # steps in a row with a bit-identical loss
         self.loss_high = 0
         self.norm_high = 0
-        self.bad_buffers: frozenset[str] | None = None  # not finite from the start: masks
+        self.bad_buffers = bad_buffers  # not finite from the start: masks
         self.amp_dtype = ""
         self.last_trace: StepRecord | None = None
         self.last_bad_step: int | None = None
@@ -164,7 +165,7 @@ class RunHistory:
             return
         if self.first_scale is None:
             self.first_scale = step.scale
-        self.pinned = self.pinned + 1 if step.skipped and step.scale_after == step.scale else 0
+        self.pinned = self.pinned + 1 if self.is_pinned(step) else 0
         if step.skipped:
             self.skips_in_row += 1
         else:
@@ -173,6 +174,13 @@ class RunHistory:
         if self.stepped_once:
             self.skips.append(step.skipped)
         self.scales.append(step.scale)
+        self.last_skipped = step.skipped
+
+    def is_pinned(self, step: StepRecord) -> bool:
+        """Skipped like the step before it, at a scale that did not fall in between."""
+        return (
+            step.skipped and self.last_skipped and step.scale is not None and bool(self.scales) and step.scale >= self.scales[-1]
+        )
 
 
 def _finite(value: float | None) -> bool:

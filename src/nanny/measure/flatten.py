@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -64,8 +65,12 @@ def thin(line: Tensor, most: int) -> Tensor:
     """
     if line.numel() <= most:
         return line
-    rows, runs = line.numel() // RUN, most // RUN
-    section = torch.arange(runs, device=line.device)
+    rows = line.numel() // RUN
+    return line[: rows * RUN].view(rows, RUN).index_select(0, _starts(rows, most // RUN, line.device)).view(-1)
+
+
+@functools.lru_cache(maxsize=1024)  # a model's tensors come back every step; 8 kB each
+def _starts(rows: int, runs: int, device: torch.device) -> Tensor:
+    section = torch.arange(runs, device=device)
     fraction = (section * _ADVANCE).bitwise_and_(0xFFFFFFFF)  # of a section, in 2**-32
-    starts = fraction.add_(section, alpha=1 << 32).floor_divide_(runs).mul_(rows).bitwise_right_shift_(32)
-    return line[: rows * RUN].view(rows, RUN).index_select(0, starts).view(-1)
+    return fraction.add_(section, alpha=1 << 32).floor_divide_(runs).mul_(rows).bitwise_right_shift_(32)

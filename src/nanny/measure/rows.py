@@ -23,7 +23,6 @@ from .transfer import PendingRead, reads_freely
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
 _LARGE = 1 << 20
-_FOREACH = frozenset({torch.float16, torch.bfloat16, torch.float32})  # what `_foreach_norm` sums in fp32
 # Magnitudes whose squares fp32 can hold and sum. Outside, the numbers are taken again in fp64 (where the host can look).
 _SAFE_LOW, _SAFE_HIGH = 1e-15, 1e14
 
@@ -52,7 +51,7 @@ def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRo
 
 
 def _reduce(line: Tensor, accumulator: torch.dtype, with_sum: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Minimum, maximum, sum of squares and sum (or 0) of one line, the last two in `accumulator`, of fp64 in fp64."""
+    """Minimum, maximum, sum of squares and (if asked) sum of one line, the last two in `accumulator`, of fp64 in fp64."""
     if line.numel() == 0:
         zero = torch.zeros((), dtype=torch.float32, device=line.device)
         return zero, zero, zero, zero
@@ -65,15 +64,15 @@ def _reduce(line: Tensor, accumulator: torch.dtype, with_sum: bool = True) -> tu
             low, high = torch.minimum(low, part[0]), torch.maximum(high, part[1])
             squares, total = squares + part[2], total + part[3]
     assert low is not None
-    # stacking needs one type; a minimum or maximum of 16-bit values is exact in 32 bits
-    kind = torch.float64 if line.dtype == torch.float64 else torch.float32
-    return low.to(kind), high.to(kind), squares, total
+    if line.dtype in (torch.float16, torch.bfloat16):  # stacking needs one type; 16-bit values are exact in 32 bits
+        low, high = low.float(), high.float()
+    return low, high, squares, total
 
 
 def _reduce_piece(piece: Tensor, accumulator: torch.dtype, with_sum: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     low, high = torch.aminmax(piece)
-    total = torch.sum(piece, dtype=accumulator) if with_sum else low.new_zeros(())
-    return low, high, _sum_of_squares(piece, accumulator), total
+    squares = _sum_of_squares(piece, accumulator)
+    return low, high, squares, torch.sum(piece, dtype=accumulator) if with_sum else squares
 
 
 def _sum_of_squares(piece: Tensor, accumulator: torch.dtype) -> Tensor:
@@ -136,17 +135,18 @@ def read_rows(rows: PackedRows, tensors: Sequence[Tensor] = ()) -> list[TensorSt
 
 
 def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingRead]:
-    """Sum of squares, minimum and maximum ([3, n]) of tensors on one device, for every step: two passes, few launches."""
+    """Sum of squares, minimum and maximum ([3, n]) of tensors on one device, for every step.
+
+    Tensor by tensor, so that the second pass finds it in the cache: 3 ms instead of 6 for a model of 7M parameters.
+    """
     lines = [as_line(t) for t in tensors]
-    small = [i for i, line in enumerate(lines) if 0 < line.numel() < _LARGE and line.dtype in _FOREACH]
-    norms = torch._foreach_norm([lines[i] for i in small], 2, dtype=torch.float32) if small else ()
-    rows = {i: (_widen(norm).square(), *torch.aminmax(lines[i])) for i, norm in zip(small, norms)}
-    for i, line in enumerate(lines):
-        if i not in rows:
-            low, high, squares, _ = _reduce(line, torch.float32, with_sum=False)
-            rows[i] = squares, low, high
-    columns = [torch.stack([_widen(rows[i][k]) for i in range(len(lines))]) for k in range(3)]
-    return tuple(line.numel() for line in lines), PendingRead([torch.stack(columns)])
+    rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
+    if lines and reads_freely(lines[0].device):
+        host = [_repaired(line, *(x.item() for x in row)) for line, row in zip(lines, rows)]
+        values = torch.tensor([[row[k] for row in host] for k in (2, 0, 1)], dtype=torch.float64)
+    else:
+        values = torch.stack([_widen(torch.stack([row[k].float() for row in rows])) for k in (2, 0, 1)])
+    return tuple(line.numel() for line in lines), PendingRead([values])
 
 
 def _widen(number: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from .trace import StepTrace
 from .updates import UpdateProbe
 
 Sites = list[tuple[str, str]]  # name, dtype
+STATS = ("count", "min", "max", "norm", "mean")
 
 
 @dataclass
@@ -27,6 +28,7 @@ class GradientRead:
     read: PendingRead | None = None  # [3, n]: sum of squares, min, max
     rows: RowBuffer | None = None  # on traced steps, with histograms
     scale: Tensor | None = None
+    bad: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # position -> NaN, +Inf, -Inf, where they could be counted
 
 
 @dataclass
@@ -39,6 +41,7 @@ class StepCapture:
     buffers: tuple[Sites, RowBuffer] | None = None
     reads: list[GradientRead] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
+    provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
     losses: list[Tensor] = field(default_factory=list)
     loss_dtype: str = ""
     backwards: int = 0
@@ -53,6 +56,7 @@ class StepCapture:
     ran: bool = False
     stepped: bool = False
     stepped_by: set[int] = field(default_factory=set)
+    repeated: bool = False  # one optimizer stepped twice
     lr: float | None = None
     clipped: float | None = None
     clipped_scaled: bool = False
@@ -137,12 +141,16 @@ class StepCapture:
             names.extend(n for n, _ in one.sites)
             dtypes.extend(d for _, d in one.sites)
             with np.errstate(invalid="ignore"):
-                columns.append(np.stack([count, low / divide, high / divide, np.sqrt(squares) / divide, total / divide / count]))
+                found = [count, low / divide, high / divide, np.sqrt(squares) / divide, total / divide / count]
+            kinds = np.zeros((3, len(one.sites)))
+            for i, numbers in one.bad.items():
+                kinds[:, i] = numbers
+            columns.append(np.concatenate([np.stack(found), kinds]))
         whole = np.concatenate(columns, axis=1)
         complete = len(histograms) == len(self.reads)
         return SiteTable(
             tuple(names),
-            dict(zip(("count", "min", "max", "norm", "mean"), whole)),
+            dict(zip((*STATS, "nan", "posinf", "neginf"), whole)),
             tuple(dtypes),
             np.concatenate(histograms) if complete else None,
         )
@@ -172,9 +180,7 @@ def _combined(sites: dict[str, tuple[str, list[int]]], values: Any, histograms: 
             columns[:, i] = n, low.min(), high.max(), np.sqrt(squares.sum()), total.sum() / n if n else 0.0
         if counted is not None:
             counted[i] = histograms[rows].sum(axis=0)
-    return SiteTable(
-        tuple(sites), dict(zip(("count", "min", "max", "norm", "mean"), columns)), tuple(d for d, _ in sites.values()), counted
-    )
+    return SiteTable(tuple(sites), dict(zip(STATS, columns)), tuple(d for d, _ in sites.values()), counted)
 
 
 def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None) -> SiteTable | None:
@@ -182,7 +188,13 @@ def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None
         return None
     (count, low, high, squares, total), histograms = pending.table()
     with np.errstate(invalid="ignore", divide="ignore"):
-        columns = {"count": count, "min": low, "max": high, "norm": np.sqrt(squares), "mean": np.where(count > 0, total / count, 0.0)}
+        columns = {
+            "count": count,
+            "min": low,
+            "max": high,
+            "norm": np.sqrt(squares),
+            "mean": np.where(count > 0, total / count, 0.0),
+        }
     return SiteTable(names_of(measured[0]), columns, tuple(d for _, d in measured[0]), histograms)
 
 

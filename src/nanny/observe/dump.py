@@ -38,7 +38,9 @@ def save_suspect(folder: Path, step: int, suspect: Suspect, rng: Tensor | None) 
         "module": suspect.bad.module,
         "output": {k: getattr(suspect.bad, k) for k in ("dtype", "nan", "posinf", "neginf", "count")},
         "torch": torch.__version__,
-        "tensors": {n: {"dtype": short_dtype(t.dtype), "shape": list(t.shape), "stride": list(t.stride())} for n, t in tensors.items()},
+        "tensors": {
+            n: {"dtype": short_dtype(t.dtype), "shape": list(t.shape), "stride": list(t.stride())} for n, t in tensors.items()
+        },
         "note": "inputs and weights of the training run: treat it like the data itself",
     }
     old = os.umask(0o077)

@@ -38,6 +38,9 @@ _undo: list[Callable[[], None]] = []
 
 
 def listen(listener: Listener) -> None:
+    """Idempotent."""
+    if listener in _listeners:
+        return
     if not _listeners:
         _install()
     _listeners.append(listener)
@@ -76,8 +79,11 @@ def _install() -> None:
     _replace(GradScaler, "unscale_", _unscale)
     _replace(GradScaler, "step", _scaler_step)
     _replace(GradScaler, "update", _scaler_update)
-    # both clip functions look this one up when called, so code that imported clip_grad_norm_ earlier is seen too
+    # clip_grad_norm_ looks this one up when called, so code that imported it earlier is seen too
     _replace(clip_grad, "_clip_grads_with_norm_", _clip)
+    for owner in (torch.nn.utils, clip_grad):
+        _replace(owner, "clip_grads_with_norm_", _clip)
+        _replace(owner, "clip_grad_value_", _clip)
     before = optimizer_module.register_optimizer_step_pre_hook(_optimizer_before)
     after = optimizer_module.register_optimizer_step_post_hook(_optimizer_after)
     _undo.extend((before.remove, after.remove))

@@ -9,12 +9,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from ..measure.rows import RowBuffer, pack_gradients
+from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
+from ..measure.transfer import reads_freely
 from . import events
 from .capture import GradientRead, StepCapture
 from .names import is_compiled, plain_name, short_dtype, unwrapped
@@ -119,13 +121,16 @@ class Recorder:
 
     @guarded
     def end(self) -> None:
-        """The user's block is over. Gradients are read at the optimizer; here only if no optimizer is known to come."""
+        """The user's block is over. Gradients are read at the optimizer; here, for now, if none is known to come."""
         if self.capture is None:
             return
         if self.capture.trace is not None:
             self.capture.trace.close()
         if not self.capture.reads and not self.optimizers:
-            self._read_gradients([p for r in self._owners.values() if (p := r()) is not None], None)
+            mine = [p for r in self._owners.values() if (p := r()) is not None]
+            scaled = self.capture.backward_scaled and not self.capture.unscaled
+            self._read_gradients(mine, self.capture.scale if scaled else None)
+            self.capture.provisional = True
 
     @guarded
     def take(self) -> StepCapture | None:
@@ -168,11 +173,20 @@ class Recorder:
                 sites.append((name, short_dtype(buffer.dtype)))
         capture.buffers = (sites, rows)
 
+    def nonfinite_buffers(self) -> frozenset[str]:
+        """Buffers that hold NaN or infinities now, before training: masks."""
+        held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and b.numel() and b.device.type != "meta"}
+        return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
+
     def _read_gradients(self, parameters: Iterable[Tensor], scale: Tensor | None) -> None:
         """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible."""
         capture = self.capture
         if capture is None:
             return
+        if capture.provisional:  # an optimizer came after all: its moment is the right one
+            capture.provisional = False
+            capture.reads.clear()
+            capture.read.clear()
         groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
@@ -189,10 +203,14 @@ class Recorder:
                 rows = RowBuffer()
                 for g in grads:
                     rows.add(g, histogram=True)
-                capture.reads.append(GradientRead(sites, rows=rows, scale=scale))
+                one = GradientRead(sites, rows=rows, scale=scale)
+                bad = [i for i in range(len(grads)) if rows.is_bad(i)]
             else:
                 counts, read = pack_gradients(grads)
-                capture.reads.append(GradientRead(sites, counts=counts, read=read, scale=scale))
+                one = GradientRead(sites, counts=counts, read=read, scale=scale)
+                bad = np.flatnonzero(~np.isfinite(read.arrays()[0]).all(axis=0)).tolist() if reads_freely(grads[0].device) else []
+            one.bad = {i: count_nonfinite(grads[i]) for i in bad}
+            capture.reads.append(one)
 
     # events
 
@@ -303,6 +321,7 @@ class Recorder:
         assert self.capture is not None
         self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         self.capture.stepped = True
+        self.capture.repeated = self.capture.repeated or (self.capture.ran and id(optimizer) in self.capture.stepped_by)
         self.capture.stepped_by.add(id(optimizer))
         if optimizer.param_groups:
             self.capture.lr = lr_of(optimizer.param_groups[0])

@@ -51,7 +51,9 @@ def recomputing() -> bool:
 class StepTrace:
     """Opened at the start of a traced step, closed at its end; the numbers are in `rows`."""
 
-    def __init__(self, names: Mapping[int, str], on_suspect: Callable[[Suspect], None], skip: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, names: Mapping[int, str], on_suspect: Callable[[Suspect], None], skip: frozenset[int] = frozenset()
+    ) -> None:
         self.rows = RowBuffer()
         self.calls: list[Call] = []
         self.bad: list[BadCall] = []

@@ -80,7 +80,9 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
         fused=bool(group.get("fused")),
         lr=lr_of(group),
         eps=float(eps) if isinstance(eps, (int, float)) else None,
-        beta2=float(betas[1]) if isinstance(betas, (tuple, list)) and len(betas) > 1 and not isinstance(betas[1], Tensor) else None,
+        beta2=float(betas[1])
+        if isinstance(betas, (tuple, list)) and len(betas) > 1 and not isinstance(betas[1], Tensor)
+        else None,
         param_dtype=narrowest({short_dtype(p.dtype) for p in params if p.is_floating_point()}),
         state_dtype=narrowest(states),
         eps_ratio=_eps_ratio(kept, group),

@@ -53,7 +53,12 @@ class RunRecording:
             self._writer.set_meta(amp_dtype=self._amp)
         if step.grads is not None:
             self._add_gradients(step, urgent)
-        for kind, table in (("output", step.outputs), ("output_grad", step.output_grads), ("weight", step.weights), ("buffer", step.buffers)):
+        for kind, table in (
+            ("output", step.outputs),
+            ("output_grad", step.output_grads),
+            ("weight", step.weights),
+            ("buffer", step.buffers),
+        ):
             if table is not None:
                 self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS))
 

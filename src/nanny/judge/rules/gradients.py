@@ -50,7 +50,7 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
-    """Before there is a history: a huge norm counts only with its consequence, huge outputs or an update that replaces the weights."""
+    """Before there is a history a huge norm counts only with its consequence: huge outputs, or an update that replaces the weights."""
     limits = run.limits
     if norm <= limits.grad_rail_high:
         return
@@ -103,7 +103,12 @@ def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         return
     limits = run.limits
     if 0 < norm < limits.grad_rail_low and step.loss:
-        yield Seen(f"the norm of all gradients is {norm:.3g} at a loss of {step.loss:.3g}", "gradients", value=norm, limit=limits.grad_rail_low)
+        yield Seen(
+            f"the norm of all gradients is {norm:.3g} at a loss of {step.loss:.3g}",
+            "gradients",
+            value=norm,
+            limit=limits.grad_rail_low,
+        )
         return
     yield from _vanished_layers(step, run, norm)
 
@@ -128,7 +133,7 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
         known = deviation(run.grads.past(name), float(norms[i]))
         if known and known.ratio < run.limits.grad_vanish_ratio and -known.zscore > run.limits.grad_zscore:
             yield Seen(
-                f"gradient norm {norms[i]:.3g} is {known.ratio:.1e} of its own median {known.median:.3g}, the others are as before",
+                f"gradient norm {norms[i]:.3g} is {known.ratio:.1e} of its own median {known.median:.3g}, others are as before",
                 name, value=float(norms[i]), limit=known.median * run.limits.grad_vanish_ratio,
             )  # fmt: skip
 
@@ -158,8 +163,8 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         if layer in step.called and all(norms[i] == 0 for i in members) and steps >= run.limits.dead_steps:
             fp16 = step.amp_dtype == "float16"
             yield Seen(
-                f"its gradients have been exactly 0 for {steps} steps while the rest of the model learns"
-                + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16 without a GradScaler)" if fp16 else ""),
+                f"its gradients have been exactly 0 for {steps} steps while the rest learns"
+                + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16, no GradScaler)" if fp16 else ""),
                 layer, value=0.0, evidence={"parameters": [step.grads.names[i] for i in members], "steps": steps},
             )  # fmt: skip
 

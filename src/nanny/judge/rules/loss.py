@@ -25,7 +25,11 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         run.loss_high = 0
         return
     known = deviation(run.losses, step.loss, logarithmic=False)
-    high = known is not None and known.zscore > limits.loss_zscore and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
+    high = (
+        known is not None
+        and known.zscore > limits.loss_zscore
+        and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
+    )
     run.loss_high = run.loss_high + 1 if high else 0
     if known is not None and high:
         lasting = run.loss_high >= limits.loss_high_steps

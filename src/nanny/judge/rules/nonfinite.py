@@ -60,7 +60,7 @@ def overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
     Why: no loss scale can help, the forward pass does not know it. The infinity becomes NaN in the next softmax or norm.
 
-    Fix: compute this layer (and the residual sum behind it) in FP32 or BF16, normalise its input, or scale the scores by 1/sqrt(d).
+    Fix: compute this layer (and the residual sum behind it) in FP32 or BF16, normalise its input, or scale scores by 1/sqrt(d).
     """
     for culprit in _if_code("OVERFLOW", step):
         yield Seen(
@@ -79,6 +79,19 @@ def input_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """
     for culprit in _if_code("INPUT_NONFINITE", step):
         yield Seen(culprit.message, culprit.site, evidence=culprit.evidence)
+
+
+@rule("WEIGHT_NONFINITE", Severity.ERROR)
+def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """A weight is NaN or infinite: an earlier update wrote it there, and nothing after it can be right.
+
+    Why: without a GradScaler the optimizer applies whatever the gradients hold.
+
+    Fix: stop, mend the first finding of this run, and go on from a checkpoint before it.
+    """
+    for culprit in _if_code("WEIGHT_NONFINITE", step):
+        since = f" (gradients or loss were last bad at step {run.last_bad_step})" if run.last_bad_step is not None else ""
+        yield Seen(culprit.message + since, culprit.site, evidence=culprit.evidence)
 
 
 @rule("NEAR_OVERFLOW", Severity.WARNING)
@@ -124,7 +137,5 @@ def buffer_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         return
     low, high = np.asarray(step.buffers.columns["min"]), np.asarray(step.buffers.columns["max"])
     bad = {step.buffers.names[i] for i in np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))}
-    if run.bad_buffers is None:
-        run.bad_buffers = frozenset(bad)
     for name in sorted(bad - run.bad_buffers):
         yield Seen(f"turned non-finite{' in a step that was skipped' if step.skipped else ''}; evaluation will give NaN", name)

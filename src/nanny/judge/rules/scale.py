@@ -48,9 +48,14 @@ def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     look for a singular derivative (sqrt or norm at 0, log of 0) or a sudden jump of the loss.
     """
     in_row = run.skips_in_row + 1
-    if step.skipped and run.stepped_once and in_row >= run.limits.scale_skips_error and run.pinned + 1 < run.limits.scale_skips_error:
+    if (
+        step.skipped
+        and run.stepped_once
+        and in_row >= run.limits.scale_skips_error
+        and run.pinned + 1 < run.limits.scale_skips_error
+    ):
         yield Seen(
-            f"{in_row} optimizer steps skipped in a row, loss scale down to {step.scale_after or step.scale:g}; {why_skipped(step)}",
+            f"{in_row} optimizer steps skipped in a row, loss scale at {step.scale:g}; {why_skipped(step)}",
             "scaler",
             value=in_row,
             limit=run.limits.scale_skips_error,
@@ -91,7 +96,7 @@ def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
     Fix: create one GradScaler before the loop and call `scaler.update()` once per step, without an argument.
     """
-    if step.skipped and step.scale_after == step.scale and run.pinned + 1 >= run.limits.scale_skips_error:
+    if run.is_pinned(step) and run.pinned + 1 >= run.limits.scale_skips_error:
         yield Seen(
             f"{run.pinned + 1} steps in a row skipped while the loss scale stayed at {step.scale:g}",
             "scaler",
@@ -150,11 +155,10 @@ def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
     Fix: call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
     """
-    if step.clipped_scaled and step.scale is not None:
+    if step.clipped_scaled and step.scale is not None and step.clipped is not None:
+        real = step.clipped / step.scale
         yield Seen(
-            f"gradients were clipped to {step.clipped:g} while scaled by {step.scale:g}: the real threshold was {step.clipped / step.scale:.3g}"
-            if step.clipped is not None
-            else f"gradients were clipped while scaled by {step.scale:g}",
+            f"gradients were clipped to {step.clipped:g} while scaled by {step.scale:g}: the real threshold was {real:.3g}",
             "scaler",
             value=step.scale,
         )

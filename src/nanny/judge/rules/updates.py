@@ -14,7 +14,7 @@ from ..registry import Seen, rule
 def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """Most weights with a gradient were left bit-identical by the optimizer step.
 
-    Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of the weight in bf16) is lost.
+    Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of it in bf16) is lost.
 
     Fix: keep FP32 master weights (leave the parameters in FP32 and use autocast), or use stochastic rounding or Kahan summation.
     """
@@ -94,7 +94,7 @@ def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             continue
         limit = format_of(state.state_dtype).unit_roundoff / 2
         yield Seen(
-            f"{state.name} keeps its averages in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below the {limit:.2g} it can express",
+            f"{state.name} keeps its averages in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below {limit:.2g}, its resolution",
             "optimizer.state", value=1 - state.beta2, limit=limit, evidence={"optimizer": state.name, "dtype": state.state_dtype},
         )  # fmt: skip
 
