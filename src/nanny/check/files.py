@@ -105,8 +105,7 @@ def check_paths(paths: Sequence[str], overrides: Config = Config(), jobs: int = 
                 groups.setdefault(config, []).append(found)
     for config, found_files in groups.items():
         report += _check_group(found_files, config, jobs)
-    unique = {(f.file, f.cell, f.line, f.column, f.code, f.message): f for f in report.findings}
-    return replace(report, findings=in_order(list(unique.values())))
+    return replace(report, findings=in_order(_one_for_each_place(report.findings)))
 
 
 def check_text(text: str | bytes, filename: str, config: Config, kind: str = "python") -> Report:
@@ -135,6 +134,17 @@ def merged(config: Config, overrides: Config) -> Config:
         device=overrides.device or config.device,
         amp_dtype=overrides.amp_dtype or config.amp_dtype,
     )
+
+
+def _one_for_each_place(findings: Iterable[Finding]) -> list[Finding]:
+    """A file that several others import is seen by each of their batches; the worst of what they say about a place stays."""
+    unique: dict[tuple[object, ...], Finding] = {}
+    for finding in findings:
+        place = (finding.file, finding.cell, finding.line, finding.column, finding.code)
+        known = unique.setdefault(place, finding)
+        if finding.severity > known.severity:
+            unique[place] = finding
+    return list(unique.values())
 
 
 def _is_path(text: str) -> bool:
