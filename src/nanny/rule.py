@@ -52,11 +52,8 @@ def checker_pages() -> Iterator[Page]:
 
     in_settings = {rule.code: rule for rule in rules_on("settings")}
     for code, rule in all_rules().items():
-        text = rule.doc
-        other = in_settings.get(code)
-        if other is not None and other.doc and other.doc != rule.doc:
-            text += f"\n\nIn settings files: {_settings_section(other.doc)}"
-        yield Page(code, rule.severity, text, "nanny check")
+        more = f"\n\nIn settings files: {in_settings[code].doc}" if code in in_settings else ""
+        yield Page(code, rule.severity, rule.doc + more, "nanny check")
     yield Page("SYNTAX_ERROR", Severity.ERROR, cleandoc(SYNTAX_ERROR), "nanny check")
 
 
@@ -175,12 +172,6 @@ def _overview(pages: Iterable[Page]) -> str:
     wide = max(len(code) for code, _, _ in rows)
     lines = [f"{code:<{wide}}  {severity:<7}  {title}" for code, severity, title in rows]
     return "\n".join([*lines, "", "nanny rule CODE explains one of them."])
-
-
-def _settings_section(doc: str) -> str:
-    """A page of settings as a part of another page: its headline and its reason."""
-    parts = [part for part in doc.split("\n\n") if not part.startswith(("Example:", "Use instead:", "When not:"))]
-    return "\n\n".join(part.removeprefix("Why: ") for part in parts if not part.startswith("    "))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,6 @@
 """Rules on settings files. Each takes one `Settings` section and yields `Problem`s at its keys.
 
+Their codes are those of rules on code, whose pages say what and why; the docstrings here add what is looked at in files.
 Not in the folder `rules`: a check of Python code does not need them, and starts faster without.
 """
 
@@ -69,18 +70,9 @@ def _later(settings: Settings, *keys: tuple[str, ...]) -> tuple[tuple[str, ...],
 
 @rule("CONFIG_FP16_AND_BF16", Severity.ERROR, on="settings")
 def fp16_and_bf16(settings: Settings) -> Iterator[Problem]:
-    """Settings turn on fp16 and bf16 at once.
-
-    Why: a run has one half format. DeepSpeed, Trainer and Accelerate stop with an error at start, some older versions
-    silently take one of the two, and fp16's loss scaling is then used for bf16 or missing for fp16.
-
-    Example:
-        {"fp16": {"enabled": true}, "bf16": {"enabled": true}}
-
-    Use instead:
-        {"fp16": {"enabled": false}, "bf16": {"enabled": true}}
-
-    When not: `"enabled": "auto"` in both is right, the trainer fills in one of them.
+    """`fp16.enabled` and `bf16.enabled` in DeepSpeed JSON, `fp16` and `bf16` in training arguments (also against a
+    DeepSpeed section inside them), the old key `fp16` beside `mixed_precision: bf16` in Accelerate YAML. `"auto"`
+    counts as off.
     """
     pairs: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
     if settings.framework == "deepspeed":
@@ -110,20 +102,9 @@ def fp16_and_bf16(settings: Settings) -> Iterator[Problem]:
 
 @rule("CONFIG_TRUE_HALF", Severity.WARNING, on="settings")
 def true_half(settings: Settings) -> Iterator[Problem]:
-    """Settings train with parameters in half precision and no float32 master copy.
-
-    Why: an update smaller than half a spacing of the parameter is lost: in bf16 everything below 0.2 % of the weight, in
-    fp16 everything below 0.02 %. In fp16 the gradients also underflow, and Adam's eps of 1e-8 is zero.
-
-    Example:
-        trainer:
-          precision: 16-true
-
-    Use instead:
-        trainer:
-          precision: 16-mixed
-
-    When not: inference, or an optimizer made for it (stochastic rounding, Kahan summation).
+    """`precision: 16-true` and `bf16-true` in Lightning YAML; `fp16_master_weights_and_grads` (and its bf16 twin)
+    in DeepSpeed JSON; `torch_dtype` in half or `pure_bf16` in training arguments that fine-tune all weights without
+    DeepSpeed or FSDP; `downcast_bf16` on TPUs in Accelerate YAML.
     """
     if settings.framework == "lightning":
         yield from _lightning_true_half(settings)
@@ -191,18 +172,9 @@ def _lost(name: str) -> str:
 
 @rule("CONFIG_LOSS_SCALE", Severity.WARNING, on="settings")
 def loss_scale(settings: Settings) -> Iterator[Problem]:
-    """Loss-scale settings that make no sense.
-
-    Why: a scale that starts too high, never comes down or does not exist gives skipped steps without end, or gradients that
-    are flushed to zero. Keys that the framework does not know do nothing, or stop it at start.
-
-    Example:
-        {"fp16": {"enabled": true, "initial_scale_power": 65536}}
-
-    Use instead:
-        {"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 16}}
-
-    When not: a fixed scale that was measured for this model.
+    """In DeepSpeed JSON, and in the strategy of Lightning YAML: a fixed scale of 1, a power that is really a scale,
+    a window that doubles the scale every few steps, a hysteresis of 0 (the scale never comes down), a floor above
+    the start, loss-scale keys that are unknown, misplaced, given to bf16 or without `enabled`.
     """
     if settings.framework == "deepspeed":
         fp16 = settings.section("fp16")
@@ -326,18 +298,7 @@ def _scaler_for_bf16(settings: Settings) -> Iterator[Problem]:
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="settings")
 def double_scaling(settings: Settings) -> Iterator[Problem]:
-    """Settings turn on two mechanisms that both scale the loss.
-
-    Why: gradients are divided by one scale but were multiplied by two, or one scaler skips what the other has not seen.
-
-    Example:
-        {"fp16": {"enabled": true}, "amp": {"enabled": true, "opt_level": "O1"}}
-
-    Use instead:
-        {"fp16": {"enabled": true}}
-
-    When not: one of the two is off.
-    """
+    """DeepSpeed's `fp16` together with `amp` or `torch_autocast`: both scale the loss."""
     if settings.framework != "deepspeed" or not is_on(settings.get("fp16", "enabled")):
         return
     for other in ("amp", "torch_autocast"):
@@ -352,18 +313,8 @@ def double_scaling(settings: Settings) -> Iterator[Problem]:
 
 @rule("CONFIG_REDUCE_DTYPE", Severity.WARNING, on="settings")
 def reduce_dtype(settings: Settings) -> Iterator[Problem]:
-    """Settings sum gradients over ranks or micro-batches in half precision.
-
-    Why: in fp16 a sum over ranks overflows long before each part does, and in bf16 every addition rounds to 8 bits, so
-    small gradients are lost beside large ones.
-
-    Example:
-        {"bf16": {"enabled": true}, "communication_data_type": "fp16"}
-
-    Use instead:
-        {"bf16": {"enabled": true}, "communication_data_type": "fp32"}
-
-    When not: the network is the bottleneck, the ranks are few and the loss curve was compared with float32 reduction.
+    """`communication_data_type` and `data_types.grad_accum_dtype` in DeepSpeed JSON, `reduce_dtype` of an FSDP
+    strategy in Lightning YAML.
     """
     found: list[tuple[str, ...]] = []
     if settings.framework == "deepspeed":
