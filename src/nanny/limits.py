@@ -59,6 +59,7 @@ class Limits:
     spacing_ratio_roundoffs: float = _limit(
         8.0, "derived: zero-mean data has 1 to 2; keeps the coarse fp8 formats from looking sick by themselves"
     )
+    source_noise_roundoffs: float = _limit(64.0, "derived: less variation may be the source's own rounding of a constant")
     positions_lost_warn: float = _limit(
         0.05, "derived: one constant channel among many is how healthy networks look, one column in twenty is data"
     )
@@ -76,6 +77,8 @@ class Limits:
         0.01, "seed 000, 1: 1 %", seed="sum/mean: medium risk always",
         why="library reductions accumulate in FP32 and round once (NUMERICS fact 3); only a measured error counts",
     )  # fmt: skip
+    reduction_slack: float = _limit(4.0, "derived: rounding of the terms explains condition number times the cast error")
+    one_sign_condition: float = _limit(2.0, "derived: sum|x|/|sum x| below this, the sum is no difference of large parts")
     reduction_error_error: float = _limit(0.10, "seed 000, 1: 10 %")
 
     # gradients

@@ -81,7 +81,7 @@ class Resolution:
     varying: float | None  # rms of x - mean over dim 0, as a share of the rms
     centred: float | None  # error over the varying part
     spacing_ratio: float | None  # spacing of the format at the rms, over the varying part
-    spacing_ratio_median: float | None  # the same per position along the other dimensions: median
+    spacing_ratio_median: float | None  # the same per position along the other dimensions (at least 8 values each): median
     positions_lost: float | None  # share of the positions whose spacing is above the variation
     ulp_p50: float
     ulp_p99: float
@@ -145,6 +145,7 @@ class Reduction:
     terms: int  # in each result
     results: int
     measured: int  # results behind the errors; overflow is counted over all
+    result_rms: float  # in float64
     library_error: float | None  # relative L2; None: torch has no such kernel for this format
     library_overflow: int  # results that are not finite although all their terms are
     condition: float | None  # median of sum|x| / |sum x|

@@ -7,31 +7,57 @@ happen in a reduction that may never be done is a warning at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..records import Finding, Severity
 from ..show.numbers import share, short
-from ..tensor_records import RangeFit, Reduction, TensorReport
+from ..tensor_records import RangeFit, Reduction, Resolution, TensorReport
 
-Rule = Callable[[TensorReport, Format, Limits], Iterator[Finding]]
+Judge = Callable[[TensorReport, Format, Limits], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    code: str
+    severity: Severity  # the worst it can be
+    function: Judge
+
+    @property
+    def doc(self) -> str:
+        return self.function.__doc__ or ""
+
+
+RULES: dict[str, TensorRule] = {}
+
+
+def rule(code: str, severity: Severity) -> Callable[[Judge], Judge]:
+    def register(function: Judge) -> Judge:
+        RULES[code] = TensorRule(code, severity, function)
+        return function
+
+    return register
 
 
 def judge_tensor(report: TensorReport, limits: Limits | None = None) -> tuple[Finding, ...]:
     """All findings, the worst first."""
     target = format_of(report.target)
     limits = limits or Limits()
-    found = [finding for rule in RULES.values() for finding in rule(report, target, limits)]
+    found = [finding for one in RULES.values() for finding in one.function(report, target, limits)]
     return tuple(sorted(found, key=lambda finding: -finding.severity))
 
 
 def advise(reduction: Reduction, target: Format, limits: Limits | None = None) -> str:
-    """What to do about an accumulator that was seen to swallow terms of one sign; empty where nothing was measured."""
+    """What to do about an accumulator that was seen to swallow terms of one sign; empty where nothing was seen.
+
+    Nobody accumulates in 8 bits, so for those formats the numbers are in the table and that is all.
+    """
     limits = limits or Limits()
     r = reduction
     lossy = r.swallowed >= limits.swallowed_mass_warn and r.accumulator_error >= limits.reduction_error_warn
-    if r.op == "mean" or not lossy or (r.op == "sum" and not _one_sign(r)):
+    if target.bits == 8 or r.op == "mean" or not lossy or (r.op == "sum" and not _one_sign(r, limits)):
         return ""
     what = "sum" if r.op == "sum" else "sum of squares"
     seen = "" if r.accumulator_terms == r.terms else f" (seen on the first {r.accumulator_terms} of {r.terms} terms)"
@@ -41,9 +67,9 @@ def advise(reduction: Reduction, target: Format, limits: Limits | None = None) -
     )
 
 
-def _one_sign(r: Reduction) -> bool:
+def _one_sign(r: Reduction, limits: Limits) -> bool:
     """Terms of mixed sign cancel; then the accumulator's error is noise around nothing, and no mass was lost for good."""
-    return r.condition is not None and r.condition < 2
+    return r.condition is not None and r.condition < limits.one_sign_condition
 
 
 def _off(error: float) -> str:
@@ -66,6 +92,7 @@ def _finding(
     return Finding(code, severity, message, hint, site=report.name, value=value, limit=limit, evidence=evidence)
 
 
+@rule("NONFINITE_VALUES", Severity.ERROR)
 def nonfinite_source(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """The tensor holds NaN or infinity before any cast.
 
@@ -88,6 +115,7 @@ def nonfinite_source(report: TensorReport, target: Format, limits: Limits) -> It
     )  # fmt: skip
 
 
+@rule("CAST_OVERFLOW", Severity.ERROR)
 def cast_overflow(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """Finite values leave the range of the target format.
 
@@ -110,6 +138,7 @@ def cast_overflow(report: TensorReport, target: Format, limits: Limits) -> Itera
     )  # fmt: skip
 
 
+@rule("LOW_HEADROOM", Severity.WARNING)
 def low_headroom(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """The largest value is close to the end of FP16.
 
@@ -124,13 +153,13 @@ def low_headroom(report: TensorReport, target: Format, limits: Limits) -> Iterat
     near = bits < limits.headroom_warn_bits
     yield _finding(
         report, "LOW_HEADROOM", Severity.WARNING if near else Severity.INFO,
-        f"largest magnitude {short(report.values.absmax)} is {bits:.2f} bits below the end of fp16 (65504)",
-        "use bf16, or scale or normalise before this point: growth by a factor of "
-        f"{short(2.0**bits)} makes infinities",
+        f"largest magnitude {short(report.values.absmax)}, and fp16 ends at 65504: {max(bits, 0.0):.2g} bits of headroom",
+        f"use bf16, or scale or normalise before this point: {max(2.0**bits, 1.0):.2g} times larger is infinity",
         value=bits, limit=limits.headroom_warn_bits if near else limits.headroom_info_bits,
     )  # fmt: skip
 
 
+@rule("CAST_FLUSH", Severity.ERROR)
 def cast_flush(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """Values that matter become zero.
 
@@ -155,6 +184,7 @@ def cast_flush(report: TensorReport, target: Format, limits: Limits) -> Iterator
     )  # fmt: skip
 
 
+@rule("CAST_SUBNORMAL", Severity.ERROR)
 def cast_subnormal(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """Most of the tensor lies where the format has only a few bits left, and the measured error shows it.
 
@@ -181,6 +211,7 @@ def rel_l2_warn(target: Format, limits: Limits) -> float:
     return min(limits.rel_l2_warn_roundoffs * target.unit_roundoff, limits.rel_l2_error)
 
 
+@rule("VARIATION_LOST", Severity.ERROR)
 def variation_lost(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """A large common offset with a small variation: the format's spacing there is wider than what varies.
 
@@ -189,30 +220,42 @@ def variation_lost(report: TensorReport, target: Format, limits: Limits) -> Iter
     Fix: subtract the offset before the cast, or keep this tensor in FP32.
     """
     r = report.resolution
-    if r.spacing_ratio is None:
+    if r.spacing_ratio is None or report.values.rms < target.min_normal:
         return
-    ratio = max(r.spacing_ratio, r.spacing_ratio_median or 0.0)
+    ratio = r.spacing_ratio if r.spacing_ratio_median is None else r.spacing_ratio_median
+    some = (r.positions_lost or 0.0) >= limits.positions_lost_warn
     warn = max(limits.spacing_ratio_warn, limits.spacing_ratio_roundoffs * target.unit_roundoff)
     gone = max(limits.spacing_ratio_error, 2 * warn)
-    vector = len(report.shape) < 2
-    if ratio < (gone if vector else warn) and (r.centred or 0.0) < limits.rel_l2_error:
+    vector = len(report.shape) < 2  # dim 0 is no batch then, and parameters such as a gain of 1 vary little in health
+    if ratio < (gone if vector else warn) and not some:
         return
     if r.same_dtype or r.exact:
         severity = Severity.INFO
-    elif vector:
-        severity = Severity.WARNING
     else:
-        severity = Severity.ERROR if ratio >= gone or (r.centred or 0.0) >= limits.rel_l2_error else Severity.WARNING
+        severity = Severity.ERROR if ratio >= gone and not vector else Severity.WARNING
     centred = "" if r.centred is None else f"; the cast error is {share(r.centred)} of the varying part"
     yield _finding(
         report, "VARIATION_LOST", severity,
-        f"the values vary over dim 0 by {share(r.varying)} of their size, and {target.name} steps there are "
-        f"{short(ratio)} times that variation{centred}",
+        _variation(r, target, ratio) + centred,
         "subtract the common offset before the cast, or keep this tensor in FP32",
         value=ratio, limit=gone if ratio >= gone else warn, centred=r.centred, varying=r.varying,
+        positions_lost=r.positions_lost,
     )  # fmt: skip
 
 
+def _variation(r: Resolution, target: Format, ratio: float) -> str:
+    if r.positions_lost is None:
+        return (
+            f"the values vary over dim 0 by {share(r.varying)} of their size, and the steps of {target.name} there are "
+            f"{short(ratio)} times that variation"
+        )
+    return (
+        f"small variation on a large offset: the steps of {target.name} are {short(ratio)} times the variation over dim 0 at a "
+        f"typical position, and wider than it at {share(r.positions_lost)} of the positions"
+    )
+
+
+@rule("INTEGERS_ROUNDED", Severity.ERROR)
 def integers_rounded(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """Whole numbers (ids, positions, timesteps, counts) that the format cannot tell apart.
 
@@ -224,15 +267,17 @@ def integers_rounded(report: TensorReport, target: Format, limits: Limits) -> It
     if n is None or not n.changed:
         return
     severity = Severity.ERROR if n.collisions >= limits.rel_mark_error else Severity.WARNING
+    together = f", {n.distinct} distinct values become {n.distinct_after}" if n.distinct_after < n.distinct else ""
     yield _finding(
         report, "INTEGERS_ROUNDED", Severity.INFO if target.bits == 8 else severity,
         f"all values are integers, {target.name} holds them exactly only up to {target.exact_integers}: {share(n.changed)} "
-        f"become another integer, {n.distinct} distinct values become {n.distinct_after}",
+        f"become another integer{together}",
         "if these are ids, positions, timesteps or counts, keep them in an integer type or FP32",
         value=n.collisions, limit=0.0, changed=n.changed, distinct=n.distinct, distinct_after=n.distinct_after,
     )  # fmt: skip
 
 
+@rule("SCALE_IMBALANCE", Severity.WARNING)
 def scale_imbalance(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """Indices of very different size that a reduction would add up: the small half does not survive in the result.
 
@@ -259,6 +304,7 @@ def scale_imbalance(report: TensorReport, target: Format, limits: Limits) -> Ite
         )  # fmt: skip
 
 
+@rule("REDUCTION_OVERFLOW", Severity.WARNING)
 def reduction_overflow(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """A sum or norm of values that all fit does not fit itself.
 
@@ -266,18 +312,21 @@ def reduction_overflow(report: TensorReport, target: Format, limits: Limits) -> 
 
     Fix: `x.sum(dim, dtype=torch.float32)`, or `mean` where it will do.
     """
-    for r in report.reductions:
-        if r.library_overflow:
-            yield _finding(
-                report, "REDUCTION_OVERFLOW", Severity.WARNING,
-                f"torch's {r.op} over dim={r.dim} ({r.terms} terms) leaves the {target.name} range in {r.library_overflow} of "
-                f"{r.results} results although every term fits",
-                f"reduce in FP32: x.sum(dim={r.dim}, dtype=torch.float32)" if r.op == "sum"
-                else f"reduce in FP32: x.float() before the {r.op} over dim={r.dim}",
-                value=r.library_overflow / r.results, limit=0.0, dim=r.dim, op=r.op,
-            )  # fmt: skip
+    over = [r for r in report.reductions if r.library_overflow]
+    if not over:
+        return
+    seen = ", ".join(f"{r.op} over dim={r.dim} ({r.library_overflow} of {r.results} results, {r.terms} terms)" for r in over)
+    first = over[0]
+    yield _finding(
+        report, "REDUCTION_OVERFLOW", Severity.WARNING,
+        f"every term fits into {target.name}, the result does not, in torch's own {seen}",
+        f"if it is ever reduced, reduce in FP32: x.sum(dim={first.dim}, dtype=torch.float32)" if first.op == "sum"
+        else f"if it is ever reduced, reduce in FP32: x.float() before the {first.op} over dim={first.dim}",
+        value=max(r.library_overflow / r.results for r in over), limit=0.0, dims=sorted({r.dim for r in over}),
+    )  # fmt: skip
 
 
+@rule("REDUCTION_ERROR", Severity.ERROR)
 def reduction_error(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """torch's own reduction is further off than rounding the terms explains.
 
@@ -289,8 +338,10 @@ def reduction_error(report: TensorReport, target: Format, limits: Limits) -> Ite
         error = r.library_error
         if error is None or r.library_overflow or error < limits.reduction_error_warn:
             continue
-        explained = 4 * ((r.condition or 1.0) + 1) * target.unit_roundoff
-        if error <= explained or report.resolution.rel_l2 >= limits.reduction_error_warn:
+        cast = max(target.unit_roundoff, report.resolution.rel_l2)
+        last = target.spacing(r.result_rms) / r.result_rms if r.result_rms else 1.0
+        explained = limits.reduction_slack * (r.condition or 1.0) * cast + last
+        if error <= explained:
             continue
         yield _finding(
             report, "REDUCTION_ERROR", Severity.ERROR if error >= limits.reduction_error_error else Severity.WARNING,
@@ -301,6 +352,7 @@ def reduction_error(report: TensorReport, target: Format, limits: Limits) -> Ite
         )  # fmt: skip
 
 
+@rule("ACCUMULATOR_STALL", Severity.INFO)
 def accumulator_stall(report: TensorReport, target: Format, limits: Limits) -> Iterator[Finding]:
     """A count that stops: equal terms added one by one in the target format.
 
@@ -333,18 +385,3 @@ def _range_hint(fit: RangeFit, target: Format) -> str:
         )
     window = f"2**{low}" if low == high else f"2**{low} to 2**{high}"
     return f"multiply by a power of two before the cast: {window} fits{other}"
-
-
-RULES: dict[str, Rule] = {
-    "NONFINITE_VALUES": nonfinite_source,
-    "CAST_OVERFLOW": cast_overflow,
-    "CAST_FLUSH": cast_flush,
-    "CAST_SUBNORMAL": cast_subnormal,
-    "VARIATION_LOST": variation_lost,
-    "INTEGERS_ROUNDED": integers_rounded,
-    "SCALE_IMBALANCE": scale_imbalance,
-    "REDUCTION_OVERFLOW": reduction_overflow,
-    "REDUCTION_ERROR": reduction_error,
-    "LOW_HEADROOM": low_headroom,
-    "ACCUMULATOR_STALL": accumulator_stall,
-}

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from ..formats import FORMATS, TARGETS, Format
+from ..limits import Limits
 from ..tensor_records import Integers, RangeFit, Resolution, Values
 from .blocks import as_float, blocks, sample_elements
 
-SAMPLE = 1 << 18  # elements behind quantiles
+SAMPLE = 1 << 17  # elements behind quantiles
 DISTINCT_SAMPLE = 1 << 20  # elements behind the count of distinct integers, where their range is too wide for a bitmap
 BITMAP = 1 << 24
 FEW_ROWS = 8  # fewer give no variation per position worth the name
-SOURCE_NOISE = 64  # roundoffs of the source: variation below this may be rounding of a constant
+LIMITS = Limits()  # where a number begins to mean something
 
 
 @dataclass(frozen=True)
@@ -231,19 +232,16 @@ def _add_block(
         magnitudes.masked_fill_(~as_float(block).isfinite(), 0.0)
     buckets.add(magnitudes, energy)
     cast = as_float(block.to(dtype)).to(torch.float64)
-    kept = cast.isfinite()
-    error = cast.mul_(math.ldexp(1.0, -seen.exponent)).sub_(v).neg_()
-    kept &= error.isfinite()
-    whole = bool(kept.all())
-    if not whole:
-        if not seen.clean:
-            kept &= as_float(block).isfinite()
+    error = v - cast.mul_(math.ldexp(1.0, -seen.exponent))
+    kept = None
+    if not (seen.clean and math.isfinite(float(error.sum()))):  # a sum is the cheapest test for a single infinity
+        kept = error.isfinite() & as_float(block).isfinite()
         error.masked_fill_(~kept, 0.0)
     total_energy = float(energy.sum())
     sums.total += float(v.sum())
     sums.energy += total_energy
-    sums.kept += int(kept.sum())
-    sums.kept_energy += total_energy if whole else float((energy * kept).sum())
+    sums.kept += block.numel() if kept is None else int(kept.sum())
+    sums.kept_energy += total_energy if kept is None else float((energy * kept).sum())
     sums.changed += int(torch.count_nonzero(error))
     sums.error += float(error.sum())
     sums.error_energy += float(error.square_().sum())
@@ -255,7 +253,7 @@ def _add_block(
     squares = varying.square_()
     per_position = squares.sum(0)
     sums.varying_energy += float(per_position.sum())
-    sums.kept_varying_energy += float(per_position.sum()) if whole else float((squares * kept).sum())
+    sums.kept_varying_energy += float(per_position.sum() if kept is None else (squares * kept).sum())
     if deviations is not None:
         deviations[spans[1:]] += per_position
 
@@ -267,8 +265,10 @@ def _resolution(
     dtype: torch.dtype = getattr(torch, target.torch_name)
     rel_l2 = _ratio(sums.error_energy, sums.kept_energy)
     varying = math.sqrt(sums.varying_energy / sums.energy) if positions is not None and sums.energy else None
-    noise = SOURCE_NOISE * torch.finfo(x.dtype).eps / 2
-    moves = varying is not None and varying > (0.0 if x.dtype == dtype else noise)
+    noise = LIMITS.source_noise_roundoffs * torch.finfo(x.dtype).eps / 2
+    moves = varying or 0.0
+    if x.dtype != dtype and moves <= noise:
+        moves = 0.0
     spacing = target.spacing(values.rms)
     ratios = _position_ratios(positions, deviations, target, seen, noise)
     ulp_errors, errors = _element_errors(drawn, target, values.rms)
@@ -278,14 +278,14 @@ def _resolution(
         same_dtype=x.dtype == dtype,
         rel_l2=rel_l2,
         varying=varying,
-        centred=_ratio(sums.error_energy, sums.kept_varying_energy) if moves and varying and varying > 1e-4 else None,
-        spacing_ratio=spacing / (varying * values.rms) if moves and varying and values.rms else None,
+        centred=_ratio(sums.error_energy, sums.kept_varying_energy) if moves > LIMITS.centred_floor else None,
+        spacing_ratio=spacing / (moves * values.rms) if moves else None,
         spacing_ratio_median=None if ratios is None else float(ratios.median()),
         positions_lost=None if ratios is None else float((ratios > 1).double().mean()),
-        ulp_p50=_quantile(ulp_errors, 0.5),
-        ulp_p99=_quantile(ulp_errors, 0.99),
-        error_p50=_quantile(errors, 0.5),
-        error_p99=_quantile(errors, 0.99),
+        ulp_p50=ulp_errors[0],
+        ulp_p99=ulp_errors[1],
+        error_p50=errors[0],
+        error_p99=errors[1],
         bias=_bias(sums),
         sqnr_db=sqnr,
         sqnr_expected_db=None if sqnr is None else 20 * math.log10(2.0**target.significand) + 7.4,
@@ -296,7 +296,10 @@ def _resolution(
 def _position_ratios(
     positions: Positions | None, deviations: Tensor | None, target: Format, seen: Scan, noise: float
 ) -> Tensor | None:
-    """Spacing at the rms over the deviation, for every position that is not zero throughout; 0 where nothing varies."""
+    """Spacing at the rms over the deviation, for every position that is not zero throughout.
+
+    0 where nothing varies, and where the position lies below the normal range: that is a matter of range, not of an offset.
+    """
     if positions is None or deviations is None:
         return None
     variance = deviations / positions.counts
@@ -308,7 +311,7 @@ def _position_ratios(
         return None
     unit = math.ldexp(1.0, seen.exponent)
     ratios = spacing_of(rms * unit, target) / unit / deviation
-    return ratios.masked_fill_(deviation <= noise * rms, 0.0)
+    return ratios.masked_fill_((deviation <= noise * rms) | (rms * unit < target.min_normal), 0.0)
 
 
 def spacing_of(values: Tensor, target: Format) -> Tensor:
@@ -317,18 +320,21 @@ def spacing_of(values: Tensor, target: Format) -> Tensor:
     return torch.ldexp(torch.ones_like(values), exponents - target.significand + 1)
 
 
-def _element_errors(drawn: Tensor, target: Format, rms: float) -> tuple[Tensor, Tensor]:
-    """Error in ulps, and relative to |x| + rms, of the sampled non-zero elements whose cast is finite."""
+def _element_errors(drawn: Tensor, target: Format, rms: float) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Median and 99 % quantile of the error in ulps, and relative to |x| + rms: sampled non-zero elements with finite cast."""
     dtype: torch.dtype = getattr(torch, target.torch_name)
     cast = as_float(drawn.to(dtype)).to(torch.float64)
     keep = cast.isfinite() & (drawn != 0)
     v = drawn[keep].to(torch.float64)
     error = (v - cast[keep]).abs()
-    return error / spacing_of(v, target), error / (v.abs() + rms)
+    return _quantiles(error / spacing_of(v, target)), _quantiles(error / (v.abs() + rms))
 
 
-def _quantile(values: Tensor, q: float) -> float:
-    return float(torch.quantile(values, q)) if values.numel() else 0.0
+def _quantiles(values: Tensor) -> tuple[float, float]:
+    if not values.numel():
+        return 0.0, 0.0
+    middle, high = torch.quantile(values, torch.tensor([0.5, 0.99], dtype=values.dtype)).tolist()
+    return middle, high
 
 
 def _ratio(part: float, whole: float) -> float:

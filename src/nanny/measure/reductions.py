@@ -1,8 +1,8 @@
 """Sum, mean and norm over one dimension, done in the target format and compared with float64.
 
-Two ways are measured: torch's own kernel (wide accumulator, one rounding at the end) and `acc += x` in the target format. Overflow
-is counted over all results of torch's kernel; errors on a sample of results, and the sequential accumulator on the first terms of
-a smaller sample, because it takes one step per term.
+Two ways are measured: torch's own kernel (wide accumulator, one rounding at the end) and `acc += x` in the target format.
+Overflow is counted over all results of torch's kernel; errors on a sample of results, and the sequential accumulator on the
+first terms of a smaller sample, because it takes one step per term.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..formats import Format
 from ..tensor_records import Reduction
 from .blocks import BLOCK, as_float, blocks, sample_rows
 
-MEASURED = 1 << 22  # elements behind the errors of one dimension
+MEASURED = 1 << 20  # elements behind the errors of one dimension
 MEASURED_ROWS = 1 << 14
-STEPS = 8192  # terms given to the sequential accumulator: four times the count at which fp16 stops
+STEPS = 4096  # terms given to the sequential accumulator: twice the count at which fp16 stops
 LANES = 128  # results that it computes side by side
 FEW_RESULTS = 8  # fewer do not show which index is small as a rule
 NATIVE = (torch.float16, torch.bfloat16)
@@ -58,8 +58,9 @@ def measure_reductions(x: Tensor, dims: tuple[int, ...], target: Format) -> tupl
 def _over(x: Tensor, cast: Tensor | None, dim: int, target: Format, dtype: torch.dtype) -> list[Reduction]:
     terms = x.shape[dim]
     results = x.numel() // terms
-    rows = sample_rows(x, dim, max(1, min(MEASURED_ROWS, MEASURED // terms)))
-    low = rows.to(dtype)
+    wanted = max(1, min(MEASURED_ROWS, MEASURED // terms))
+    rows = sample_rows(x, dim, wanted)
+    low = rows.to(dtype) if cast is None else sample_rows(cast, dim, wanted)
     rows, low = _only_finite(rows, low)
     exact = exact_rows(rows)
     lanes = sample_rows(rows, 1, LANES)[:, :STEPS]
@@ -84,6 +85,7 @@ def _over(x: Tensor, cast: Tensor | None, dim: int, target: Format, dtype: torch
                 terms=terms,
                 results=results,
                 measured=rows.shape[0],
+                result_rms=_rms(exact.of(op, terms)),
                 library_error=None if library is None else relative_error(library, exact.of(op, terms)),
                 library_overflow=0 if cast is None else _overflowed(cast, dim, op),
                 condition=None if op == "norm" else _condition(exact),
@@ -104,9 +106,9 @@ def _over(x: Tensor, cast: Tensor | None, dim: int, target: Format, dtype: torch
 
 def _only_finite(rows: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     """Elements that are not finite, or not after the cast, count as zero on both sides: the cast is judged elsewhere."""
-    bad = ~(as_float(low).isfinite() & as_float(rows).isfinite())
-    if not bool(bad.any()):
+    if all(bool(as_float(block).isfinite().all()) for part in (rows, low) for _, block in blocks(part)):
         return rows, low
+    bad = ~(as_float(low).isfinite() & as_float(rows).isfinite())
     return as_float(rows).masked_fill(bad, 0.0), as_float(low).masked_fill(bad, 0.0).to(low.dtype)
 
 
@@ -181,6 +183,11 @@ def relative_error(got: Tensor, exact: Tensor) -> float:
     return float(((got - exact) / peak).norm() / (exact / peak).norm())
 
 
+def _rms(values: Tensor) -> float:
+    peak = float(values.abs().max())
+    return float((values / peak).square_().mean().sqrt_()) * peak if peak else 0.0
+
+
 def _condition(exact: Exact) -> float | None:
     alive = exact.magnitudes > 0
     return float((exact.magnitudes[alive] / exact.sums[alive].abs()).median()) if bool(alive.any()) else None
@@ -204,8 +211,8 @@ def _equal(rows: Tensor) -> bool:
 def _smaller_half(rows: Tensor, low: Tensor, exact: Exact) -> tuple[float | None, float | None]:
     """What is left, in the sum as the target stores it, of the indices with the smaller contributions.
 
-    Median over the results of |stored - exact|, over the median of what the smaller half adds up to: above 1 their contribution is
-    gone. Medians, because one outlier per row is a heavy tail, not an imbalance between indices.
+    Median over the results of |stored - exact|, over the median of what the smaller half adds up to: above 1 their
+    contribution is gone. Medians, because one outlier per row is a heavy tail, not an imbalance between indices.
     """
     if rows.shape[0] < FEW_RESULTS:
         return None, None
