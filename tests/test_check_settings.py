@@ -61,6 +61,7 @@ def deepspeed(**changes: object) -> dict[str, object]:
             for key, value in [
                 ("loss_scale", 1),
                 ("loss_scale", -1),
+                ("loss_scale", 2**30),
                 ("loss_scale", "dynamic"),
                 ("initial_scale_power", 65536),
                 ("initial_scale_power", 40),

@@ -28,7 +28,7 @@ OTHER_NAMES = {  # of GradScaler, apex, Megatron and fairseq -> of DeepSpeed
     "dynamic_loss_scale": "loss_scale: 0",
     "min_scale": "min_loss_scale",
 }
-HIGHEST_POWER = 32  # 2**32 was DeepSpeed's own default: some skipped steps, no harm
+LIMITS = Limits()
 TRAINS_FEW = ("lora", "peft", "adapter", "load_in_4bit", "load_in_8bit", "quantization")
 
 
@@ -135,7 +135,6 @@ def _lightning_true_half(settings: Settings) -> Iterator[Problem]:
             f"`precision: {precision}` keeps the parameters in {name}: updates below {_lost(name)} of a weight are lost"
             + (", and there is no loss scaling" if name == "fp16" else ""),
             f"Use `precision: {precision.split('-')[0]}-mixed`; it computes in {name} and keeps float32 weights.",
-            Severity.ERROR if name == "fp16" else None,
         )
 
 
@@ -155,7 +154,7 @@ def _trainer_true_half(settings: Settings) -> Iterator[Problem]:
             + ("`fp16: true` then stops at the first step (FP16 gradients cannot be unscaled)" if scaled else "")
             + ("" if scaled else f"updates below {_lost(name)} of a weight are lost"),
             f"Load the weights in float32 and let `{name}: true` do the casting.",
-            Severity.ERROR if name == "fp16" else None,
+            Severity.ERROR if scaled else None,
         )
     if is_on(settings.get("pure_bf16")):
         yield Problem(
@@ -202,11 +201,17 @@ def _scale_values(settings: Settings, at: tuple[str, ...], values: Mapping[str, 
     fixed = number(values.get("loss_scale")) or 0.0
     if fixed < 0:
         yield Problem((*at, "loss_scale"), f"`loss_scale` is {fixed:g}", "Use 0, dynamic scaling.", Severity.ERROR)
-    elif fixed == 1:
+    elif 0 < fixed <= LIMITS.init_scale_low:
         flushed = FORMATS["fp16"].flush_at
         yield Problem(
             (*at, "loss_scale"),
-            f"`loss_scale: 1` is a fixed scale of 1, that is no scaling: gradients below {flushed:.2g} become 0 in fp16",
+            f"`loss_scale: {fixed:g}` is a fixed scale that moves no gradient up: those below {flushed:.2g} become 0 in fp16",
+            "Use `loss_scale: 0` (dynamic).",
+        )
+    elif fixed > LIMITS.init_scale_high:
+        yield Problem(
+            (*at, "loss_scale"),
+            f"`loss_scale: {fixed:g}` is fixed: a gradient above {FORMATS['fp16'].max / fixed:.2g} overflows in every step",
             "Use `loss_scale: 0` (dynamic).",
         )
     if fixed == 0:
@@ -216,7 +221,7 @@ def _scale_values(settings: Settings, at: tuple[str, ...], values: Mapping[str, 
 def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Problem]:
     power, window = number(values.get("initial_scale_power")), number(values.get("loss_scale_window"))
     lowest, patience = number(values.get("min_loss_scale")), number(values.get("hysteresis"))
-    if power is not None and not 0 < power <= HIGHEST_POWER:
+    if power is not None and not 0 < power <= LIMITS.scale_power_high:
         impossible = power > FORMATS["fp32"].max_exponent
         yield Problem(
             (*at, "initial_scale_power"),
@@ -228,7 +233,7 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
     if window is not None and window <= 0:
         text = f"`loss_scale_window: {window:g}` is not a number of steps"
         yield Problem((*at, "loss_scale_window"), text, "Use 1000 (the default).", Severity.ERROR)
-    elif window is not None and 1 / window > Limits().skip_rate_error:
+    elif window is not None and window < LIMITS.growth_interval_low:
         yield Problem(
             (*at, "loss_scale_window"),
             f"`loss_scale_window: {window:g}` doubles the scale every {window:g} steps; each time it is too high a step is "
@@ -245,7 +250,7 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
     if lowest is not None and lowest <= 0:
         text = f"`min_loss_scale: {lowest:g}` is no floor; DeepSpeed refuses it"
         yield Problem((*at, "min_loss_scale"), text, "Use 1 (the default).", Severity.ERROR)
-    elif lowest is not None and power is not None and 0 < power <= HIGHEST_POWER and lowest >= 2**power:
+    elif lowest is not None and power is not None and 0 < power <= LIMITS.scale_power_high and lowest >= 2**power:
         yield Problem(
             (*at, "min_loss_scale"),
             f"`min_loss_scale: {lowest:g}` is not below the first scale 2**{power:g}: the first overflow ends the run",
@@ -329,5 +334,4 @@ def reduce_dtype(settings: Settings) -> Iterator[Problem]:
                 keys,
                 f"`{keys[-1]}: {settings.get(*keys)}` sums the gradients of all {parts} in {name}",
                 "Use fp32; the sum is then rounded once, at its end.",
-                Severity.INFO if name == "bf16" and "communication" in keys[-1] else None,
             )
