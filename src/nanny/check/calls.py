@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from . import expressions, methods, statements, torchcalls
@@ -171,11 +172,16 @@ def guess_class(frame: Frame, target: Value, name: str) -> Value | None:
     return value
 
 
+@cache
+def _is_model_name(name: str) -> bool:
+    return MODULE_NAME.search(name) is not None
+
+
 def is_module_like(frame: Frame, path: str) -> bool:
     """Whether something is a model, as far as its name and its use in the file tell."""
     if not path:
         return False
-    return bool(MODULE_NAME.search(path.rpartition(".")[2])) or frame.module.has_method_call(path, _MODULE_METHODS)
+    return _is_model_name(path.rpartition(".")[2]) or frame.module.has_method_call(path, _MODULE_METHODS)
 
 
 def _call_unknown(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 
 from .source import dotted
 from .trace import Frame, Guard
@@ -13,6 +14,7 @@ _AMP = re.compile(r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|(?:^|_)half(?:_|$)|mix
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
 
 
+@cache
 def is_amp_name(path: str) -> bool:
     return bool(_AMP.search(path.rpartition(".")[2])) or (path.endswith("is_enabled") and bool(_AMP.search(path)))
 

@@ -20,11 +20,14 @@ _EVIDENCE = re.compile(
 )
 
 
+_CALL = re.compile(r"(?<!def )(?<!class )\b([A-Za-z_][\w.]*)\(")
+
+
 def says_half(text: str) -> bool:
     return _EVIDENCE.search(text) is not None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FunctionInfo:
     """A function or method of the project, not yet run."""
 
@@ -39,7 +42,7 @@ class FunctionInfo:
         return getattr(self.node, "name", "<lambda>")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ClassInfo:
     node: ast.ClassDef
     module: ModuleInfo
@@ -87,7 +90,7 @@ class ClassInfo:
         return self.derives_from(("LightningModule",))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ModuleInfo:
     filename: str
     text: str
@@ -109,13 +112,8 @@ class ModuleInfo:
 
 def parse_module(text: str, filename: str, name: str = "") -> ModuleInfo:
     tree = ast.parse(text, filename)
-    called = set()
-    for node in ast.walk(tree):
-        if type(node) is ast.Call:
-            path = dotted(node.func)
-            if path:
-                called.add(path)
-    return ModuleInfo(filename, text, tree, name, filename.endswith("__init__.py"), called=frozenset(called))
+    called = frozenset(_CALL.findall(text))  # a few more than the tree has (comments), at a hundredth of the cost of a walk
+    return ModuleInfo(filename, text, tree, name, filename.endswith("__init__.py"), called=called)
 
 
 def dotted(node: ast.AST) -> str:

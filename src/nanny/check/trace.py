@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .regions import Region
@@ -79,7 +80,7 @@ def can_meet(a: Event, b: Event) -> bool:
     return all(taken.get(key, arm) == arm for key, arm in b.at.guards)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Trace:
     """The events of one entry point (the module body, or a function nobody in the file calls) in program order."""
 
@@ -88,11 +89,25 @@ class Trace:
     owner: ClassInfo | None = None
     events: list[Event] = field(default_factory=list)
 
+    @cached_property
+    def by_op(self) -> dict[str, list[tuple[int, Event]]]:
+        """Events with their positions, by operation; only once the trace is complete."""
+        table: dict[str, list[tuple[int, Event]]] = {}
+        for index, event in enumerate(self.events):
+            table.setdefault(event.op, []).append((index, event))
+        return table
+
     def of(self, *ops: str) -> list[Event]:
-        return [e for e in self.events if e.op in ops]
+        """The events of these operations, in program order."""
+        if len(ops) == 1:
+            return [e for _, e in self.by_op.get(ops[0], ())]
+        return [e for _, e in sorted((item for op in ops for item in self.by_op.get(op, ())), key=lambda item: item[0])]
+
+    def numbered(self, *ops: str) -> list[tuple[int, Event]]:
+        return sorted((item for op in ops for item in self.by_op.get(op, ())), key=lambda item: item[0])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class FileView:
     """All that was seen from one file's entry points."""
 
@@ -100,23 +115,26 @@ class FileView:
     traces: list[Trace]
     options: Options
 
-    @property
+    @cached_property
     def events(self) -> list[Event]:
         return [e for trace in self.traces for e in trace.events]
 
+    @cached_property
+    def by_op(self) -> dict[str, list[Event]]:
+        table: dict[str, list[Event]] = {}
+        for event in self.events:
+            table.setdefault(event.op, []).append(event)
+        return table
+
     def of(self, *ops: str) -> list[Event]:
-        return [e for trace in self.traces for e in trace.events if e.op in ops]
+        return [e for op in ops for e in self.by_op.get(op, ())]
 
     def is_training(self) -> bool:
         """Whether gradients are made or used anywhere in this file."""
-        return any(
-            e.op in ("backward", "optimizer.step", "scaler.step", "scaler.scale", "framework.backward", "framework.train")
-            for trace in self.traces
-            for e in trace.events
-        )
+        return bool(self.of("backward", "optimizer.step", "scaler.step", "scaler.scale", "framework.backward", "framework.train"))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Run:
     """One analysis of a file: budget, memory of calls already followed, and the traces."""
 
@@ -128,7 +146,7 @@ class Run:
     pending: list[tuple[FunctionInfo, Context, Trace]] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Frame:
     """One activation of a function, or the module body."""
 

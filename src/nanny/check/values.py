@@ -19,7 +19,7 @@ NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
 _serial = count(1)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Thing:
     """An object that changes in place: a module, an optimizer, a scaler, or something not known yet."""
 
@@ -36,7 +36,7 @@ class Thing:
     serial: int = field(default_factory=lambda: next(_serial))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class Value:
     kind: str = ""  # tensor const dtype device tuple list dict function class instance module optimizer scaler context external
     dtype: str = ""
@@ -54,6 +54,11 @@ class Value:
     @property
     def is_half(self) -> bool:
         return self.dtype in HALF
+
+    @property
+    def path(self) -> str:
+        """The dotted name of something imported; empty for anything else."""
+        return self.ref if isinstance(self.ref, str) else ""
 
     @property
     def is_number(self) -> bool:

@@ -110,7 +110,7 @@ def _feeds_log(event: Event, view: FileView) -> bool:
     first = event.arg(0) if event.arg(0).kind == "tensor" else event.arg(1)
     if not any(v.op in ("sigmoid", "softmax") for v in _steps(first)):
         return False
-    return any(e.op in ("log", "log2", "log10") and any(v is event.out for v in _steps(e.arg(0))) for e in view.events)
+    return any(v is event.out for e in view.of("log", "log2", "log10") for v in _steps(e.arg(0)))
 
 
 def _steps(value: Value) -> Iterator[Value]:

@@ -26,7 +26,7 @@ def deprecated_amp(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the code must run on torch older than 1.10 (autocast) or 2.3 (GradScaler).
     """
     if event.op == "decorator":
-        path = str(event.arg(0).ref)
+        path = event.arg(0).path
         if not path.endswith(("custom_fwd", "custom_bwd")):
             return
     else:

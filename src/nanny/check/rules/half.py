@@ -52,14 +52,14 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
 
 @rule("HALF_CALL", Severity.WARNING, on="trace")
 def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
-    fed = {id(v) for e in trace.events if e.op in LOSSES for a in e.args for v in _through_shapes(a)}
-    for event in trace.events:
+    if not trace.of("cast") or not _trains(trace):
+        return
+    fed = {id(v) for e in trace.of(*LOSSES) for a in e.args for v in _through_shapes(a)}
+    for event in trace.of("cast"):
         region = event.at.region
-        if event.op != "cast" or region is None or not event.at.has_grad or region.is_framework:
+        if region is None or not event.at.has_grad or region.is_framework:
             continue
         if event.out.dtype not in ("fp16", "bf16") or not _is_literal(event) or id(event.out) in fed or is_position(event.arg(0)):
-            continue
-        if not _trains(trace, view):
             continue
         yield Hit(
             event.node,
@@ -69,8 +69,8 @@ def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
         )
 
 
-def _trains(trace: Trace, view: FileView) -> bool:
-    return any(e.op in ("backward", "framework.backward", "scaler.scale") for e in trace.events)
+def _trains(trace: Trace) -> bool:
+    return bool(trace.of("backward", "framework.backward", "scaler.scale"))
 
 
 def _is_literal(event: Event) -> bool:
@@ -211,7 +211,7 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: the parameters are float32 (autocast) or bf16.
     """
-    name = str(event.out.ref)
+    name = event.out.path
     if name not in _ADAM_EPS:
         return
     given = event.kwargs.get("eps")

@@ -36,10 +36,10 @@ def loss_outside(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the output is cast with .float() first, or only evaluated.
     """
-    if not any(e.op in ("backward", "scaler.scale", "framework.backward") for e in trace.events):
+    if not trace.of("backward", "scaler.scale", "framework.backward"):
         return
-    for event in trace.events:
-        if event.op not in LOSSES or event.at.region is not None or event.at.island or not event.at.has_grad:
+    for event in trace.of(*LOSSES):
+        if event.at.region is not None or event.at.island or not event.at.has_grad:
             continue
         output = event.arg(0, "input")
         target = event.arg(1, "target")
@@ -155,7 +155,7 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             )  # fmt: skip
 
 
-@rule("REGION_DTYPE", Severity.ERROR, "autocast")
+@rule("REGION_DTYPE", Severity.WARNING, "autocast")
 def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     """autocast is asked for a dtype that it does not support.
 

@@ -42,9 +42,7 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the scaler is built with enabled=False, or the gradients were divided by the scale by hand.
     """
-    for index, event in enumerate(trace.events):
-        if event.op != "clip_grad":
-            continue
+    for index, event in trace.numbered("clip_grad"):
         backward = backward_for(trace, index, event.arg(0, "parameters"))
         if backward is None or _is_off(trace, view, index):
             continue
@@ -82,7 +80,9 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the use is linear (dividing by the world size, all_reduce) or only asks whether values are finite.
     """
-    reads = {id(e.out): i for i, e in enumerate(trace.events) if e.op == "grad_read"}
+    reads = {id(e.out): i for i, e in trace.numbered("grad_read")}
+    if not reads or not trace.of("scaler.scale", "backward"):
+        return
     reported: set[int] = set()
     for event in trace.events:
         source = _used_gradient(event)
@@ -149,9 +149,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the two calls are for different optimizers or in branches that exclude each other.
     """
-    for index, event in enumerate(trace.events):
-        if event.op != "scaler.unscale_":
-            continue
+    for index, event in trace.numbered("scaler.unscale_"):
         if _repeats(trace, event):
             yield Hit(
                 event.node, "unscale_ runs again in every pass of this loop for the same optimizer", "call it once, before the loop",
@@ -208,9 +206,7 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     anchors = trace.of("scaler.step", "optimizer.zero_grad")
     backwards = [e for e in trace.events if e.op == "backward" and is_scaled(e)]
-    for event in trace.events:
-        if event.op not in ("scaler.unscale_", "scaler.step", "scaler.update"):
-            continue
+    for event in trace.of("scaler.unscale_", "scaler.step", "scaler.update"):
         anchor = _window_anchor(event, anchors, backwards)
         if anchor is None:
             continue
@@ -262,8 +258,8 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: every optimizer has a backward of its own between the updates.
     """
     steps = trace.of("scaler.step")
-    for index, event in enumerate(trace.events):
-        if event.op != "scaler.update" or event.args[1:] or event.kwargs:
+    for index, event in trace.numbered("scaler.update"):
+        if event.args[1:] or event.kwargs:
             continue
         mine = [s for s in steps if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
         reason = _misplaced(trace, index, event, mine)

@@ -81,11 +81,11 @@ def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: a test that provokes overflow or underflow on purpose.
     """
-    if event.op == "external" and not str(event.arg(0).ref).endswith("GradScalerKwargs"):
+    if event.op == "external" and not event.arg(0).path.endswith("GradScalerKwargs"):
         return
     given = dict(event.kwargs)
     if event.op == "scaler.new":
-        names = _SETTINGS if str(event.out.ref).startswith("torch.cuda.amp") else ("device", *_SETTINGS)
+        names = _SETTINGS if event.out.path.startswith("torch.cuda.amp") else ("device", *_SETTINGS)
         given = {**dict(zip(names, event.args)), **given}
     for name in _SETTINGS:
         value = given.get(name)

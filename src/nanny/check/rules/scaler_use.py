@@ -31,8 +31,8 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     made = view.of("scaler.new")
     updates = view.of("scaler.update")
-    for index, step in enumerate(trace.events):
-        if step.op != "scaler.step" or is_disabled(scaler_of(step), made):
+    for index, step in trace.numbered("scaler.step"):
+        if is_disabled(scaler_of(step), made):
             continue
         here = [u for u in updates if same_object(scaler_of(u), scaler_of(step)) and can_meet(u, step)]
         shared = [u for u in here if any(u is e for e in trace.events) or _is_one_object(u, step)]
@@ -81,8 +81,8 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the scaler is disabled in that branch, or this optimizer has a backward of its own without scaling.
     """
     made = view.of("scaler.new")
-    for index, event in enumerate(trace.events):
-        if event.op != "optimizer.step" or (event.arg(0).thing and event.arg(0).thing.kind == "framework_optimizer"):
+    for index, event in trace.numbered("optimizer.step"):
+        if (event.arg(0).thing and event.arg(0).thing.kind == "framework_optimizer"):
             continue
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
         if last is None or not is_scaled(last) or _all_disabled(trace, made):
@@ -120,8 +120,8 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: that loss belongs to another optimizer which is stepped plainly.
     """
     made = view.of("scaler.new")
-    for index, step in enumerate(trace.events):
-        if step.op != "scaler.step" or is_disabled(scaler_of(step), made):
+    for index, step in trace.numbered("scaler.step"):
+        if is_disabled(scaler_of(step), made):
             continue
         for event in before(trace, index):
             if event.op in ("optimizer.step", "scaler.update", "framework.backward"):
@@ -161,8 +161,8 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         return
     if view.of("framework.new", "framework.backward", "framework.prepare"):
         return
-    for index, event in enumerate(trace.events):
-        if event.op != "backward" or _is_scaled_by_hand(event.arg(0)):
+    for index, event in trace.numbered("backward"):
+        if _is_scaled_by_hand(event.arg(0)):
             continue
         inside = next(
             (e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad

@@ -110,7 +110,7 @@ def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: a test that provokes overflow.
     """
-    if event.op == "external" and not str(event.arg(0).ref).endswith("GradScalerKwargs"):
+    if event.op == "external" and not event.arg(0).path.endswith("GradScalerKwargs"):
         return
     if event.op == "dict":
         section = event.kwargs
@@ -179,8 +179,8 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
             yield Hit(_keyword(event.node, "communication_data_type"), f"gradients are reduced in {kind.const}", 'use "fp32"')
     else:
         for value in (*event.args[1:], *event.kwargs.values()):
-            if value.kind == "external" and str(value.ref).rpartition(".")[2] in _REDUCE_HOOKS:
-                yield Hit(event.node, f"{str(value.ref).rpartition('.')[2]} sums gradients across ranks in half", hint)
+            if value.kind == "external" and value.path.rpartition(".")[2] in _REDUCE_HOOKS:
+                yield Hit(event.node, f"{value.path.rpartition('.')[2]} sums gradients across ranks in half", hint)
 
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="file")
@@ -233,7 +233,7 @@ def _framework(view: FileView) -> tuple[str, str, str, int] | None:
             section = config.ref.get("fp16") if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else None
             return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
     for event in view.of("external"):
-        path = str(event.arg(0).ref)
+        path = event.arg(0).path
         if path.endswith(".Trainer") and path.startswith(("lightning", "pytorch_lightning")):
             return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event.line
     return None

@@ -53,7 +53,7 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island:
         return
-    if event.op == "softmax" and any(e.op in _LOGS and _made_by(e.arg(0), ("softmax",)) is event.out for e in view.events):
+    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*_LOGS)):
         return
     yield Hit(event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()")
 
@@ -166,7 +166,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value):
         return
-    if any(e.op in _LOGS and _log_uses(e.arg(0), event.out) for e in view.events):
+    if any(_log_uses(e.arg(0), event.out) for e in view.of(*_LOGS)):
         return
     yield Hit(event.node, f"exp overflows fp16 from 11.1 on: {value.why}", "cast the argument with .float(), or bound it")
 
@@ -228,12 +228,9 @@ def _is_square(value: Value) -> bool:
 
 def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
-    for other in view.events:
-        if other.op == "sub" and _variance(other) and any(v is event.out for v in ancestors(other.out, 20)):
-            return True
-        if other.op in _LOGS and _made_by(other.arg(0), ("sum", "mean")) is event.out:
-            return True
-    return False
+    if any(_variance(e) and any(v is event.out for v in ancestors(e.out, 20)) for e in view.of("sub")):
+        return True
+    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*_LOGS))
 
 
 @rule("NUM_VARIANCE", Severity.WARNING, "sub")
