@@ -29,6 +29,7 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         known is not None
         and known.zscore > limits.loss_zscore
         and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
+        and step.loss > _lately_at_most(run)
     )
     run.loss_high = run.loss_high + 1 if high else 0
     if known is not None and high:
@@ -41,6 +42,12 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             limit=known.median * limits.loss_ratio,
             evidence={"zscore": known.zscore, "steps": run.loss_high},
         )
+
+
+def _lately_at_most(run: RunHistory) -> float:
+    """The largest loss before the present rise: a heavy-tailed loss has shown its peaks before, and they are no spike."""
+    losses = list(run.losses)[: len(run.losses) - run.loss_high]
+    return max(losses[-2 * int(run.limits.baseline_steps) :], default=-math.inf)
 
 
 @rule("LOSS_PLATEAU", Severity.WARNING)
