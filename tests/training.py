@@ -17,6 +17,8 @@ from nanny.store import reader
 
 Batch = tuple[Tensor, Tensor]
 
+torch.set_num_threads(1)  # tiny tensors: more threads only wait for each other, and tests run side by side
+
 
 class Apply(nn.Module):
     """A function as a module with a name of its own."""
