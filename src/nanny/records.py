@@ -180,6 +180,19 @@ class BadCall:
 
 
 @dataclass(frozen=True)
+class Autopsy:
+    """What autograd's graph tells about the first bad number of a forward pass that nobody traced."""
+
+    op: str  # the operation that made it
+    inside: str = ""  # a parameter that this operation itself uses
+    after: str = ""  # the parameter nearest before it
+    weight: str = ""  # the parameter that was itself bad
+    from_data: bool = False  # bad before the first operation
+    dtype: str = ""  # of the tensor in which it was seen
+    nan: bool = True  # False: only infinities
+
+
+@dataclass(frozen=True)
 class Update:
     """What one optimizer step did to the parameters, by a sample of their elements."""
 
@@ -230,6 +243,8 @@ class StepRecord:
     weights: SiteTable | None = None
     buffers: SiteTable | None = None
     bad_calls: tuple[BadCall, ...] = ()
+    autopsy: Autopsy | None = None
+    between: tuple[str, ...] = ()  # modules that ran, at the last traced step, between the autopsy's layer and the next
     root_site: str = ""  # the model itself, as a site
     zero_outputs: tuple[str, ...] = ()  # fp16 outputs that are all zero although the input is not
     called: frozenset[str] = frozenset()  # modules that ran on data, on a traced step

@@ -45,7 +45,7 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         return Culprit(
             "INPUT_NONFINITE",
             "input",
-            f"the batch itself is not finite: `{first.site}` ({first.module}) received NaN or Inf from outside, {len(others)} in all",
+            f"the batch itself is not finite: NaN or Inf came into `{first.site}` ({first.module}) from outside",
             {"first": first.site, "passed_on": others},
         )
     evidence: dict[str, Any] = {
@@ -115,13 +115,57 @@ def culprit_of(step: StepRecord) -> Culprit | None:
     if found is not None:
         return found
     if step.loss is not None and not math.isfinite(step.loss):
-        what = "NaN" if math.isnan(step.loss) else "infinite"
-        seen = (
-            "all module outputs are finite, so it arose in the code that computes the loss"
-            if step.traced and step.outputs
-            else ("module outputs were not traced at this step")
-        )
-        return Culprit("NAN" if math.isnan(step.loss) else "INF", "loss", f"the loss is {what}; {seen}", {"loss": step.loss})
+        return _by_autopsy(step) or _bad_loss(step)
     if step.skipped:
         return None  # the scaler's own business: see the rules about the loss scale
     return backward_culprit(step)
+
+
+def modules_between(trace: StepRecord | None, after: str) -> tuple[str, ...]:
+    """What ran, at the last traced step, between the layer of parameter `after` and the next layer with parameters."""
+    if trace is None or trace.outputs is None or trace.grads is None:
+        return ()
+    layers = {name.rpartition(".")[0] for name in trace.grads.names}
+    order, layer = trace.outputs.names, after.rpartition(".")[0]
+    if layer not in order:
+        return ()
+    out = []
+    for name in order[order.index(layer) + 1 :]:
+        if name in layers or name == trace.root_site:
+            break
+        if not layer.startswith(f"{name}.") and not any(f"{name}." in f"{other}." and other != name for other in layers):
+            out.append(name)
+    return tuple(out)
+
+
+def _bad_loss(step: StepRecord) -> Culprit:
+    assert step.loss is not None
+    what = "NaN" if math.isnan(step.loss) else "infinite"
+    seen = "module outputs were not traced at this step"
+    if step.traced and step.outputs is not None:
+        seen = "all module outputs are finite, so it arose in the code that computes the loss"
+    return Culprit("NAN" if math.isnan(step.loss) else "INF", "loss", f"the loss is {what}; {seen}", {"loss": step.loss})
+
+
+def _by_autopsy(step: StepRecord) -> Culprit | None:
+    """From the graph of the bad loss: the operation, and the layer or the modules it belongs to."""
+    found = step.autopsy
+    if found is None or step.loss is None:
+        return None
+    what = "NaN" if math.isnan(step.loss) else "infinite"
+    code = "OVERFLOW" if found.dtype == "float16" and not found.nan else "NAN" if found.nan else "INF"
+    evidence = {"op": found.op, "after": found.after, "modules": list(step.between), "loss": step.loss}
+    if found.weight:
+        site = found.weight.rpartition(".")[0] or found.weight
+        return Culprit("WEIGHT_NONFINITE", site, f"the loss is {what} because `{found.weight}` is not finite", evidence)
+    if found.from_data:
+        if code == "OVERFLOW":
+            return Culprit(code, "input", f"the loss is {what} because the batch is not finite when cast to float16", evidence)
+        return Culprit("INPUT_NONFINITE", "input", f"the loss is {what} because the batch itself is not finite", evidence)
+    if found.inside:
+        site = found.inside.rpartition(".")[0] or found.inside
+        return Culprit(code, site, f"the loss is {what}; the first bad number came out of `{found.op}` in this layer", evidence)
+    if len(step.between) == 1:
+        return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of `{found.op}` here", evidence)
+    behind = f" behind `{found.after}`" if found.after else ""
+    return Culprit(code, f"op:{found.op}", f"the loss is {what}; the first bad number came out of `{found.op}`{behind}", evidence)

@@ -129,6 +129,7 @@ class RunHistory:
         self.amp_dtype = ""
         self.last_trace: StepRecord | None = None
         self.last_bad_step: int | None = None
+        self.weights_bad = False
 
     def add(self, step: StepRecord) -> None:
         self.steps += 1
@@ -148,6 +149,7 @@ class RunHistory:
                     self.first_norms.append(norm)
         if step.grads is not None:
             self.grads.add(step.grads, keep=not bad)
+        self.weights_bad = self.weights_bad or any(c.bad_parameters for c in step.bad_calls)
         if step.traced:
             self.last_trace = step
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..records import Finding, Severity, StepRecord
+from .culprit import modules_between
 from .history import RunHistory
 
 
@@ -64,6 +65,8 @@ def all_rules() -> dict[str, Rule]:
 
 def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Rule]) -> list[Finding]:
     """All findings of one step, the worst first. The history is updated afterwards, so rules compare with what was before."""
+    if step.autopsy is not None:
+        step = replace(step, between=modules_between(run.last_trace, step.autopsy.after))
     found = []
     for one in rules.values():
         for seen in one.function(step, run):

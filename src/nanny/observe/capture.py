@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
-from ..records import OptimizerState, SiteTable, StepRecord, Update
+from ..records import Autopsy, OptimizerState, SiteTable, StepRecord, Update
 from .trace import StepTrace
 from .updates import UpdateProbe
 
@@ -48,6 +48,8 @@ class StepCapture:
     backward_scaled: bool = False
     unscaled: set[int] = field(default_factory=set)
     stale: list[str] = field(default_factory=list)
+    packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
+    autopsy: Autopsy | None = None
     scale: Tensor | None = None
     scale_after: Tensor | None = None
     growth_interval: int | None = None
@@ -107,6 +109,7 @@ class StepCapture:
             clipped=self.clipped,
             clipped_scaled=self.clipped_scaled,
             stale=tuple(self.stale),
+            autopsy=self.autopsy,
             grads=self._gradients(),
             outputs=outputs,
             output_grads=output_grads,

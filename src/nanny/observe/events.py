@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_module
@@ -22,6 +23,7 @@ from torch.optim import optimizer as optimizer_module
 class Listener(Protocol):
     """Gets every event of the process; each method must return quickly and never raise."""
 
+    def saved_tensors_packed(self) -> None: ...
     def before_backward(self, roots: tuple[Tensor, ...]) -> None: ...
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None: ...
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
@@ -84,6 +86,7 @@ def _install() -> None:
     for owner in (torch.nn.utils, clip_grad):
         _replace(owner, "clip_grads_with_norm_", _clip)
         _replace(owner, "clip_grad_value_", _clip)
+    _replace(saved_tensors_hooks, "__enter__", _packing)
     before = optimizer_module.register_optimizer_step_pre_hook(_optimizer_before)
     after = optimizer_module.register_optimizer_step_post_hook(_optimizer_after)
     _undo.extend((before.remove, after.remove))
@@ -101,6 +104,15 @@ def _backward(original: Any) -> Any:
 
 def _iterable(value: Any) -> Iterable[Any]:
     return value if isinstance(value, (list, tuple)) else ()
+
+
+def _packing(original: Any) -> Any:
+    def enter(self: Any) -> Any:
+        for listener in tuple(_listeners):
+            listener.saved_tensors_packed()
+        return original(self)
+
+    return enter
 
 
 def _scale(original: Any) -> Any:

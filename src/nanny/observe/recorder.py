@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..measure.transfer import reads_freely
 from . import events
+from .autopsy import examine
 from .capture import GradientRead, StepCapture
 from .names import is_compiled, plain_name, short_dtype, unwrapped
 from .trace import StepTrace, Suspect
@@ -218,6 +219,11 @@ class Recorder:
         return [p for g in optimizer.param_groups for p in g["params"] if id(p) in self.parameters]
 
     @guarded
+    def saved_tensors_packed(self) -> None:
+        if self.capture is not None:
+            self.capture.packed = True
+
+    @guarded
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         capture = self.capture
         if capture is None or not roots:
@@ -229,6 +235,8 @@ class Recorder:
             capture.losses.append(loss)
             capture.loss_dtype = short_dtype(loss.dtype)
             capture.backward_scaled = capture.backward_scaled or scaled
+        if not capture.packed and capture.autopsy is None and reads_freely(root.device) and not bool(root.isfinite().all()):
+            capture.autopsy = examine(root, self.parameters)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None

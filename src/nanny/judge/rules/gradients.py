@@ -50,7 +50,7 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
-    """Before there is a history a huge norm counts only with its consequence: huge outputs, or an update that replaces the weights."""
+    """Before there is a history a huge norm counts only with a consequence: huge outputs, or updates that replace the weights."""
     limits = run.limits
     if norm <= limits.grad_rail_high:
         return

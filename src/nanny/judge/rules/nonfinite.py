@@ -89,6 +89,8 @@ def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
     Fix: stop, mend the first finding of this run, and go on from a checkpoint before it.
     """
+    if run.weights_bad:
+        return  # once is enough: from here on every layer is
     for culprit in _if_code("WEIGHT_NONFINITE", step):
         since = f" (gradients or loss were last bad at step {run.last_bad_step})" if run.last_bad_step is not None else ""
         yield Seen(culprit.message + since, culprit.site, evidence=culprit.evidence)

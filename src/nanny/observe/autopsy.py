@@ -1,0 +1,122 @@
+"""Where the first bad number of a forward pass arose, read afterwards from what autograd kept for backward.
+
+Needs no hooks during the step: only when a loss turns out NaN or infinite is its graph walked, inputs first. Nodes that saved a
+bad tensor lie behind the producer, nodes that saved good ones before it. Not done where somebody packs saved tensors
+(checkpointing, offloading): looking would trigger his recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..records import Autopsy
+from .names import short_dtype
+
+MOST_NODES = 100_000
+_OUTPUTS = ("_saved_result", "_saved_output")
+_THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
+
+
+def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
+    """The operation that made the first NaN or +Inf on the way to `root`, and the parameters nearest before it."""
+    if root.grad_fn is None:
+        return None
+    good: dict[Any, int] = {}  # nodes seen so far, all with good tensors, in order
+    for node in _inputs_first(root.grad_fn):
+        bad, is_output = _bad_tensor(node)
+        if bad is None:
+            good[node] = len(good)
+            continue
+        seen = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
+        if is_output:
+            return _about(node, parameters, seen)
+        direct = [n for n, _ in node.next_functions if n is not None]
+        poisoned = [w for n in direct if (w := _weight(n)) is not None and not _is_good(w)]
+        if poisoned:
+            name = parameters.get(id(poisoned[0]), "")
+            return Autopsy(op=_op(node), after=name, weight=name, **seen)
+        makers = [n for n in direct if n in good and _weight(n) is None]
+        if makers:
+            return _about(max(makers, key=good.__getitem__), parameters, seen)
+        return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
+    return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())})
+
+
+def _inputs_first(root: Any) -> Iterator[Any]:
+    """Depth first, each node once, after everything it depends on."""
+    seen = {root}
+    stack = [(root, iter([n for n, _ in root.next_functions if n is not None]))]
+    while stack and len(seen) < MOST_NODES:
+        node, children = stack[-1]
+        for child in children:
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, iter([n for n, _ in child.next_functions if n is not None])))
+                break
+        else:
+            stack.pop()
+            yield node
+
+
+def _bad_tensor(node: Any) -> tuple[Tensor | None, bool]:
+    """A tensor that the node saved and that is bad, and whether it is the node's own output; inputs go first."""
+    output = None
+    for name in dir(node):
+        if not name.startswith("_saved_"):
+            continue
+        value = getattr(node, name)
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, Tensor) and not _is_good(tensor):
+                if not name.startswith(_OUTPUTS):
+                    return tensor, False
+                output = tensor
+    return output, True
+
+
+def _is_good(tensor: Tensor) -> bool:
+    """Neither NaN nor +Inf; -Inf is what masks are made of."""
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.layout != torch.strided:
+        return True
+    low, high = torch.aminmax(tensor.detach())
+    return bool((low == low) & (high < float("inf")))
+
+
+def _weight(node: Any) -> Tensor | None:
+    """The leaf tensor behind a node, looking through transposes and casts, which stand between a weight and its matmul."""
+    while node is not None and not hasattr(node, "variable"):
+        if _op(node) not in _THROUGH or not node.next_functions:
+            return None
+        node = node.next_functions[0][0]
+    return None if node is None else node.variable
+
+
+def _op(node: Any) -> str:
+    """`LogBackward0` as `log`."""
+    name = type(node).__name__.partition("Backward")[0]
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any]) -> Autopsy:
+    own = [parameters.get(id(w), "") for n, _ in node.next_functions if (w := _weight(n)) is not None]
+    return Autopsy(op=_op(node), inside=next((n for n in own if n), ""), after=_nearest(node, parameters), **seen)
+
+
+def _nearest(node: Any, parameters: Mapping[int, str]) -> str:
+    """The parameter met first when walking back: the last layer that the data went through."""
+    seen, level = {node}, [node]
+    while level:
+        following = []
+        for one in level:
+            for child, _ in one.next_functions:
+                weight = _weight(child)
+                if weight is not None and id(weight) in parameters:
+                    return parameters[id(weight)]
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    following.append(child)
+        level = following
+    return ""
