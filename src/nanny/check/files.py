@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STDIN = "<stdin>"
-BATCH = 48  # files a worker checks at a time: enough to share what they import, few enough to share the work
-ENOUGH_FOR_WORKERS = 24
+SMALLEST_BATCH, LARGEST_BATCH = 48, 400  # files checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
@@ -157,10 +156,11 @@ def _is_path(text: str) -> bool:
 def _check_group(found_files: list[Found], config: Config, jobs: int) -> Report:
     """The files of one configuration, in this process or, if there are many, in several."""
     project = [found.path for found in found_files if found.kind == "python"]
-    batches = [found_files[at : at + BATCH] for at in range(0, len(found_files), BATCH)]
-    workers = min(jobs or _cores(), len(batches))
-    if workers > 1 and len(found_files) >= ENOUGH_FOR_WORKERS:
-        reports = _in_workers(batches, project, config, workers)
+    workers = jobs or _cores()
+    size = min(max(len(found_files) // (4 * workers), SMALLEST_BATCH), LARGEST_BATCH)
+    batches = [found_files[at : at + size] for at in range(0, len(found_files), size)]
+    if min(workers, len(batches)) > 1:
+        reports = _in_workers(batches, project, config, min(workers, len(batches)))
     else:
         reports = [check_batch(batch, project, config) for batch in batches]
     return sum(reports, Report())
