@@ -31,7 +31,7 @@ def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
         if bad is None:
             good[node] = len(good)
             continue
-        seen = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
+        seen: dict[str, Any] = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
         if is_output:
             return _about(node, parameters, seen)
         direct = [n for n, _ in node.next_functions if n is not None]

@@ -49,6 +49,11 @@ def guarded(method: F) -> F:
     return cast(F, wrapper)
 
 
+def _copy(loss: Tensor) -> Tensor:
+    """A scalar of its own, in a type that the host can read."""
+    return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
+
+
 class Recorder:
     """Listens to the training of some models. `begin` and `end` frame a step; optimizer events after `end` still belong to it."""
 
@@ -231,9 +236,9 @@ class Recorder:
         root = roots[0]
         if root.numel() == 1 and root.is_floating_point():
             scaled = self._scaled is not None and self._scaled[0]() is root
-            loss = self._scaled[1] if scaled and self._scaled is not None else root.detach().clone()
+            loss = self._scaled[1] if scaled and self._scaled is not None else _copy(root)
             capture.losses.append(loss)
-            capture.loss_dtype = short_dtype(loss.dtype)
+            capture.loss_dtype = short_dtype(root.dtype)
             capture.backward_scaled = capture.backward_scaled or scaled
         if not capture.packed and capture.autopsy is None and reads_freely(root.device) and not bool(root.isfinite().all()):
             capture.autopsy = examine(root, self.parameters)
@@ -246,7 +251,7 @@ class Recorder:
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
-        self._scaled = (weakref.ref(scaled), loss.detach().clone())
+        self._scaled = (weakref.ref(scaled), _copy(loss))
         if self.capture is not None and scaler._scale is not None:
             self.capture.scale = scaler._scale.detach().clone()
 

@@ -160,7 +160,8 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         layers.setdefault(name.rpartition(".")[0], []).append(i)
     for layer, members in layers.items():
         steps = min(int(run.grads.zero_steps[at[step.grads.names[i]]]) + 1 for i in members)
-        if layer in step.called and all(norms[i] == 0 for i in members) and steps >= run.limits.dead_steps:
+        usual = max(int(run.grads.zero_record[at[step.grads.names[i]]]) for i in members)
+        if layer in step.called and all(norms[i] == 0 for i in members) and steps >= max(run.limits.dead_steps, 4 * usual):
             fp16 = step.amp_dtype == "float16"
             yield Seen(
                 f"its gradients have been exactly 0 for {steps} steps while the rest learns"

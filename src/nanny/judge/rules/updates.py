@@ -94,7 +94,7 @@ def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             continue
         limit = format_of(state.state_dtype).unit_roundoff / 2
         yield Seen(
-            f"{state.name} keeps its averages in {state.state_dtype}, and 1 - beta2 = {1 - state.beta2:.2g} is below its {limit:.2g}",
+            f"{state.name} keeps its averages in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below its {limit:.2g}",
             "optimizer.state", value=1 - state.beta2, limit=limit, evidence={"optimizer": state.name, "dtype": state.state_dtype},
         )  # fmt: skip
 
