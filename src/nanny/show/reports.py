@@ -65,7 +65,7 @@ def render_junit(findings: Sequence[Finding], name: str = "nanny check") -> str:
             if finding.line is not None and finding.cell is None:
                 case.set("line", str(finding.line))
             failure = Xml.SubElement(case, "failure", message=one_line(finding.message), type=finding.severity.name)
-            failure.text = one_line(f"{place(finding)}: {finding.message} {finding.hint}")
+            failure.text = one_line(f"{place(finding)}: {_with_hint(finding, ' ')}")
     Xml.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(suites, encoding="unicode")
 
@@ -73,7 +73,7 @@ def render_junit(findings: Sequence[Finding], name: str = "nanny check") -> str:
 def _annotation(finding: Finding, root: str) -> str:
     level = GITHUB[finding.severity]
     fields: dict[str, Any] = {}
-    message = f"{finding.message}\nFix: {finding.hint}" if finding.hint else finding.message
+    message = _with_hint(finding, "\n")
     if finding.file:
         fields["file"] = relative(finding.file, root)
         if finding.cell is not None:
@@ -111,12 +111,16 @@ def _issue(finding: Finding, fingerprint: str, root: str) -> dict[str, Any]:
     where = f"cell {finding.cell}, line {finding.line}: " if finding.cell is not None else ""
     line = finding.line if finding.line is not None and finding.cell is None else 1
     return {
-        "description": where + one_line(f"{finding.message} {finding.hint}"),
+        "description": where + one_line(_with_hint(finding, " ")),
         "check_name": finding.code,
         "fingerprint": fingerprint,
         "severity": GITLAB[finding.severity],
         "location": {"path": relative(finding.file, root) if finding.file else finding.site, "lines": {"begin": line}},
     }
+
+
+def _with_hint(finding: Finding, gap: str) -> str:
+    return f"{finding.message}{gap}Fix: {finding.hint}" if finding.hint else finding.message
 
 
 def _without_numbers(text: str) -> str:
