@@ -31,6 +31,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from .judge.culprit import first_culprit
 from .judge.history import RunHistory
 from .judge.registry import all_rules, judge_step
 from .limits import Limits
@@ -274,12 +275,11 @@ class MixedPrecisionNanny:
     def _say_goodbye(self, cost: float) -> None:
         assert self._live is not None
         counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
-        serious = [f for f in self.findings if f.severity >= Severity.WARNING]
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None else None
         for text in closing_lines(
             counts,
-            min(serious, key=lambda f: (f.step or 0, -f.severity)) if serious else None,
+            first_culprit(self.findings),
             f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "pass output_dir to keep a record",

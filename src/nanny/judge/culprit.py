@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..formats import FP16
-from ..records import BadCall, SiteTable, StepRecord
+from ..records import BadCall, Finding, Severity, SiteTable, StepRecord
+
+LOCATED_WITHIN = 10  # steps: tracing is dense after an error
 
 
 @dataclass(frozen=True)
@@ -169,3 +171,21 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
         return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of `{found.op}` here", evidence)
     behind = f" behind `{found.after}`" if found.after else ""
     return Culprit(code, f"op:{found.op}", f"the loss is {what}; the first bad number came out of `{found.op}`{behind}", evidence)
+
+
+def first_culprit(findings: Sequence[Finding]) -> Finding | None:
+    """The finding to read first. A bad number whose producer was named a few steps later is told by that later finding."""
+    serious = [f for f in findings if f.severity >= Severity.WARNING]
+    if not serious:
+        return None
+    first = min(serious, key=lambda f: (f.step if f.step is not None else 0, -f.severity))
+    if first.code in ("NAN", "INF") and first.site == "loss":
+        return next((f for f in serious if f.code in _LOCATED and f.site != "loss" and _soon_after(f, first)), first)
+    return first
+
+
+_LOCATED = ("NAN", "INF", "OVERFLOW", "INPUT_NONFINITE")
+
+
+def _soon_after(finding: Finding, first: Finding) -> bool:
+    return finding.step is not None and first.step is not None and 0 <= finding.step - first.step <= LOCATED_WITHIN
