@@ -12,6 +12,7 @@ import numpy as np
 
 from ..limits import Limits
 from ..records import SiteTable, StepRecord
+from .culprit import forward_culprit
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ class RunHistory:
                     self.first_norms.append(norm)
         if step.grads is not None:
             self.grads.add(step.grads, keep=not bad)
-        self.weights_bad = self.weights_bad or any(c.bad_parameters for c in step.bad_calls)
+        producer = forward_culprit(step) if step.bad_calls else None
+        self.weights_bad = self.weights_bad or (producer is not None and producer.code == "WEIGHT_NONFINITE")
         if step.traced:
             self.last_trace = step
 
