@@ -190,9 +190,10 @@ def test_patterns_of_exclude_name_files_folders_and_trees(tmp_path):
 def test_check_model_takes_paths_and_source_text(tmp_path):
     (tmp_path / "a.py").write_text(DEPRECATED)
     assert codes(DEPRECATED) == codes(str(tmp_path / "a.py")) == codes(tmp_path) == ["REGION_DEPRECATED"]
-    assert codes("scaler = 1") == []
-    with pytest.raises(NannyError, match="no such file"):
-        check_model("missing_model.py")
+    assert codes("scaler = 1") == codes("import torch") == codes("") == []
+    for missing in ("missing_model.py", "src/modl", "weights.pt"):
+        with pytest.raises(NannyError, match="no such file"):
+            check_model(missing)
     with pytest.raises(NannyError, match="path or source text, not dict"):
         check_model({})
     with pytest.raises(NannyError, match="device must be one of"):

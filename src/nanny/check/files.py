@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STDIN = "<stdin>"
+NO_OVERRIDES = Config()
 SMALLEST_BATCH, LARGEST_BATCH = 48, 400  # files checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
@@ -90,7 +91,7 @@ def check_model(
     return check_paths([text], overrides, jobs=1).findings
 
 
-def check_paths(paths: Sequence[str], overrides: Config = Config(), jobs: int = 0) -> Report:  # noqa: B008
+def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0) -> Report:
     """Every file below the paths, each by the `[tool.nanny]` above the path that was given."""
     report = Report()
     seen: set[str] = set()
@@ -147,10 +148,11 @@ def _one_for_each_place(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _is_path(text: str) -> bool:
-    if "\n" in text or "\0" in text or len(text) > 4096:
+    """Whether a string names a file. A mistyped path must not pass for source text, which `src/modl` would be, too."""
+    if not text.strip() or "\n" in text or "\0" in text:
         return False
-    looks_like_one = text.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) and " " not in text
-    return looks_like_one or os.path.lexists(text)
+    is_code = any(char in text for char in "()=;#") or text.startswith(("import ", "from "))
+    return os.path.lexists(text) or text.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or not is_code
 
 
 def _check_group(found_files: list[Found], config: Config, jobs: int) -> Report:
