@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -335,34 +336,46 @@ def watch_model(model: nn.Module, on_finding: Callable[[Finding], None] | None =
     return Watch(model, on_finding)
 
 
-_scale_runs: weakref.WeakKeyDictionary[GradScaler, tuple[RunHistory, list[float]]] = weakref.WeakKeyDictionary()
+@dataclass
+class _ScaleWatch:
+    """What `check_loss_scale` remembers of one scaler."""
+
+    run: RunHistory = field(default_factory=RunHistory)
+    last: float | None = None
+    told: set[str] = field(default_factory=set)  # codes of the trouble that is going on
+
+
+_scale_watches: weakref.WeakKeyDictionary[GradScaler, _ScaleWatch] = weakref.WeakKeyDictionary()
 _SCALE_RULES = ("SCALE_DECLINE", "SCALE_COLLAPSE", "SCALE_LOW", "SKIP_RATE")
 
 
 def check_loss_scale(scaler: GradScaler) -> list[Finding]:
-    """Call it once per step: compares the loss scale with the last time, logs what is wrong to stderr and returns it.
+    """Call it once per step: compares the loss scale with the last time, logs trouble to stderr when it begins, returns it always.
 
     It sees the scale alone, so it cannot tell why a step was skipped; `MixedPrecisionNanny` can.
     """
     if disabled() or not scaler.is_enabled():
         return []
-    run, seen = _scale_runs.setdefault(scaler, (RunHistory(), []))
+    watch = _scale_watches.setdefault(scaler, _ScaleWatch())
     now = float(scaler.get_scale())
-    before, seen[:] = seen[-1:], [now]
-    if not before:
+    before, watch.last = watch.last, now
+    if before is None:
         return []
-    skipped = now < before[0]
     step = StepRecord(
-        step=run.steps,
-        scale=before[0],
+        step=watch.run.steps,
+        scale=before,
         scale_after=now,
-        skipped=skipped,
+        skipped=now < before,
         stepped=True,
         growth_interval=scaler.get_growth_interval(),
     )
+    if not step.skipped:
+        watch.told.clear()
     rules = all_rules()
-    found = judge_step(step, run, {code: rules[code] for code in _SCALE_RULES})
+    found = judge_step(step, watch.run, {code: rules[code] for code in _SCALE_RULES})
     log = LiveLog()
     for finding in found:
-        log.show(finding)
+        if finding.code not in watch.told:
+            log.show(finding)
+    watch.told.update(f.code for f in found)
     return found

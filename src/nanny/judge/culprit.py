@@ -61,13 +61,22 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         said = f"{names} is not finite, so the output holds {counts(producer)}{tail}"
         return Culprit("WEIGHT_NONFINITE", producer.site, said, evidence, producer)
     said = f"finite inputs (up to {producer.input_absmax:.4g}) became {counts(producer)} in {producer.dtype}"
+    if _input_too_large(producer):
+        said = f"the input reaches {producer.input_absmax:.4g} and does not fit into float16: {counts(producer)}"
     said += f" ({producer.module}){tail}"
     return Culprit(_code(producer), producer.site, said, evidence, producer)
 
 
+def _input_too_large(call: BadCall) -> bool:
+    """A wider input that autocast casts to fp16 on the way in."""
+    return call.dtype == "float16" and math.isfinite(call.input_absmax) and call.input_absmax >= FP16.overflow_at
+
+
 def _code(call: BadCall) -> str:
-    """Overflow, if the finite values that are left stand close below the limit of fp16."""
+    """Overflow, if the finite values that are left stand close below the limit of fp16, or the input was already above it."""
     infinite = call.posinf or call.neginf
+    if _input_too_large(call):
+        return "OVERFLOW"
     if call.dtype == "float16" and infinite and (call.finite_absmax > FP16.max / 16 or call.posinf + call.neginf == call.count):
         return "OVERFLOW"
     return "NAN" if call.nan else "INF"

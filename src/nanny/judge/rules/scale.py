@@ -12,6 +12,8 @@ from ..registry import Seen, rule
 
 def why_skipped(step: StepRecord) -> str:
     """The three-way split: forward not finite, scale too high, singular backward."""
+    if step.loss is None and step.grads is None:
+        return "the scale alone does not tell why: watch the model too"
     if forward_culprit(step) is not None or (step.loss is not None and not abs(step.loss) < float("inf")):
         return "the forward pass is not finite, so no loss scale can help"
     if step.scale is not None and step.scale <= 1:
