@@ -102,6 +102,8 @@ class Limits:
         why="frozen, unused, zero-initialised and sparse parameters have exact zeros in health",
     )  # fmt: skip
 
+    underflow_sites: float = _limit(0.5, "derived: some branches have small gradients in health, most of a model has not")
+
     # loss scale
     scale_skips_error: float = _limit(
         5, "seed 000, 3.2; seed 003, 2.4", seed="5 consecutive decreases at any time",

@@ -350,7 +350,7 @@ _SCALE_RULES = ("SCALE_DECLINE", "SCALE_COLLAPSE", "SCALE_LOW", "SKIP_RATE")
 
 
 def check_loss_scale(scaler: GradScaler) -> list[Finding]:
-    """Call it once per step: compares the loss scale with the last time, logs trouble to stderr when it begins, returns it always.
+    """Call it once per step: compares the loss scale with the last time, logs trouble when it begins, returns it always.
 
     It sees the scale alone, so it cannot tell why a step was skipped; `MixedPrecisionNanny` can.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...formats import FINITE_BINS, FP16, exponent_of
-from ...records import Severity, StepRecord
+from ...records import Severity, SiteTable, StepRecord
 from ..history import RunHistory, deviation, grad_norm
 from ..registry import Seen, rule
 
@@ -181,20 +181,53 @@ def underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """
     for site in step.zero_outputs:
         yield Seen("every value of its fp16 output is 0 although its input is not: the result is below 3e-8", site, value=0.0)
-    for table, what in ((step.output_grads, "gradients"), (step.outputs, "values")):
-        if table is None or table.histograms is None:
-            continue
-        for i, name in enumerate(table.names):
-            if table.dtypes[i] != "float16" or name in step.zero_outputs:
-                continue
+    yield from _underflowing_gradients(step, run)
+    for name, share in _small_fp16(step.outputs, run):
+        if name not in step.zero_outputs and share < 1:
+            yield Seen(
+                f"{share:.0%} of the energy of its fp16 output lies below {FP16.min_normal:.2g}, where bits are lost",
+                name, severity=Severity.INFO, value=share, limit=run.limits.subnormal_energy_warn,
+            )  # fmt: skip
+
+
+def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """A branch with small gradients is no fault; if most of the model's gradients are down there, the scale is wrong."""
+    if step.output_grads is None or step.skipped:
+        return
+    total = sum(d == "float16" for d in step.output_grads.dtypes)
+    small = _small_fp16(step.output_grads, run)
+    zero = [name for name, share in small if share == ALL_ZERO]
+    if not small or (len(zero) == total and not step.loss):  # a loss of 0 has no gradient to lose
+        return
+    most = len(small) > run.limits.underflow_sites * total
+    scale = f"loss scale {step.scale:g}" if step.scale else "no GradScaler"
+    yield Seen(
+        f"the fp16 gradients of {len(small)} of {total} modules are below {FP16.min_normal:.2g}, where bits are lost"
+        + (f", {len(zero)} of them all 0" if zero else "")
+        + f" ({scale})",
+        small[-1][0],  # nearest to the loss
+        severity=None if most else Severity.INFO,
+        value=len(small) / total,
+        limit=run.limits.underflow_sites,
+        evidence={"sites": [n for n, _ in small], "zero": zero, "scale": step.scale},
+    )
+
+
+ALL_ZERO = 2.0  # instead of a share, which is undefined then
+
+
+def _small_fp16(table: SiteTable | None, run: RunHistory) -> list[tuple[str, float]]:
+    """fp16 sites whose energy is subnormal, or that are zero altogether, in the order of execution."""
+    if table is None or table.histograms is None:
+        return []
+    out = []
+    for i, name in enumerate(table.names):
+        if table.dtypes[i] == "float16" and table.columns["count"][i] > 0:
             share = subnormal_energy(table.histograms[i])
-            if share is not None and share > run.limits.subnormal_energy_warn:
-                yield Seen(
-                    f"{share:.0%} of the energy of its fp16 {what} lies below {FP16.min_normal:.2g}, where bits are lost"
-                    + ("" if what == "values" else f" (loss scale {step.scale:g})" if step.scale else " (no loss scale)"),
-                    name, value=share, limit=run.limits.subnormal_energy_warn,
-                    evidence={"kind": "output_grad" if what == "gradients" else "output"},
-                )  # fmt: skip
+            share = ALL_ZERO if share is None else share
+            if share > run.limits.subnormal_energy_warn:
+                out.append((name, share))
+    return out
 
 
 def subnormal_energy(histogram: np.ndarray) -> float | None:
