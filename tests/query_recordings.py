@@ -151,10 +151,10 @@ CULPRIT = Finding(
     site="head.softmax",
     step=20,
     value=math.nan,
-    evidence={"passed_on": ["head.out", "loss"], "count": 4, "last_step": 23, "worst": math.inf},
+    evidence={"passed_on": ["head.out"], "count": 256, "worst": math.inf},
 )
 WARNED = Finding("HEADROOM", Severity.WARNING, "0.8 bits left", "use bf16", site="head.softmax", step=10, value=0.8, limit=1.0)
-SYMPTOM = Finding("LOSS_NAN", Severity.ERROR, "the loss is NaN", "see the first culprit", step=20, value=math.nan)
+SYMPTOM = Finding("LOSS_NAN", Severity.ERROR, "the loss is NaN", "see the first culprit", site="loss", step=20, value=math.nan)
 
 SICK = Recipe(
     layers={"stem": (0, -8), "body.0": (1, -9), "head.softmax": (13.0, -10), "head.out": (2, -9), "never_called": (0, -8)},
@@ -164,6 +164,7 @@ SICK = Recipe(
     loss_is_nan_from=20,
     unmeasured=("never_called",),
     findings=(SYMPTOM, WARNED, CULPRIT),
+    meta={"repeats": [["NAN_OUTPUT", "head.softmax", 4, 23]]},
 )
 HEALTHY = Recipe(layers={"stem": (0, -8), "body.0": (1, -9), "head": (2, -7)})
 

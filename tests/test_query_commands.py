@@ -149,7 +149,8 @@ def test_summary_names_the_producer_before_the_symptom_of_the_same_step(logs: Pa
 def test_summary_says_what_to_do_who_passed_it_on_and_what_to_type(logs: Path) -> None:
     text = nanny("summary", cwd=logs).stdout
     assert "fix: compute the softmax in FP32" in text
-    assert "passed on by 2 layers: head.out, loss" in text
+    assert "passed on by 1 layer: head.out" in text
+    assert "at step 20 (4 times, last at step 23) in head.softmax" in text
     assert "warned before: HEADROOM at step 10" in text
     assert "nanny layer head.softmax" in text
     assert "1.7 % of the training time" in text

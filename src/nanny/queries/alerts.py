@@ -29,7 +29,7 @@ _COLUMNS = (
     Column("rank"),
     Column("value"),
     Column("limit"),
-    Column("count"),
+    Column("times"),
 )
 
 
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     with open_job(args.db, args.run) as (sources, notes):
-        found = [finding for source in sources for finding in _ranked(source, read(source, args))]
+        found = [finding for source in sources for finding in read(source, args)]
         head = title_of(sources[0])
         command = sources[0].command
         everything = any(_count(source) for source in sources)
@@ -74,13 +74,29 @@ def answer(args: argparse.Namespace) -> Answer:
 def read(source: Source, args: argparse.Namespace) -> list[Finding]:
     """The findings that the filters let through; a layer's name alone also stands for what is below it."""
     first, last = args.step or (None, None)
-    found = reader.findings(source.db, source.run.id, severity=args.severity, first=first, last=last)
+    found = findings_of(source, args.severity, first, last)
     codes = {code.upper() for code in args.code or ()}
     return [
         finding
         for finding in found
         if (not codes or finding.code.upper() in codes) and (args.layer is None or matches(finding.site, args.layer))
     ]
+
+
+def findings_of(
+    source: Source, severity: Severity | None = None, first: int | None = None, last: int | None = None
+) -> list[Finding]:
+    """Findings with what the run knows about them beside the row: how often they came again, and of which rank they are."""
+    found = reader.findings(source.db, source.run.id, severity=severity, first=first, last=last)
+    again = {(code, site): (times, step) for code, site, times, step in source.run.meta.get("repeats", ())}
+    latest = {(f.code, f.site): i for i, f in enumerate(found)}
+    for key, i in latest.items():
+        if key in again:
+            times, step = again[key]
+            found[i] = replace(found[i], evidence={**found[i].evidence, "times": times, "last_step": step})
+    if source.run.world_size == 1:
+        return found
+    return [f if f.rank is not None else replace(f, rank=source.run.rank) for f in found]
 
 
 def matches(site: str, pattern: str) -> bool:
@@ -106,7 +122,7 @@ def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
 def in_order(findings: Sequence[Finding]) -> list[Finding]:
     """By step. Within one, a place stands before the whole run (a NaN loss is a symptom), and what only passed it on last."""
     passed_on = {str(site) for finding in findings for site in finding.evidence.get("passed_on", ())}
-    return sorted(findings, key=lambda f: (-1 if f.step is None else f.step, f.site in passed_on, not f.site))
+    return sorted(findings, key=lambda f: (-1 if f.step is None else f.step, f.site in passed_on, f.site in ("", "loss")))
 
 
 def severity_counts(findings: Sequence[Finding]) -> dict[str, int]:
@@ -114,9 +130,8 @@ def severity_counts(findings: Sequence[Finding]) -> dict[str, int]:
 
 
 def repeats(finding: Finding) -> int:
-    """How often it was seen: a finding that came again is kept once, with a count."""
-    count = finding.evidence.get("count", 1)
-    return count if isinstance(count, int) and count > 0 else 1
+    """How often it was seen: a finding that came again is kept once, and counted."""
+    return int(finding.evidence.get("times", 1))
 
 
 def _until(finding: Finding) -> str:
@@ -125,13 +140,6 @@ def _until(finding: Finding) -> str:
     if times <= 1:
         return ""
     return f" ({times} times" + (f", last at step {last})" if last is not None else ")")
-
-
-def _ranked(source: Source, findings: list[Finding]) -> list[Finding]:
-    """With several ranks each finding says whose it is."""
-    if source.run.world_size == 1:
-        return findings
-    return [f if f.rank is not None else replace(f, rank=source.run.rank) for f in findings]
 
 
 def _counts(found: Sequence[Finding]) -> str:

@@ -72,7 +72,8 @@ def _verdict(result: Comparison) -> list[Line]:
         text = f"The runs do NOT PART in {counted(result.steps, 'common step')}: all gaps stay within noise and rounding."
         return [Line(text, "good", 4)]
     first = result.first
-    lines = [Line(f"The runs PART FIRST at step {first.step}: {_place(first)} {_what(first)}", "error", 4)]
+    word, style = ("PART FIRST at", "error") if result.for_good else ("PART FOR A WHILE, AND END TOGETHER, from", "warning")
+    lines = [Line(f"The runs {word} step {first.step}: {_place(first)} {_what(first)}", style, 4)]
     for curve in result.curves:
         if curve.step is not None and curve is not first:
             lines.append(Line(f"  - from step {curve.step} on {_place(curve)} {_what(curve)}", indent=4))
@@ -127,6 +128,7 @@ def _data(result: Comparison) -> dict[str, Any]:
     return {
         "parts": result.first is not None,
         "first": None if result.first is None else vars(result.first),
+        "for_good": result.for_good,
         "steps": result.steps,
         "same_start": result.same_start,
         "curves": [vars(curve) for curve in result.curves],

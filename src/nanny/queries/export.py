@@ -20,8 +20,9 @@ from ..show.jsontext import to_text
 from ..show.numbers import counted
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
-from .alerts import repeats
+from .alerts import findings_of, repeats
 from .source import Source, open_run
+from .stats import stats_of
 
 FORMATS = ("csv", "parquet", "tensorboard")
 EXTRA = "pip install 'precision-nanny[export]'"
@@ -52,14 +53,14 @@ def tables(source: Source) -> Iterator[tuple[str, list[str], Rows]]:
     """Name, columns and rows of each table, rows one at a time: a long run does not fit into memory."""
     db, run = source.db, source.run.id
     yield "scalars", ["name", "step", "value"], _scalar_rows(source)
-    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "rank", "count", "evidence"]
+    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "rank", "times", "evidence"]
     yield "findings", names, _finding_rows(source)
     kinds = reader.kinds(db, run)
     sites = [(kind, i, site) for kind in kinds for i, site in enumerate(reader.sites(db, run, kind))]
     described = ((kind, i, site.name, site.dtype, to_text(site.shape, None)) for kind, i, site in sites)
     yield "sites", ["kind", "position", "name", "dtype", "shape"], described
     for kind in kinds:
-        stats = _stats_of(source, kind)
+        stats = stats_of(source, kind)
         if stats:
             yield f"stats_{kind}", ["step", "site", *stats], _sample_rows(source, kind, stats)
 
@@ -136,17 +137,9 @@ def _scalar_rows(source: Source) -> Rows:
 
 
 def _finding_rows(source: Source) -> Rows:
-    for f in reader.findings(source.db, source.run.id):
+    for f in findings_of(source):
         evidence = to_text(f.evidence, None)
         yield f.step, f.severity.name, f.code, f.site, f.value, f.limit, f.message, f.hint, f.rank, repeats(f), evidence
-
-
-def _stats_of(source: Source, kind: str) -> list[str]:
-    steps = reader.sample_steps(source.db, source.run.id, kind)
-    names: dict[str, None] = {}
-    for step in {int(steps[0]), int(steps[-1])} if len(steps) else ():
-        names |= dict.fromkeys(reader.sample_at(source.db, source.run.id, kind, step) or {})
-    return list(names)
 
 
 def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:

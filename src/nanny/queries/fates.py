@@ -31,6 +31,7 @@ class Recorded:
     sites: Sequence[Site]
     steps: np.ndarray
     peaks: np.ndarray  # [steps, sites]
+    elements: np.ndarray  # [sites]
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def _fate(recorded: Recorded, i: int, steps: np.ndarray, column: dict[str, np.nd
     return Fate(
         kind=recorded.kind,
         site=site.name,
-        elements=math.prod(site.shape),
+        elements=int(recorded.elements[i]),
         steps=tuple(steps.tolist()),
         peak=float(peaks[top]),
         peak_step=int(steps[top]),

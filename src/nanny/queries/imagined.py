@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from ..formats import BF16, Format, format_of
 from ..limits import Limits
-from ..records import NannyError, Severity, Site
+from ..records import NannyError, Severity
 from ..store import reader
 from .alerts import matches
 from .fates import BACKWARD, FORWARD, Fate, Recorded, examine
@@ -46,7 +45,7 @@ def imagine(source: Source, target: Format, fixed_bits: int | None, limits: Limi
     for kind, record in recorded.items():
         histograms = reader.histograms(source.db, source.run.id, kind)
         found = examine(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
-        stay = {site.name for site in record.sites if stays_fp32(source, site)}
+        stay = {site.name for site, stays in zip(record.sites, _stays_fp32(source, record)) if stays}
         spared += len(stay) if kind == "output" else 0
         fates += [fate for fate in found if fate.site not in stay and (glob is None or matches(fate.site, glob))]
     if not fates:
@@ -84,11 +83,12 @@ def judge(fates: Sequence[Fate], limits: Limits) -> tuple[list[list[Fate]], list
     return deadly, losses
 
 
-def stays_fp32(source: Source, site: Site) -> bool:
-    """Whether autocast would leave this tensor in FP32: seen in a run under autocast, or a loss (one element)."""
-    if site.kind not in ("output", "output_grad"):
-        return False
-    return math.prod(site.shape) == 1 or (is_low(source) and site.dtype == "float32")
+def _stays_fp32(source: Source, record: Recorded) -> list[bool]:
+    """Which tensors autocast would leave in FP32: those it did in a run under autocast, and losses (one element)."""
+    if record.kind not in ("output", "output_grad"):
+        return [False] * len(record.sites)
+    low = is_low(source)
+    return [n == 1 or (low and site.dtype == "float32") for site, n in zip(record.sites, record.elements.tolist())]
 
 
 def is_low(source: Source) -> bool:
@@ -108,10 +108,13 @@ def _recorded(source: Source, kind: str) -> Recorded:
     sites = reader.sites(db, run, kind)
     steps, low = reader.samples(db, run, kind, "min")
     _, high = reader.samples(db, run, kind, "max")
+    _, count = reader.samples(db, run, kind, "count")
     size = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
     peaks = np.full((len(steps), len(sites)), np.nan)
-    peaks[:, : size.shape[1]] = np.where(np.isfinite(size), size, np.nan)
-    return Recorded(kind, sites, steps, peaks)
+    peaks[:, : size.shape[1]] = np.where(np.isfinite(size) & (count > 0), size, np.nan)
+    elements = np.zeros(len(sites), np.int64)
+    elements[: count.shape[1]] = count.max(axis=0, initial=0)
+    return Recorded(kind, sites, steps, peaks, elements)
 
 
 def _gradient_peaks(source: Source, recorded: dict[str, Recorded]) -> dict[int, float]:
@@ -121,7 +124,7 @@ def _gradient_peaks(source: Source, recorded: dict[str, Recorded]) -> dict[int, 
         if kind not in recorded:
             continue
         record = recorded[kind]
-        judged = record.peaks[:, [not stays_fp32(source, site) for site in record.sites]]
+        judged = record.peaks[:, [not stays for stays in _stays_fp32(source, record)]]
         tops = np.where(np.isfinite(judged), judged, 0.0).max(axis=1, initial=0.0)
         for step, top in zip(record.steps.tolist(), tops.tolist()):
             out[step] = max(out.get(step, 0.0), top)

@@ -14,20 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from ..records import Finding, NannyError, Site
+from ..records import SAMPLE_STATS, Finding, NannyError, Site
 from ..show.jsontext import finding_object
 from ..show.numbers import counted, listed, short
 from ..show.spark import sparkline
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
-from .alerts import finding_lines, in_order
+from .alerts import finding_lines, findings_of, in_order
 from .source import Source, open_run, positive, step_range, title_of
-from .stats import KINDS, TITLES, kinds_of, stored_format
+from .stats import KINDS, TITLES, kinds_of, stats_of, stored_format
 
 SHOWN = 12
 FINDINGS_SHOWN = 5
 CURVE_WIDTH = 72
-STATS = ("count", "min", "max", "norm", "mean", "nan", "posinf", "neginf")
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,22 @@ class History:
     values: dict[str, np.ndarray]
 
     @property
-    def peaks(self) -> np.ndarray:
-        return np.maximum(np.abs(self.values["min"]), np.abs(self.values["max"]))
+    def curves(self) -> dict[str, np.ndarray]:
+        """What is worth drawing: typical and largest magnitude, and statistics of the kind's own."""
+        out = {}
+        if "norm" in self.values:
+            out["typical"] = self.values["norm"] / np.sqrt(np.maximum(self.values["count"], 1))
+        if "min" in self.values and "max" in self.values:
+            out["largest"] = np.maximum(np.abs(self.values["min"]), np.abs(self.values["max"]))
+        return out | {name: column for name, column in self.values.items() if name not in SAMPLE_STATS}
 
     @property
-    def rms(self) -> np.ndarray:
-        return self.values["norm"] / np.sqrt(np.maximum(self.values["count"], 1))
+    def is_bad(self) -> np.ndarray:
+        """Per step: something is not finite."""
+        bad = np.zeros(len(self.steps), bool)
+        for column in self.curves.values():
+            bad |= ~np.isfinite(column)
+        return bad
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +70,7 @@ def answer(args: argparse.Namespace) -> Answer:
         first, last = args.step or (None, None)
         histories = [_history(source, kind, members, name, first, last) for kind, members in sites.items()]
         found = [history for history in histories if history is not None and len(history.steps)]
-        findings = in_order(reader.findings(source.db, source.run.id, first=first, last=last))
+        findings = in_order(findings_of(source, None, first, last))
         title, command = title_of(source), source.command
     if not found:
         raise NannyError(f"{name} was never measured{' in these steps' if args.step else ''}; it may not have been called")
@@ -108,7 +117,7 @@ def _history(
         return None
     columns = {}
     steps = np.empty(0, np.int64)
-    for stat in STATS:
+    for stat in stats_of(source, kind):
         steps, matrix = reader.samples(source.db, source.run.id, kind, stat, first, last)
         missing = 0.0 if stat == "count" else math.nan
         columns[stat] = matrix[:, position].astype(float) if position < matrix.shape[1] else np.full(len(steps), missing)
@@ -120,34 +129,32 @@ def _curves(history: History) -> list[Line]:
     site = history.site
     facts = [site.dtype, " x ".join(map(str, site.shape)), counted(len(history.steps), "step")]
     lines = [Line(""), Line(f"{TITLES.get(site.kind, site.kind)} ({', '.join(fact for fact in facts if fact)})", "strong")]
-    for title, values in (("typical", history.rms), ("largest", history.peaks)):
+    for title, values in history.curves.items():
         finite = values[np.isfinite(values)]
-        if not len(values):
-            continue
         bad = len(values) - len(finite)
         span = f"{short(float(finite.min()))} to {short(float(finite.max()))}" if len(finite) else "never finite"
-        text = f"  {title}  {span}" + (f", not finite at {counted(bad, 'step')}" if bad else "")
-        if title == "largest" and (room := _room(history)):
+        text = f"  {title:<9}{span}" + (f", not finite at {counted(bad, 'step')}" if bad else "")
+        if title == "largest" and (room := _room(history.site, history.steps, values)):
             text += f", {room}"
         lines += [Line(text, "error" if bad else "", 11), Line(f"           {sparkline(values.tolist(), CURVE_WIDTH, log=True)}")]
     return lines
 
 
-def _room(history: History) -> str:
+def _room(site: Site, steps: np.ndarray, peaks: np.ndarray) -> str:
     """How close the largest value came to the end of a 16-bit format."""
-    form = stored_format(history.site)
-    finite = history.peaks[np.isfinite(history.peaks)]
-    if form is None or form.bits > 16 or not len(finite) or not finite.max():
+    form = stored_format(site)
+    known = np.where(np.isfinite(peaks), peaks, 0.0)
+    top = int(np.argmax(known))
+    if form is None or form.bits > 16 or not known[top]:
         return ""
-    top = int(np.nanargmax(np.where(np.isfinite(history.peaks), history.peaks, -1.0)))
-    return f"{math.log2(form.max / finite.max()):.1f} bits below the end of {form.name} (step {history.steps[top]})"
+    return f"{math.log2(form.max / known[top]):.1f} bits below the end of {form.name} (step {steps[top]})"
 
 
 def _table(history: History, most: int) -> Table:
     """The last steps, with all that were not finite kept in view."""
-    taken = [name for name in STATS[1:] if np.isfinite(history.values[name]).any() or name in ("min", "max", "norm")]
-    names = [name for name in taken if name not in ("nan", "posinf", "neginf") or history.values[name].any()]
-    bad = ~np.isfinite(history.rms)
+    names = [name for name in history.values if name not in ("count", "nan", "posinf", "neginf")]
+    names += [name for name in ("nan", "posinf", "neginf") if name in history.values and history.values[name].any()]
+    bad = history.is_bad
     order = np.flatnonzero(bad)[: most // 2].tolist()
     order = sorted({*order, *range(max(len(history.steps) - (most - len(order)), 0), len(history.steps))})
     rows = [[int(history.steps[i]), *(float(history.values[name][i]) for name in names)] for i in order]
@@ -158,12 +165,13 @@ def _table(history: History, most: int) -> Table:
 
 
 def _flat(histories: Sequence[History]) -> Table:
+    names = list(dict.fromkeys(name for history in histories for name in history.values))
     rows = [
-        [history.site.kind, int(step), *(float(history.values[name][i]) for name in STATS)]
+        [history.site.kind, int(step), *(float(history.values[name][i]) if name in history.values else None for name in names)]
         for history in histories
         for i, step in enumerate(history.steps)
     ]
-    return Table((Column("kind"), Column("step"), *(Column(name) for name in STATS)), rows)
+    return Table((Column("kind"), Column("step"), *(Column(name) for name in names)), rows)
 
 
 def _data(name: str, histories: Sequence[History], findings: Sequence[Finding]) -> dict[str, Any]:
@@ -182,5 +190,6 @@ def _data(name: str, histories: Sequence[History], findings: Sequence[Finding]) 
 def _worst_step(histories: Sequence[History]) -> int:
     """The first step that is not finite, else the one with the largest magnitude."""
     history = histories[0]
-    bad = np.flatnonzero(~np.isfinite(history.rms))
-    return int(history.steps[bad[0] if len(bad) else np.nanargmax(history.peaks)])
+    bad = np.flatnonzero(history.is_bad)
+    size = next(iter(history.curves.values()), np.zeros(len(history.steps)))
+    return int(history.steps[bad[0] if len(bad) else np.argmax(np.nan_to_num(size))])

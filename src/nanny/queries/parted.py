@@ -64,6 +64,11 @@ class Comparison:
     first: Parted | None
     notes: list[str]
 
+    @property
+    def for_good(self) -> bool:
+        """Whether anything that parts is still apart at the end."""
+        return any(p.broke or p.still_apart for p in (*self.curves, *self.layers) if p.step is not None)
+
 
 def compare_runs(a: Source, b: Source, limits: Limits, glob: str | None = None) -> Comparison:
     """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format."""
@@ -113,7 +118,7 @@ def _same_start(loss: Pair, target: Format, limits: Limits) -> bool:
     if not len(a):
         return False
     rounding = limits.part_loss_roundoffs * target.unit_roundoff * float(np.median(np.abs(a)))
-    if float(np.median(np.abs(b - a))) > max(rounding, 0.5 * float(step_noise(a[:, None])[0])):
+    if float(np.median(np.abs(b - a))) > max(rounding, 0.5 * float(step_noise(a[:, None], limits).max())):
         return False
     jumps = np.diff(a), np.diff(b)
     enough = len(a) > 5 and all(jump.std() > 0 for jump in jumps)
@@ -158,7 +163,8 @@ def _parted(pair: Pair, limits: Limits, noise: str) -> list[Parted]:
     """`noise` says whose it is: of run `a` or `b`, or of the `gap` between runs that saw the same batches."""
     left, right = (logarithm(pair.a), logarithm(pair.b)) if pair.log else (pair.a, pair.b)
     with np.errstate(invalid="ignore"):
-        sigma = step_noise(right - left) if noise == "gap" else math.sqrt(2) * step_noise(right if noise == "b" else left)
+        shared = step_noise(right - left, limits)
+    sigma = shared if noise == "gap" else math.sqrt(2) * step_noise(right if noise == "b" else left, limits)
     found = find_parting(left, right, pair.tolerance, sigma, limits)
     window = window_of(len(pair.steps), limits)
     out = []

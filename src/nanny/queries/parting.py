@@ -33,20 +33,41 @@ def window_of(steps: int, limits: Limits) -> int:
     return int(min(max(steps // 8, 1), limits.part_window))
 
 
-def step_noise(values: np.ndarray) -> np.ndarray:
-    """Robust standard deviation of the step-to-step noise of each series; 0 where it cannot be told."""
-    if len(values) < 4:
-        return np.zeros(values.shape[1])
+def step_noise(values: np.ndarray, limits: Limits) -> np.ndarray:
+    """Robust standard deviation of the step-to-step noise of each series around each step; 0 where it cannot be told.
+
+    Noise changes as training goes on, so it is measured block by block. A block is short, so its neighbour and the run as a whole
+    have a say too: the largest of the three counts.
+    """
     jumps = np.abs(np.diff(values, axis=0))
-    known = np.isfinite(jumps)
-    middle = np.zeros(values.shape[1])
+    block = max(window_of(len(values), limits), 4)
+    if len(jumps) < block:
+        return np.zeros((1, values.shape[1]))
+    count = len(jumps) // block
+    middle = np.zeros((count, values.shape[1]))
+    for i in range(count):
+        middle[i] = _finite_median(jumps[i * block : (i + 1) * block if i < count - 1 else None])
+    middle = np.maximum(middle, np.median(middle, axis=0))
+    middle[1:] = np.maximum(middle[1:], middle[:-1])
+    at = np.minimum(np.arange(len(values)) // block, count - 1)
+    return SIGMA_OF_MAD / np.sqrt(2.0) * middle[at]
+
+
+def _finite_median(values: np.ndarray) -> np.ndarray:
+    """Of each column; 0 where there are fewer than three finite values."""
+    known = np.isfinite(values)
+    if known.all():
+        return np.asarray(np.median(values, axis=0))
+    out = np.zeros(values.shape[1])
     for column in np.flatnonzero(known.sum(0) >= 3):
-        middle[column] = np.median(jumps[known[:, column], column])
-    return SIGMA_OF_MAD * middle / np.sqrt(2.0)
+        out[column] = np.median(values[known[:, column], column])
+    return out
 
 
 def find_parting(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: np.ndarray, limits: Limits) -> Parting:
-    """Where each column of `b` leaves that of `a` by more than `tolerance` and the `noise` (standard deviation) of their gap.
+    """Where each column of `b` leaves that of `a` by more than `tolerance` and the `noise` of their gap.
+
+    `tolerance` and `noise` (a standard deviation) have a row for each step, or one for all.
 
     NaN in both is no difference; NaN or infinity in `b` alone is a parting at once.
     """
@@ -61,6 +82,8 @@ def find_parting(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: np.
     broke = np.isfinite(a) & ~np.isfinite(b)
     either = apart | broke
     first = np.where(either.any(0), np.argmax(either, axis=0), -1)
+    for column in np.flatnonzero((first >= 0) & ~broke[first, np.arange(len(first))]):
+        first[column] = _onset(delta[:, column], int(first[column]), window)
     columns = np.arange(delta.shape[1])
     at = np.maximum(first, 0)
     return Parting(
@@ -75,6 +98,14 @@ def find_parting(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: np.
 def logarithm(values: np.ndarray) -> np.ndarray:
     """Natural logarithm of norms; zero counts as the smallest number, so that it differs from everything else."""
     return np.log(np.maximum(values, SMALLEST))
+
+
+def _onset(delta: np.ndarray, start: int, window: int) -> int:
+    """Where in the window the gap opens: before it values are nearer to no gap, from there on to the gap it opens to."""
+    ahead = delta[start : start + window]
+    gap = float(np.median(delta[start + window // 2 : start + window // 2 + window]))
+    nearer_to_gap = (ahead - gap / 2) * np.sign(gap)
+    return start + int(np.argmin(np.concatenate([[0.0], np.cumsum(nearer_to_gap)[:-1]])))
 
 
 def _median_ahead(delta: np.ndarray, window: int) -> np.ndarray:

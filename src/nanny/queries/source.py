@@ -14,7 +14,6 @@ from pathlib import Path
 from ..records import NannyError
 from ..store.reader import RunRow, find_stores, pick_run, reading, runs
 
-
 SLOW_START = 600.0  # seconds that ranks of one job may start apart
 
 

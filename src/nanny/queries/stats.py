@@ -98,7 +98,17 @@ def unusual(sites: Sequence[Site], columns: dict[str, np.ndarray], limits: Limit
 
 
 def absmax(values: dict[str, float]) -> float:
-    return max(abs(values.get("min", math.nan)), abs(values.get("max", math.nan)))
+    """The largest magnitude; 0 where minimum and maximum were not taken."""
+    return max(abs(values.get("min", 0.0)), abs(values.get("max", 0.0)))
+
+
+def stats_of(source: Source, kind: str) -> list[str]:
+    """Names of the statistics that were taken of a kind; later samples may have others than the first."""
+    steps = reader.sample_steps(source.db, source.run.id, kind)
+    names: dict[str, None] = {}
+    for step in {int(steps[0]), int(steps[-1])} if len(steps) else ():
+        names |= dict.fromkeys(reader.sample_at(source.db, source.run.id, kind, step) or {})
+    return list(names)
 
 
 def _note(site: Site, values: dict[str, float], distance: float, limits: Limits) -> tuple[str, tuple[float, float]]:
@@ -106,16 +116,18 @@ def _note(site: Site, values: dict[str, float], distance: float, limits: Limits)
     seen = [f"{int(n)} {name}" for name, n in bad.items() if n > 0]
     if seen:
         return ", ".join(seen), (0.0, -sum(bad.values()) / values["count"])
-    peak = absmax(values)
-    if not math.isfinite(peak) or not math.isfinite(values.get("norm", 0.0)):
+    if not all(math.isfinite(values.get(name, 0.0)) for name in ("min", "max", "norm")):
         return "not finite", (0.0, 0.0)
+    peak = absmax(values)
     target = stored_format(site)
     if target is not None and target.max <= FP16.max and peak > 0:
         room = math.log2(target.max / peak)
         if room < limits.headroom_info_bits:
             return f"{room:.1f} bits to overflow", (1.0, room)
-    if peak == 0:
+    if peak == 0 and "max" in values:
         return "all zero", (2.0, 0.0)
+    if math.isnan(distance):
+        return "", (4.0, 0.0)
     if abs(distance) >= math.log2(limits.grad_ratio):
         return f"{short(2.0 ** abs(distance), 2)} x {'above' if distance > 0 else 'below'} median", (3.0, -abs(distance))
     return "", (3.0, -abs(distance))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..judge.culprit import first_culprit
 from ..records import Finding, Severity
 from ..show.findings import STYLES
 from ..show.jsontext import finding_object
@@ -17,7 +18,7 @@ from ..show.numbers import counted, duration, power_of_two, share, short
 from ..show.spark import sparkline
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
-from .alerts import finding_lines, in_order, repeats, severity_counts
+from .alerts import finding_lines, findings_of, in_order, repeats, severity_counts
 from .source import Source, open_job, title_of
 
 CODES_SHOWN = 12
@@ -34,6 +35,7 @@ class RankState:
     findings: list[Finding]
     curves: Curves
     steps: tuple[int, int] | None
+    site_names: set[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +46,7 @@ def answer(args: argparse.Namespace) -> Answer:
     with open_job(args.db, args.run) as (sources, notes):
         states = [_read(source) for source in sources]
     lead = states[0]
-    culprit = first_culprit([f for state in states for f in _with_rank(state)])
+    culprit = culprit_of([f for state in states for f in state.findings])
     healthy, verdict = judge(states, culprit)
     lines = [Line(verdict, {True: "good", False: "error", None: "warning"}[healthy])]
     if culprit is not None:
@@ -57,17 +59,15 @@ def answer(args: argparse.Namespace) -> Answer:
         tables=[codes],
         flat=_flat(lead, healthy, culprit),
         data=_data(states, healthy, verdict, culprit, codes, notes),
-        next=_next(lead.source, healthy, culprit),
+        next=_next(lead.source, healthy, culprit, lead.site_names),
     )
 
 
-def first_culprit(findings: Sequence[Finding]) -> Finding | None:
-    """The earliest error, or the earliest warning if there is no error."""
-    for severity in (Severity.ERROR, Severity.WARNING):
-        found = in_order([f for f in findings if f.severity == severity])
-        if found:
-            return found[0]
-    return None
+def culprit_of(findings: Sequence[Finding]) -> Finding | None:
+    """The first error, or the first warning if there is no error."""
+    ordered = in_order(findings)
+    errors = [f for f in ordered if f.severity == Severity.ERROR]
+    return first_culprit(errors) or first_culprit(ordered)
 
 
 def judge(states: Sequence[RankState], culprit: Finding | None) -> tuple[bool | None, str]:
@@ -81,6 +81,8 @@ def judge(states: Sequence[RankState], culprit: Finding | None) -> tuple[bool | 
         return False, f"SUSPECT: {found}, no error. The first:"
     if steps is None:
         return None, "NO VERDICT: nothing is recorded yet."
+    if states[0].source.run.meta.get("failure"):
+        return None, "NO VERDICT: the nanny itself failed and left the run; nothing was wrong until then."
     broken = _first_nonfinite(states[0].curves.get("loss"))
     if broken is not None:
         return False, f"NOT HEALTHY: the loss is not finite from step {broken} on, though no rule has named a culprit."
@@ -92,6 +94,12 @@ def overview(state: RankState) -> list[Line]:
     """Length, loss, gradients, scale, cost and gaps of a run, one line each."""
     run, curves = state.source.run, state.curves
     lines = []
+    if run.status not in ("running", "finished"):
+        exception = run.meta.get("exception")
+        how = {"interrupted": "killed, or the machine went down"}.get(run.status, run.status)
+        lines.append(Line(_fact("ended", f"{how}: {exception}" if exception else how).text, "warning", 12))
+    if run.meta.get("failure"):
+        lines.append(Line(_fact("failure", f"of the nanny, not of the run: {run.meta['failure']}").text, "warning", 12))
     if state.steps is not None:
         took = f", {duration(run.finished - run.started)}" if run.finished is not None else ""
         lines.append(_fact("steps", f"{state.steps[0]} to {state.steps[1]}, {_traced(state)}{took}"))
@@ -132,15 +140,8 @@ def by_code(findings: Sequence[Finding]) -> Table:
 
 def _read(source: Source) -> RankState:
     db, run = source.db, source.run.id
-    return RankState(source, reader.findings(db, run), reader.scalars(db, run, _SCALARS), reader.steps(db, run))
-
-
-def _with_rank(state: RankState) -> list[Finding]:
-    from dataclasses import replace
-
-    if state.source.run.world_size == 1:
-        return state.findings
-    return [f if f.rank is not None else replace(f, rank=state.source.run.rank) for f in state.findings]
+    names = {site.name for kind in reader.kinds(db, run) for site in reader.sites(db, run, kind)}
+    return RankState(source, findings_of(source), reader.scalars(db, run, _SCALARS), reader.steps(db, run), names)
 
 
 def _fact(name: str, text: str) -> Line:
@@ -208,7 +209,7 @@ def _rank_lines(states: Sequence[RankState], culprit: Finding | None) -> list[Li
     world = states[0].source.run.world_size
     if world == 1:
         return []
-    sick = [state for state in states if first_culprit(state.findings) is not None]
+    sick = [state for state in states if culprit_of(state.findings) is not None]
     lines = [_fact("ranks", f"{len(states)} of {world} on record, {len(sick)} with warnings or errors")]
     if culprit is not None and culprit.rank is not None and len(states) > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
@@ -276,11 +277,11 @@ def _flat(state: RankState, healthy: bool | None, culprit: Finding | None) -> Ta
     return Table(tuple(Column(name) for name in values), [list(values.values())])
 
 
-def _next(source: Source, healthy: bool | None, culprit: Finding | None) -> list[str]:
+def _next(source: Source, healthy: bool | None, culprit: Finding | None, site_names: set[str]) -> list[str]:
     if culprit is None:
         return [source.command("whatif --dtype fp16")] if healthy else [source.command("tail")]
     out = [source.command("alerts"), f"nanny rule {culprit.code}"]
-    if culprit.site:
+    if culprit.site in site_names:
         out.append(source.command(f"layer {culprit.site}"))
     if culprit.step is not None:
         out.append(source.command(f"stats --step {culprit.step}"))

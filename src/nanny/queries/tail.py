@@ -102,7 +102,8 @@ def _step_text(row: dict[str, Any]) -> str:
 
 
 def _ended(status: str) -> str:
-    return {"interrupted": "been killed", "finished": "finished", "crashed": "crashed"}.get(status, f"ended: {status}")
+    words = {"interrupted": "been killed", "finished": "finished", "crashed": "crashed", "failed": "failed"}
+    return words.get(status, f"ended: {status}")
 
 
 def _show(answer: Answer) -> None:

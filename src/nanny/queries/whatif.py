@@ -168,8 +168,8 @@ def _remarks(source: Source, result: Imagined) -> list[str]:
         ratio, half_step = float(np.nanmedian(ratios[1])), target.unit_roundoff / 2
         if ratio < half_step:
             out.append(
-                f"updates are {short(ratio)} of the weights (median), less than half a rounding step ({short(half_step)}): "
-                f"with weights in {_upper(target)} and no FP32 copy of them, most would be rounded away"
+                f"even the largest updates are only {short(ratio)} of their weights, less than half a rounding step "
+                f"({short(half_step)}): with weights in {_upper(target)} and no FP32 copy of them, most would be rounded away"
             )
     return out
 

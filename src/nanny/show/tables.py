@@ -154,7 +154,7 @@ def _wrapped(line: Line, width: int, colour: bool) -> str:
 def _markdown(answer: Answer) -> str:
     parts = []
     if answer.lines:
-        parts.append("  \n".join(_escaped(line.text.strip()) for line in answer.lines if line.text.strip()))
+        parts.append("  \n".join(_escaped(visible(line.text.strip())) for line in answer.lines if line.text.strip()))
     for table in answer.tables:
         if table.rows:
             parts.append("\n".join([*([f"### {table.title}", ""] if table.title else []), *_markdown_table(table)]))
