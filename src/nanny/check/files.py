@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STDIN = "<stdin>"
 NO_OVERRIDES = Config()
-SMALLEST_BATCH, LARGEST_BATCH = 48, 400  # files checked at a time: what they import is read once, and kept as long
+SMALLEST_BATCH, LARGEST_BATCH = 48, 160  # files checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
@@ -200,6 +200,8 @@ def check_batch(batch: list[Found], project: list[str], config: Config) -> Repor
             else:
                 report += _check_other(found, text.text, config)
         report += _check_python(sources, python, config)
+    if len(batch) >= SMALLEST_BATCH:
+        gc.collect()  # what the engine knows about a batch is full of cycles
     return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
 
 
