@@ -23,21 +23,43 @@ SAMPLE = 16384
 _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches among small tensors
 
 
+class ExponentCounts:
+    """Histograms of tensors as they come, each of at most `sample` values.
+
+    A sample is taken at once, and counted before the next few are: little memory is held, and the same is used again.
+    """
+
+    def __init__(self, sample: int = SAMPLE) -> None:
+        self._sample = sample
+        self._batch: list[Tensor] = []
+        self._size = 0
+        self._counted: list[Tensor] = []
+
+    def add(self, line: Tensor) -> None:
+        """`line` is one-dimensional (`as_line`), and may be overwritten afterwards."""
+        part = thin(line, self._sample)
+        if self._batch and (self._size + part.numel() > _BATCH or part.dtype != self._batch[0].dtype):
+            self._count()
+        self._batch.append(part.clone() if part is line else part)
+        self._size += part.numel()
+
+    def _count(self) -> None:
+        self._counted.append(_count(self._batch))
+        self._batch, self._size = [], 0
+
+    def histograms(self) -> Tensor:
+        """`[tensors added, HISTOGRAM_BINS]` int64 on their device."""
+        if self._batch:
+            self._count()
+        return torch.cat(self._counted) if self._counted else torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64)
+
+
 def exponent_histograms(tensors: Sequence[Tensor], sample: int = SAMPLE) -> Tensor:
-    """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on their device, each of at most `sample` values."""
-    if not tensors:
-        return torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64)
-    out: list[Tensor] = []
-    batch: list[Tensor] = []
-    size = 0
-    for line in (thin(as_line(t), sample) for t in tensors):  # few samples alive at a time: their memory is used again
-        if batch and (size + line.numel() > _BATCH or line.dtype != batch[0].dtype):
-            out.append(_count(batch))
-            batch, size = [], 0
-        batch.append(line)
-        size += line.numel()
-    out.append(_count(batch))
-    return torch.cat(out) if len(out) > 1 else out[0]
+    """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on their device."""
+    counts = ExponentCounts(sample)
+    for tensor in tensors:
+        counts.add(as_line(tensor))
+    return counts.histograms()
 
 
 def _count(lines: list[Tensor]) -> Tensor:

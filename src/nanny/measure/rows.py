@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..formats import HISTOGRAM_BINS
 from ..records import TensorStats
-from .flatten import PIECE, as_line, pieces, thin
-from .histogram import SAMPLE, exponent_histograms
+from .flatten import PIECE, as_line, pieces
+from .histogram import ExponentCounts
 from .transfer import PendingRead, reads_freely
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
@@ -42,12 +42,16 @@ def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRo
     counts = tuple(line.numel() for line in lines)
     device = lines[0].device if lines else torch.device("cpu")
     wide = torch.float32 if device.type == "mps" else torch.float64
-    rows = [_reduce(line, torch.float32) for line in lines]
+    rows, exponents = [], ExponentCounts()
+    for line in lines:
+        rows.append(_reduce(line, torch.float32))
+        if histogram:
+            exponents.add(line)  # now, while the line is in the cache
     columns = [torch.stack([row[i] for row in rows]) for i in range(4)] if rows else []
     values = torch.stack([c.to(wide) for c in columns]) if columns else torch.zeros(4, 0, dtype=wide)
     if reads_freely(device):
         _repair_extremes(lines, values)
-    return PackedRows(counts, values, exponent_histograms(lines) if histogram and lines else None)
+    return PackedRows(counts, values, exponents.histograms() if histogram and lines else None)
 
 
 def _reduce(line: Tensor, accumulator: torch.dtype, with_sum: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -162,7 +166,8 @@ class RowBuffer:
     def __init__(self) -> None:
         self.counts: list[int] = []
         self._rows: list[tuple[Any, Any, Any, Any]] = []
-        self._samples: list[tuple[int, Tensor]] = []
+        self._owners: list[int] = []
+        self._exponents = ExponentCounts()
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -176,8 +181,8 @@ class RowBuffer:
         self.counts.append(line.numel())
         self._rows.append(row)
         if histogram and line.numel():
-            sample = thin(line, SAMPLE)
-            self._samples.append((len(self.counts) - 1, sample.clone() if sample is line else sample))
+            self._owners.append(len(self.counts) - 1)
+            self._exponents.add(line)
         return len(self.counts) - 1
 
     def is_bad(self, index: int) -> bool | None:
@@ -203,9 +208,8 @@ class RowBuffer:
         held = [i for i, row in enumerate(self._rows) if isinstance(row[0], Tensor)]
         device = {i: [x.double() if x.device.type != "mps" else x for x in self._rows[i]] for i in held}
         stacked = torch.stack([torch.stack(device[i]) for i in held]) if held else None
-        owners = [i for i, _ in self._samples]
-        histograms = exponent_histograms([sample for _, sample in self._samples]) if owners else None
-        return PendingRows(tuple(self.counts), self._rows, held, owners, PendingRead([stacked, histograms]))
+        histograms = self._exponents.histograms() if self._owners else None
+        return PendingRows(tuple(self.counts), self._rows, held, self._owners, PendingRead([stacked, histograms]))
 
 
 class PendingRows:
