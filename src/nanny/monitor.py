@@ -44,6 +44,7 @@ from .observe.trace import Suspect
 from .records import Finding, NannyError, NannyWarning, RunInfo, Severity, StepRecord
 from .show.live import LiveLog, closing_lines
 from .store.recording import RunRecording
+from .store.writer import status_at_exit, status_of
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
@@ -291,13 +292,13 @@ class MixedPrecisionNanny:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.close("finished" if error is None else f"failed: {type(error).__name__}")
+        self.close(status_of(kind))
 
 
 def _close_at_exit(reference: weakref.ref[MixedPrecisionNanny]) -> None:
     nanny = reference()
     if nanny is not None:
-        nanny.close()
+        nanny.close(status_at_exit())
 
 
 def _run_info(trace_interval: int) -> RunInfo:

@@ -44,6 +44,13 @@ class LiveLog:
 
 def closing_lines(counts: dict[str, int], first: Finding | None, cost: str, dropped: str, next_command: str) -> list[str]:
     """The four lines at the end of a run."""
-    said = ", ".join(f"{n} {name.lower()}" for name, n in counts.items() if n) or "none: the run looks healthy"
+    said = ", ".join(f"{n} {name.lower()}" for name, n in counts.items() if n)
+    if first is None:
+        said = "none, the run looks healthy" + (f" ({said})" if said else "")
     begins = f"; first: step {first.step} {first.code} {first.site}" if first is not None else ""
-    return [f"nanny: findings: {said}{begins}", f"nanny: cost: {cost}", f"nanny: dropped: {dropped}", f"nanny: next: {next_command}"]
+    return [
+        f"nanny: findings: {said}{begins}",
+        f"nanny: cost: {cost}",
+        f"nanny: dropped: {dropped}",
+        f"nanny: next: {next_command}",
+    ]

@@ -95,7 +95,7 @@ class RunRecording:
 
     def close(self, status: str, **meta: Any) -> None:
         if self.failed_with:
-            status, meta["exception"] = "failed", self.failed_with
+            meta["exception"] = self.failed_with
         self._writer.set_meta(**meta)
         self._writer.close(status)
 

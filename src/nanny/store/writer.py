@@ -46,6 +46,16 @@ _ROW_BYTES = 100  # what a scalar weighs in the queue
 Write = Callable[[WritingStore], None]
 
 
+def status_at_exit() -> str:
+    """How the interpreter came to its end: finished, crashed, or interrupted by Ctrl-C."""
+    uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)  # at a prompt it may be long past
+    return status_of(uncaught)
+
+
+def status_of(error: type[BaseException] | None) -> str:
+    return "finished" if error is None else "interrupted" if issubclass(error, KeyboardInterrupt) else "crashed"
+
+
 class RunWriter:
     """The store of one run of this process, open until `close()` or the end of the interpreter."""
 
@@ -150,8 +160,7 @@ class RunWriter:
         self._tell()
 
     def _close_at_exit(self) -> None:
-        uncaught = None if hasattr(sys, "ps1") else getattr(sys, "last_type", None)  # at a prompt it may be long past
-        self.close("finished" if uncaught is None else "interrupted" if uncaught is KeyboardInterrupt else "crashed")
+        self.close(status_at_exit())
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
