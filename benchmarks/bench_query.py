@@ -19,7 +19,7 @@ from nanny.formats import FIRST_BIN, HISTOGRAM_BINS
 from nanny.records import SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
 from nanny.store.writer import RunWriter
 
-SITES, STEPS, FINDINGS, REPETITIONS = 1000, 1000, 200, 7
+SITES, STEPS, FINDINGS, REPETITIONS = 1000, 1000, 200, 5
 SUMMARY_BAR_SECONDS = 0.5
 
 

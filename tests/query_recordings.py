@@ -115,9 +115,7 @@ def _record_step(writer: RunWriter, recipe: Recipe, step: int, data: np.random.G
     traced = step % recipe.trace_every == 0
     jitter = 2.0 ** (recipe.noise * wobble)
     values = data.normal(size=(len(recipe.layers), ELEMENTS))
-    grads: list[np.ndarray | None] = [
-        row * 2.0**grad * jitter for row, (_, grad) in zip(values, recipe.layers.values())
-    ]
+    grads: list[np.ndarray | None] = [row * 2.0**grad * jitter for row, (_, grad) in zip(values, recipe.layers.values())]
     writer.add_sample(sample_of("grad", step, GRADIENT_STATS, grads, histograms=traced))
     norm = math.sqrt(sum(float((g**2).sum()) for g in grads if g is not None))
     scalars = {"loss": recipe.loss_at(step, wobble), "grad_norm": norm, "lr": 1e-3, "traced": float(traced), "step_ms": 12.5}

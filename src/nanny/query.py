@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from .records import NannyError
-from .show.tables import FORMATS, rendered
+from .show.tables import FORMATS, Answer, rendered
 from .show.term import wants_colour, width_of
 
 COMMANDS = ("summary", "alerts", "stats", "layer", "runs", "compare", "whatif", "export", "snapshot", "sql", "tail")
@@ -36,21 +36,25 @@ def parser_of(name: str, module: ModuleType) -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
-    """`argv[0]` is the command's name."""
+def ask(argv: Sequence[str]) -> tuple[Answer, str]:
+    """The answer to a command line that starts with the command's name, and the format in which it is wanted."""
     if not argv or argv[0] not in COMMANDS:
         raise NannyError(f"name one of the query commands: {', '.join(COMMANDS)}")
     name, *rest = argv
     module = importlib.import_module(f"nanny.queries.{name}")
     args = parser_of(name, module).parse_args(rest)
+    form = "text" if hasattr(module, "FORMATS") else args.format  # with formats of its own it writes them itself
+    return module.answer(args), form
+
+
+def main(argv: Sequence[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a layer's name must not break the output in an ASCII locale
-    answer = module.answer(args)
-    form = "text" if hasattr(module, "FORMATS") else args.format  # with formats of its own it has written them itself
+    answer, form = ask(argv)
     text = rendered(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
     if text:
         print(text)
-    return int(answer.exit_code)
+    return answer.exit_code
 
 
 if __name__ == "__main__":

@@ -44,31 +44,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     with open_job(args.db, args.run) as (sources, notes):
-        found = [finding for source in sources for finding in read(source, args)]
-        head = title_of(sources[0])
-        command = sources[0].command
-        everything = any(_count(source) for source in sources)
-    found = in_order(found)
-    shown = found[: args.limit or (SHOWN if args.format == "text" else None)]
-    lines = [Line(head), *(Line(note, "warning") for note in notes), Line(_counts(found)), Line("")]
-    if not found and everything:
-        lines[-2] = Line("no finding matches; without filters there are some")
-    seen: set[str] = set()
-    for finding in shown if args.format == "text" else []:
-        lines += [*finding_lines(finding, hint=finding.code not in seen), Line("")]
-        seen.add(finding.code)
+        found = in_order([finding for source in sources for finding in read(source, args)])
+        hidden = not found and any(reader.findings(source.db, source.run.id, limit=1) for source in sources)
+        head, command = title_of(sources[0]), sources[0].command
+    in_text = args.format == "text"
+    shown = found[: args.limit or (SHOWN if in_text else None)]
+    counts = "no finding matches; without filters there are some" if hidden else _counts(found)
+    lines = [Line(head, indent=4), *(Line(note, "warning", 4) for note in notes), Line(counts)]
+    lines += _blocks(shown) if in_text else []
     if len(shown) < len(found):
-        lines.append(Line(f"… and {len(found) - len(shown)} more findings; --limit {len(found)} shows all"))
+        lines += [Line(""), Line(f"… and {len(found) - len(shown)} more findings; --limit {len(found)} shows all")]
     table = Table(_COLUMNS, [_row(finding) for finding in shown], rest="findings")
     failed = args.fail_on is not None and any(finding.severity >= args.fail_on for finding in found)
     return Answer(
-        lines=lines[:-1] if lines[-1].text == "" else lines,
-        tables=[] if args.format == "text" else [table],
+        lines=lines,
+        tables=[] if in_text else [table],
         data={"findings": [finding_object(finding) for finding in shown], "total": len(found)},
         flat=table,
         next=_next(found, command),
         exit_code=int(failed),
     )
+
+
+def _blocks(findings: Sequence[Finding]) -> list[Line]:
+    """Each finding as a block; what to do about a code is said once."""
+    lines: list[Line] = []
+    seen: set[str] = set()
+    for finding in findings:
+        lines += [Line(""), *finding_lines(finding, hint=finding.code not in seen)]
+        seen.add(finding.code)
+    return lines
 
 
 def read(source: Source, args: argparse.Namespace) -> list[Finding]:
@@ -107,9 +112,9 @@ def matches(site: str, pattern: str) -> bool:
 def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
     """A finding as a block of text: what, where and when; the message; what to do; who only passed it on."""
     rank = f" on rank {finding.rank}" if finding.rank is not None else ""
-    step = "whole run" if finding.step is None else f"step {finding.step}{_until(finding)}"
+    step = "" if finding.step is None else f" at step {finding.step}{_until(finding)}"
     place = f" in {finding.site}" if finding.site else ""
-    lines = [Line(f"{finding.severity.name} {finding.code} at {step}{rank}{place}", STYLES[finding.severity], 4)]
+    lines = [Line(f"{finding.severity.name} {finding.code}{step}{rank}{place}", STYLES[finding.severity], 4)]
     lines.append(Line(f"    {finding.message}", indent=4))
     if hint and finding.hint:
         lines.append(Line(f"    fix: {finding.hint}", indent=9))
@@ -145,10 +150,6 @@ def _until(finding: Finding) -> str:
 def _counts(found: Sequence[Finding]) -> str:
     counts = severity_counts(found)
     return ", ".join(counted(counts[name], noun) for name, noun in (("error", "error"), ("warning", "warning"), ("info", "note")))
-
-
-def _count(source: Source) -> int:
-    return len(reader.findings(source.db, source.run.id, limit=1))
 
 
 def _row(finding: Finding) -> list[object]:

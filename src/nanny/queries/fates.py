@@ -16,7 +16,7 @@ from ..formats import Format
 from ..limits import Limits
 from ..records import Severity, Site
 from .lossscale import ScalePath, limit_bits
-from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, shares
+from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
 
 FORWARD = ("output", "weight")
 BACKWARD = ("output_grad", "grad")
@@ -123,7 +123,7 @@ def _fate(recorded: Recorded, i: int, steps: np.ndarray, column: dict[str, np.nd
     site = recorded.sites[i]
     peaks, lost = column["peak"], column["flushed_energy"]
     sizes = np.ldexp(peaks, column["bits"].astype(np.int32))
-    over = steps[sizes >= target.overflow_at]
+    over = steps[overflows(sizes, target)]
     top = int(np.argmax(peaks))
     backward = recorded.kind in BACKWARD
     needs = int(np.quantile(column["needs"], LASTING, method="lower"))

@@ -109,9 +109,7 @@ def chosen_name(wanted: str, names: Sequence[str]) -> str:
     raise NannyError(f"this run has no layer {wanted!r}{meant}")
 
 
-def _history(
-    source: Source, kind: str, sites: Sequence[Site], name: str, first: int | None, last: int | None
-) -> History | None:
+def _history(source: Source, kind: str, sites: Sequence[Site], name: str, first: int | None, last: int | None) -> History | None:
     position = next((i for i, site in enumerate(sites) if site.name == name), None)
     if position is None:
         return None

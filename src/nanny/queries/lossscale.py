@@ -9,7 +9,7 @@ import numpy as np
 
 from ..formats import Format
 from ..limits import Limits
-from .ranges import NOTHING
+from .ranges import NOTHING, overflows
 
 GROWTH_INTERVAL = 2000  # torch.amp.GradScaler's defaults
 START_BITS = 16
@@ -48,7 +48,7 @@ def limit_bits(peaks: np.ndarray, target: Format) -> np.ndarray:
     known = np.isfinite(peaks) & (peaks > 0)
     safe = np.where(known, peaks, 1.0)
     bits = np.floor(np.log2(target.overflow_at) - np.log2(safe)).astype(np.int64)
-    too_much = np.ldexp(safe, np.clip(bits, -1000, 1000).astype(np.int32)) >= target.overflow_at
+    too_much = overflows(np.ldexp(safe, np.clip(bits, -1000, 1000).astype(np.int32)), target)
     return np.where(known, bits - too_much, NOTHING)
 
 

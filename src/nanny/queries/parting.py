@@ -67,9 +67,8 @@ def _finite_median(values: np.ndarray) -> np.ndarray:
 def find_parting(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: np.ndarray, limits: Limits) -> Parting:
     """Where each column of `b` leaves that of `a` by more than `tolerance` and the `noise` of their gap.
 
-    `tolerance` and `noise` (a standard deviation) have a row for each step, or one for all.
-
-    NaN in both is no difference; NaN or infinity in `b` alone is a parting at once.
+    `tolerance` and `noise` (a standard deviation) have a row for each step, or one for all. NaN in both is no difference; NaN or
+    infinity in `b` alone is a parting at once.
     """
     with np.errstate(invalid="ignore"):
         delta = b - a

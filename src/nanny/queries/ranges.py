@@ -29,6 +29,11 @@ def flush_exponent(target: Format) -> int:
     return math.frexp(target.flush_at)[1] - 1
 
 
+def overflows(sizes: np.ndarray, target: Format) -> np.ndarray:
+    """Which magnitudes leave the format, exactly; a tie rounds to infinity where there is one, and down where there is none."""
+    return sizes >= target.overflow_at if target.has_inf else sizes > target.overflow_at
+
+
 @dataclass(frozen=True)
 class Shares:
     """Per site, of the non-zero finite values: shares by number, and by energy where the name says so."""

@@ -31,7 +31,7 @@ _COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=None)
+    del parser  # --db, --run and --format are enough
 
 
 def answer(args: argparse.Namespace) -> Answer:

@@ -142,11 +142,11 @@ def kinds_of(source: Source, wanted: str | None) -> list[str]:
 
 
 def _default_step(source: Source, kinds: Sequence[str]) -> int:
-    """The last step at which the rarest kind was sampled: there all kinds are on record."""
-    lasts = [steps[-1] for kind in kinds if len(steps := reader.sample_steps(source.db, source.run.id, kind))]
+    """The last step that was traced in full; without one, the last of which there is anything."""
+    lasts = {kind: int(steps[-1]) for kind in kinds if len(steps := reader.sample_steps(source.db, source.run.id, kind))}
     if not lasts:
         raise NannyError(f"run {source.run.id} has recorded no step yet; `{source.command('tail')}` follows it")
-    return int(min(lasts))
+    return lasts.get("output", max(lasts.values()))
 
 
 def _read(source: Source, kind: str, step: int, glob: str | None) -> list[SiteStats] | None:

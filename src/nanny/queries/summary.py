@@ -35,7 +35,7 @@ class RankState:
     findings: list[Finding]
     curves: Curves
     steps: tuple[int, int] | None
-    site_names: set[str]
+    dumps: list[reader.DumpRow]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(args: argparse.Namespace) -> Answer:
     with open_job(args.db, args.run) as (sources, notes):
         states = [_read(source) for source in sources]
+        culprit = culprit_of([f for state in states for f in state.findings])
+        following = _next(states, culprit)
     lead = states[0]
-    culprit = culprit_of([f for state in states for f in state.findings])
     healthy, verdict = judge(states, culprit)
     lines = [Line(verdict, {True: "good", False: "error", None: "warning"}[healthy])]
     if culprit is not None:
@@ -59,7 +60,7 @@ def answer(args: argparse.Namespace) -> Answer:
         tables=[codes],
         flat=_flat(lead, healthy, culprit),
         data=_data(states, healthy, verdict, culprit, codes, notes),
-        next=_next(lead.source, healthy, culprit, lead.site_names),
+        next=following,
     )
 
 
@@ -112,6 +113,9 @@ def overview(state: RankState) -> list[Line]:
         lines.append(_fact("cost", f"{short(round(cost, 2))} % of the training time went into watching"))
     if "step_ms" in curves:
         lines.append(_fact("step time", f"{short(float(np.median(curves['step_ms'][1])))} ms (median)"))
+    if state.dumps:
+        more = f" and {len(state.dumps) - 1} more" if len(state.dumps) > 1 else ""
+        lines.append(_fact("dumps", f"{state.dumps[0].path}{more}"))
     if run.dropped:
         text = f"{counted(run.dropped, 'sample')} did not fit and were dropped: curves have gaps, findings have none"
         lines.append(Line(_fact("gaps", text).text, "warning", 12))
@@ -123,7 +127,7 @@ def by_code(findings: Sequence[Finding]) -> Table:
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.code, []).append(finding)
-    rows, styles = [], []
+    rows = []
     for code, members in groups.items():
         worst = max(f.severity for f in members)
         steps = [f.step for f in members if f.step is not None]
@@ -140,8 +144,8 @@ def by_code(findings: Sequence[Finding]) -> Table:
 
 def _read(source: Source) -> RankState:
     db, run = source.db, source.run.id
-    names = {site.name for kind in reader.kinds(db, run) for site in reader.sites(db, run, kind)}
-    return RankState(source, findings_of(source), reader.scalars(db, run, _SCALARS), reader.steps(db, run), names)
+    curves = reader.scalars(db, run, _SCALARS)
+    return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run))
 
 
 def _fact(name: str, text: str) -> Line:
@@ -228,11 +232,7 @@ def _data(
         "culprit": None if culprit is None else finding_object(culprit),
         "counts": severity_counts([f for s in states for f in s.findings]),
         "codes": [dict(zip(names, row)) for row in codes.rows],
-        "run": {
-            "id": run.id, "file": str(state.source.path), "status": run.status, "argv": list(run.argv), "torch": run.torch,
-            "amp_dtype": run.amp_dtype, "rank": run.rank, "world_size": run.world_size, "started": run.started,
-            "finished": run.finished, "dropped": run.dropped, "meta": dict(run.meta),
-        },
+        "run": {"file": str(state.source.path), **vars(run)},
         "steps": None if state.steps is None else {"first": state.steps[0], "last": state.steps[1]},
         "curves": {name: _curve_data(*curve) for name, curve in state.curves.items()},
         "ranks_on_record": len(states),
@@ -277,12 +277,16 @@ def _flat(state: RankState, healthy: bool | None, culprit: Finding | None) -> Ta
     return Table(tuple(Column(name) for name in values), [list(values.values())])
 
 
-def _next(source: Source, healthy: bool | None, culprit: Finding | None, site_names: set[str]) -> list[str]:
+def _next(states: Sequence[RankState], culprit: Finding | None) -> list[str]:
+    source = states[0].source
     if culprit is None:
-        return [source.command("whatif --dtype fp16")] if healthy else [source.command("tail")]
+        return [source.command("tail" if states[0].steps is None else "whatif --dtype fp16")]
+    of_rank = [state.source for state in states if state.source.run.rank == culprit.rank]
+    there = of_rank[0] if of_rank else source
     out = [source.command("alerts"), f"nanny rule {culprit.code}"]
-    if culprit.site in site_names:
-        out.append(source.command(f"layer {culprit.site}"))
+    kinds = reader.kinds(there.db, there.run.id)
+    if any(site.name == culprit.site for kind in kinds for site in reader.sites(there.db, there.run.id, kind)):
+        out.append(there.command(f"layer {culprit.site}"))
     if culprit.step is not None:
-        out.append(source.command(f"stats --step {culprit.step}"))
+        out.append(there.command(f"stats --step {culprit.step}"))
     return out
