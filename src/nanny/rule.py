@@ -88,7 +88,7 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     """`, did you mean 'HALF_CALL'?`, or nothing."""
     from difflib import get_close_matches
 
-    found = get_close_matches(wrong.upper(), list(known), n=1, cutoff=0.6)
+    found = get_close_matches(wrong.upper(), list(known), n=1, cutoff=0.5)
     return f", did you mean {found[0]!r}?" if found else ""
 
 
