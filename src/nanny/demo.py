@@ -130,7 +130,7 @@ def watch_it_break(folder: Path, steps: int = 120) -> Path:
 def explain_it(logs: Path) -> None:
     chapter(f"5. What happened: nanny summary --db {logs}")
     query(["summary", "--db", str(logs)])
-    print("\n(The cost looks high because a step of this small network takes only milliseconds; make bench measures it on a GPT.)")
+    print("\n(The cost looks high because a step of this network takes only milliseconds; make bench measures it on a GPT.)")
 
 
 def chapter(title: str) -> None:
