@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -290,6 +291,16 @@ def test_layer_knows_a_name_by_a_part_of_it_and_asks_when_it_could_be_several(
     assert "could be stem.weight" in capsys.readouterr().err
     assert cli.main(["layer", "head.softmx", *db]) == 2
     assert "did you mean head.softmax" in capsys.readouterr().err
+
+
+def test_odd_names_can_be_asked_for_and_are_quoted_in_what_is_offered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "blocks[0].<lambda> (x)"
+    record(tmp_path, replace(HEALTHY, layers={name: (0, -8), "blocks": (0, -8)}))
+    db = ["--db", str(tmp_path)]
+    assert cli.main(["stats", "--kind", "output", "--layer", name, *db]) == 0
+    offered = capsys.readouterr().out.splitlines()[-1]
+    assert cli.main(shlex.split(offered)[2:]) == 0
+    assert name in capsys.readouterr().out
 
 
 # sql

@@ -16,6 +16,7 @@ from query_recordings import HEALTHY, Recipe, histogram_of, nanny, record
 from nanny import cli
 from nanny.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format, range_shares
 from nanny.limits import Limits
+from nanny.queries.fates import Recorded, examine
 from nanny.queries.lossscale import limit_bits, scale_path
 from nanny.queries.ranges import exponent_below, highest_exponent, shares
 
@@ -214,6 +215,19 @@ def test_a_run_without_traced_steps_is_told_how_to_record(tmp_path: Path, capsys
     writer.close()
     assert cli.main(["whatif", "--db", str(tmp_path), "--dtype", "fp16"]) == 2
     assert "trace_interval" in capsys.readouterr().err
+
+
+def test_a_long_run_is_thinned_evenly_and_keeps_its_peak() -> None:
+    steps = np.arange(100)
+    peaks = np.ones((100, 1))
+    peaks[37] = 1e6
+    site = q.Site("output", "fc", "float32", (4,))
+    recorded = Recorded("output", [site], steps, peaks, np.array([4]))
+    histograms = [(int(step), histogram_of(np.ones(4))[None]) for step in steps]
+    (fate,), stride = examine(recorded, iter(histograms), FP16, None, Limits(), most_steps=10)
+    assert stride == 8
+    assert fate.steps == tuple(range(0, 100, 8))
+    assert (fate.peak, fate.peak_step, fate.first_overflow, fate.why) == (1e6, 37, 37, "overflows")
 
 
 class Squares(torch.nn.Module):

@@ -106,7 +106,7 @@ def findings_of(
 
 def matches(site: str, pattern: str) -> bool:
     """A glob, or a module path that means itself and everything inside it."""
-    return fnmatchcase(site, pattern) or site.startswith(f"{pattern}.")
+    return site == pattern or site.startswith(f"{pattern}.") or fnmatchcase(site, pattern)
 
 
 def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
@@ -159,11 +159,11 @@ def _row(finding: Finding) -> list[object]:
     ]  # fmt: skip
 
 
-def _next(found: Sequence[Finding], command: Callable[[str], str]) -> list[str]:
+def _next(found: Sequence[Finding], command: Callable[..., str]) -> list[str]:
     if not found:
         return [command("summary")]
     worst = max(found, key=lambda finding: finding.severity)  # the first of the worst
     out = [f"nanny rule {worst.code}"]
     if worst.step is not None:
-        out.append(command(f"stats --step {worst.step}"))
+        out.append(command("stats", "--step", worst.step))
     return out

@@ -38,7 +38,7 @@ def answer(args: argparse.Namespace) -> Answer:
         lines += [Line(note, "warning", 4) for note in result.notes]
         first = result.first
         layer = first.name if first is not None and first.kind != "curve" else ""
-        places = [source.command(f"layer {layer}") for source in (a, b)] if layer else []
+        places = [source.command("layer", layer) for source in (a, b)] if layer else []
     return Answer(
         lines=lines,
         tables=[_curve_table(result), _layer_table(result, args.limit or SHOWN)],

@@ -20,6 +20,7 @@ from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, o
 
 FORWARD = ("output", "weight")
 BACKWARD = ("output_grad", "grad")
+MOST_STEPS = 400
 LASTING = 0.75  # quantile over the steps: a loss that holds for a quarter of them is more than an accident
 
 
@@ -65,21 +66,35 @@ def examine(
     path: ScalePath | None,
     limits: Limits,
     own_scale: bool = False,
-) -> list[Fate]:
-    """The fates of all sites of a kind under the loss scales of `path`, or (`own_scale`) each tensor at its own best scale."""
-    steps, rows = [], []
-    for step, counts in histograms:
+    most_steps: int = MOST_STEPS,
+) -> tuple[list[Fate], int]:
+    """The fates of all sites of a kind under the loss scales of `path`, or (`own_scale`) each tensor at its own best scale.
+
+    Of a long run every second, fourth, eighth ... histogram is used, so that neither time nor memory grows with it; the second
+    result says which. Peaks are those of all steps.
+    """
+    steps: list[int] = []
+    rows: list[np.ndarray] = []
+    stride = 1
+    for number, (step, counts) in enumerate(histograms):
+        if number % stride:
+            continue
+        if len(rows) >= 2 * most_steps:
+            steps, rows, stride = steps[::2], rows[::2], 2 * stride
+            if number % stride:
+                continue
         steps.append(step)
         rows.append(_padded(_moment(recorded, step, counts, target, path, limits, own_scale), len(recorded.sites)))
     if not rows:
-        return []
+        return [], stride
     table = np.array(rows)  # [steps, columns, sites]
     fates = []
     for i in range(len(recorded.sites)):
         seen = table[:, _COUNT, i] > 0
         if seen.any():
-            fates.append(_fate(recorded, i, np.array(steps)[seen], dict(zip(_COLUMNS, table[seen, :, i].T)), target))
-    return [_judged(fate, limits, own_scale) for fate in fates]
+            fate = _fate(recorded, i, np.array(steps)[seen], dict(zip(_COLUMNS, table[seen, :, i].T)), target)
+            fates.append(_judged(fate, limits, own_scale))
+    return fates, stride
 
 
 def _moment(
@@ -120,20 +135,21 @@ def _peaks_at(recorded: Recorded, step: int, counts: np.ndarray) -> np.ndarray:
 
 
 def _fate(recorded: Recorded, i: int, steps: np.ndarray, column: dict[str, np.ndarray], target: Format) -> Fate:
-    site = recorded.sites[i]
-    peaks, lost = column["peak"], column["flushed_energy"]
-    sizes = np.ldexp(peaks, column["bits"].astype(np.int32))
-    over = steps[overflows(sizes, target)]
-    top = int(np.argmax(peaks))
+    lost = column["flushed_energy"]
+    sizes = np.ldexp(column["peak"], column["bits"].astype(np.int32))
     backward = recorded.kind in BACKWARD
     needs = int(np.quantile(column["needs"], LASTING, method="lower"))
+    when, peaks = _all_peaks(recorded, i, steps, column["peak"])
+    top = int(np.argmax(peaks))
+    as_is = not backward and not column["bits"].any()
+    over = when[overflows(peaks, target)] if as_is else steps[overflows(sizes, target)]
     return Fate(
         kind=recorded.kind,
-        site=site.name,
+        site=recorded.sites[i].name,
         elements=int(recorded.elements[i]),
         steps=tuple(steps.tolist()),
         peak=float(peaks[top]),
-        peak_step=int(steps[top]),
+        peak_step=int(when[top]),
         overflow_steps=len(over),
         first_overflow=int(over[0]) if len(over) else None,
         flushed=float(column["flushed"].mean()),
@@ -141,10 +157,20 @@ def _fate(recorded: Recorded, i: int, steps: np.ndarray, column: dict[str, np.nd
         saturated=float(column["saturated"].mean()),
         flushed_energy=float(np.quantile(lost, LASTING)),
         subnormal_energy=float(np.quantile(column["subnormal_energy"], LASTING)),
-        headroom_bits=math.log2(target.max / float(sizes.max())),
+        headroom_bits=math.log2(target.max / float(peaks[top] if as_is else sizes.max())),
         needs_bits=needs if backward and needs > -NOTHING else None,
         history=tuple((lost if backward else sizes / target.max).tolist()),
     )
+
+
+def _all_peaks(recorded: Recorded, i: int, steps: np.ndarray, examined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and peaks of a site: those on record, and those that only its histograms tell."""
+    known = np.isfinite(recorded.peaks[:, i])
+    only_here = ~np.isin(steps, recorded.steps[known])
+    when = np.concatenate([recorded.steps[known], steps[only_here]])
+    peaks = np.concatenate([recorded.peaks[known, i], examined[only_here]])
+    order = np.argsort(when, kind="stable")
+    return when[order], peaks[order]
 
 
 def _judged(fate: Fate, limits: Limits, own_scale: bool) -> Fate:

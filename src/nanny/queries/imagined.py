@@ -30,6 +30,7 @@ class Imagined:
     too_many_skips: bool
     own_scale: bool  # each tensor was given its own scale
     spared: int  # outputs that autocast left in FP32
+    stride: int  # 4: every fourth traced step was looked at
 
 
 def imagine(source: Source, target: Format, fixed_bits: int | None, limits: Limits, glob: str | None = None) -> Imagined:
@@ -41,10 +42,11 @@ def imagine(source: Source, target: Format, fixed_bits: int | None, limits: Limi
     if not own_scale and (target != BF16 or fixed_bits is not None):
         path = scale_path(_gradient_peaks(source, recorded), target, limits, fixed_bits)
     fates: list[Fate] = []
-    spared = 0
+    spared, stride = 0, 1
     for kind, record in recorded.items():
         histograms = reader.histograms(source.db, source.run.id, kind)
-        found = examine(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
+        found, every = examine(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
+        stride = max(stride, every)
         stay = {site.name for site, stays in zip(record.sites, _stays_fp32(source, record)) if stays}
         spared += len(stay) if kind == "output" else 0
         fates += [fate for fate in found if fate.site not in stay and (glob is None or matches(fate.site, glob))]
@@ -64,6 +66,7 @@ def imagine(source: Source, target: Format, fixed_bits: int | None, limits: Limi
         too_many_skips=skips,
         own_scale=own_scale,
         spared=spared,
+        stride=stride,
     )
 
 

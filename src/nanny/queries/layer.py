@@ -91,7 +91,7 @@ def answer(args: argparse.Namespace) -> Answer:
         tables=[_table(history, most) for history in found],
         flat=_flat(found),
         data=_data(name, found, own),
-        next=[command(f"stats --step {_worst_step(found)}"), *([command(f"layer {inner[0]}")] if inner else [])],
+        next=[command("stats", "--step", _worst_step(found)), *([command("layer", inner[0])] if inner else [])],
     )
 
 

@@ -24,9 +24,9 @@ class Source:
     run: RunRow
     flags: str = ""  # what leads here on a command line: ` --db PATH --run N`
 
-    def command(self, text: str) -> str:
+    def command(self, *words: object) -> str:
         """A command that asks about this same run, to be copied from the terminal."""
-        return f"nanny {text}{self.flags}"
+        return f"nanny {shlex.join(map(str, words))}{self.flags}"
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def answer(args: argparse.Namespace) -> Answer:
         if missing:
             lines.append(Line(f"not sampled at this step: {', '.join(missing)}{_nearest(source, missing, step)}", "warning", 4))
         if not any(found.values()):
-            raise NannyError(f"no layer matches {args.layer!r}; `{source.command(f'stats --step {step}')}` lists them")
+            raise NannyError(f"no layer matches {args.layer!r}; `{source.command('stats', '--step', step)}` lists them")
         command = source.command
     tables = [_table(kind, rows, args.limit or SHOWN) for kind, rows in found.items() if rows]
     worst = min((row for rows in found.values() for row in rows), key=lambda row: row.rank)
@@ -70,7 +70,7 @@ def answer(args: argparse.Namespace) -> Answer:
         tables=tables,
         flat=_flat(found),
         data={"step": step, "kinds": {kind: [_object(row) for row in rows] for kind, rows in found.items()}, "missing": missing},
-        next=[command(f"layer {worst.site.name}")],
+        next=[command("layer", worst.site.name)],
     )
 
 

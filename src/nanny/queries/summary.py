@@ -280,13 +280,13 @@ def _flat(state: RankState, healthy: bool | None, culprit: Finding | None) -> Ta
 def _next(states: Sequence[RankState], culprit: Finding | None) -> list[str]:
     source = states[0].source
     if culprit is None:
-        return [source.command("tail" if states[0].steps is None else "whatif --dtype fp16")]
+        return [source.command("tail") if states[0].steps is None else source.command("whatif", "--dtype", "fp16")]
     of_rank = [state.source for state in states if state.source.run.rank == culprit.rank]
     there = of_rank[0] if of_rank else source
     out = [source.command("alerts"), f"nanny rule {culprit.code}"]
     kinds = reader.kinds(there.db, there.run.id)
     if any(site.name == culprit.site for kind in kinds for site in reader.sites(there.db, there.run.id, kind)):
-        out.append(there.command(f"layer {culprit.site}"))
+        out.append(there.command("layer", culprit.site))
     if culprit.step is not None:
-        out.append(there.command(f"stats --step {culprit.step}"))
+        out.append(there.command("stats", "--step", culprit.step))
     return out

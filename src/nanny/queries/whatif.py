@@ -54,11 +54,11 @@ def answer(args: argparse.Namespace) -> Answer:
     lines = [Line(headline, {True: "good", None: "warning", False: "error"}[result.survives], 4)]
     lines += [Line(f"  - {reason}", indent=4) for reason in reasons]
     lines += [Line(""), Line(title, indent=4), *(Line(remark, indent=4) for remark in remarks)]
-    following = [command(f"layer {result.fates[0].site}")]
+    following = [command("layer", result.fates[0].site)]
     if args.scale is not None:
-        following.append(command(f"whatif --dtype {args.dtype}"))
+        following.append(command("whatif", "--dtype", args.dtype))
     elif target == FP16 and not result.survives:
-        following.append(command("whatif --dtype bf16"))
+        following.append(command("whatif", "--dtype", "bf16"))
     return Answer(
         lines=lines,
         tables=[_table(result, args.limit)],
@@ -163,6 +163,8 @@ def _remarks(source: Source, result: Imagined) -> list[str]:
         out.append(f"the run was recorded under {low} autocast{stay}; what {low} had already lost is not on record")
     elif target == FP16:
         out.append("autocast keeps some outputs in FP32 (norms, softmax and losses on CUDA): such a culprit is spared there")
+    if result.stride > 1:
+        out.append(f"a long run: shares are of one in {result.stride} of its traced steps, magnitudes of all")
     ratios = reader.scalars(source.db, source.run.id, ["update_ratio"]).get("update_ratio")
     if ratios is not None and target.bits == 16 and np.isfinite(ratios[1]).any():
         ratio, half_step = float(np.nanmedian(ratios[1])), target.unit_roundoff / 2
