@@ -23,7 +23,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,6 @@ class MixedPrecisionNanny:
         self._interval = trace_interval
         self._on_finding = on_finding
         self._strict = strict
-        self._live = LiveLog() if live else None
         self._pid = os.getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
@@ -111,7 +110,10 @@ class MixedPrecisionNanny:
         self._began: float | None = None
         self._ended = 0.0
         self._folder = None if output_dir is None else Path(output_dir)
-        self._recording = None if self._folder is None else RunRecording(self._folder, _run_info(trace_interval))
+        info = _run_info(trace_interval)
+        self._rank = info.rank if info.world_size > 1 else None
+        self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
+        self._recording = None if self._folder is None else RunRecording(self._folder, info)
         if model is not None:
             self.add_model(model)
         if optimizer is not None:
@@ -120,6 +122,8 @@ class MixedPrecisionNanny:
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
+        if not self.enabled:
+            return
         self._recorder.guard(self._recorder.add_model)(model, prefix)
         self._history.bad_buffers |= self._recorder.nonfinite_buffers()
         if self._recorder.compiled and self._live is not None and not prefix:
@@ -190,7 +194,7 @@ class MixedPrecisionNanny:
         if self._recording is not None:
             self._recording.add_step(step, urgent=any(f.severity is Severity.ERROR for f in found))
         for finding in found:
-            self._emit(finding)
+            self._emit(finding if self._rank is None else replace(finding, rank=self._rank))
         overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
         self._recorder.suspects = frozenset(overflowed) if step.stepped else frozenset()
 
@@ -246,7 +250,7 @@ class MixedPrecisionNanny:
     @property
     def cost_percent(self) -> float:
         """Time spent in the nanny, in percent of the training without it."""
-        if self._began is None:
+        if not self.enabled or self._began is None:
             return 0.0
         spent = self._recorder.seconds
         whole = max(time.perf_counter(), self._ended) - self._began - spent
@@ -271,7 +275,7 @@ class MixedPrecisionNanny:
                 failure=self._failure or "",
                 repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
             )
-        if self._live is not None and self._steps:
+        if self._live is not None and self._steps and not self._rank:
             self._say_goodbye(cost)
 
     def _say_goodbye(self, cost: float) -> None:

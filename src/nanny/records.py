@@ -171,7 +171,8 @@ class BadCall:
     posinf: int
     neginf: int
     count: int
-    inputs_clean: bool | None  # neither NaN nor +Inf came in (-Inf is what masks are made of); None: could not be known
+    counted: bool = True  # False: nan, posinf and neginf only say whether there are any
+    inputs_clean: bool | None = None  # neither NaN nor +Inf came in (-Inf is what masks are made of); None: could not be known
     inputs_nan: bool = False
     has_parameters: bool = False
     bad_parameters: tuple[str, ...] = ()  # its own parameters that are not finite

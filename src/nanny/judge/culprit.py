@@ -26,6 +26,9 @@ class Culprit:
 
 def counts(call: BadCall) -> str:
     """`12 NaN, 3 +Inf of 512 values`."""
+    if not call.counted:
+        kinds = [what for n, what in ((call.nan, "NaN"), (call.posinf, "+Inf"), (call.neginf, "-Inf")) if n]
+        return f"{' and '.join(kinds)} among {call.count:,} values"
     parts = [f"{n:,} {what}" for n, what in ((call.nan, "NaN"), (call.posinf, "+Inf"), (call.neginf, "-Inf")) if n]
     return f"{', '.join(parts)} of {call.count:,} values"
 
@@ -77,7 +80,11 @@ def _code(call: BadCall) -> str:
     infinite = call.posinf or call.neginf
     if _input_too_large(call):
         return "OVERFLOW"
-    if call.dtype == "float16" and infinite and (call.finite_absmax > FP16.max / 16 or call.posinf + call.neginf == call.count):
+    if (
+        call.dtype == "float16"
+        and infinite
+        and (not call.counted or call.finite_absmax > FP16.max / 16 or call.posinf + call.neginf == call.count)
+    ):
         return "OVERFLOW"
     return "NAN" if call.nan else "INF"
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ..formats import HISTOGRAM_BINS
 from ..records import TensorStats
+from . import transfer
 from .flatten import PIECE, as_line, pieces
 from .histogram import ExponentCounts
-from .transfer import PendingRead, reads_freely
+from .transfer import PendingRead
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
 _LARGE = 1 << 20
@@ -49,7 +50,7 @@ def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRo
             exponents.add(line)  # now, while the line is in the cache
     columns = [torch.stack([row[i] for row in rows]) for i in range(4)] if rows else []
     values = torch.stack([c.to(wide) for c in columns]) if columns else torch.zeros(4, 0, dtype=wide)
-    if reads_freely(device):
+    if transfer.reads_freely(device):
         _repair_extremes(lines, values)
     return PackedRows(counts, values, exponents.histograms() if histogram and lines else None)
 
@@ -145,7 +146,7 @@ def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingR
     """
     lines = [as_line(t) for t in tensors]
     rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
-    if lines and reads_freely(lines[0].device):
+    if lines and transfer.reads_freely(lines[0].device):
         host = [_repaired(line, *(x.item() for x in row)) for line, row in zip(lines, rows)]
         values = torch.tensor([[row[k] for row in host] for k in (2, 0, 1)], dtype=torch.float64)
     else:
@@ -176,13 +177,22 @@ class RowBuffer:
         """Measures now; the row's index comes back."""
         line = as_line(tensor)
         row: tuple[Any, Any, Any, Any] = _reduce(line, torch.float32)
-        if reads_freely(line.device):
+        if transfer.reads_freely(line.device):
             row = _repaired(line, *(x.item() for x in row))
         self.counts.append(line.numel())
         self._rows.append(row)
         if histogram and line.numel():
             self._owners.append(len(self.counts) - 1)
             self._exponents.add(line)
+        return len(self.counts) - 1
+
+    def add_bounds(self, tensor: Tensor) -> int:
+        """Minimum and maximum alone: enough to tell whether it is finite."""
+        line = as_line(tensor)
+        bounds = torch.aminmax(next(pieces(line))) if line.numel() else (line.new_zeros(()), line.new_zeros(()))
+        low, high = (x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in bounds)
+        self.counts.append(line.numel())
+        self._rows.append((low, high, low, low))
         return len(self.counts) - 1
 
     def is_bad(self, index: int) -> bool | None:
@@ -205,11 +215,14 @@ class RowBuffer:
 
     def pending(self) -> PendingRows:
         """Starts the copy to the host of everything measured so far."""
-        held = [i for i, row in enumerate(self._rows) if isinstance(row[0], Tensor)]
-        device = {i: [x.double() if x.device.type != "mps" else x for x in self._rows[i]] for i in held}
-        stacked = torch.stack([torch.stack(device[i]) for i in held]) if held else None
+        held: dict[torch.device, list[int]] = {}
+        for i, row in enumerate(self._rows):
+            if isinstance(row[0], Tensor):
+                held.setdefault(row[0].device, []).append(i)
+        stacked = [torch.stack([torch.stack([_widen(x) for x in self._rows[i]]) for i in rows]) for rows in held.values()]
         histograms = self._exponents.histograms() if self._owners else None
-        return PendingRows(tuple(self.counts), self._rows, held, self._owners, PendingRead([stacked, histograms]))
+        order = [i for rows in held.values() for i in rows]
+        return PendingRows(tuple(self.counts), self._rows, order, self._owners, PendingRead([histograms, *stacked]))
 
 
 class PendingRows:
@@ -223,9 +236,9 @@ class PendingRows:
 
     def table(self) -> tuple[Any, Any]:
         """numpy [5, n] (count, min, max, sum of squares, sum), and histograms [n, HISTOGRAM_BINS] or None; zeros: not taken."""
-        stacked, histograms = self._read.arrays()
-        for position, i in enumerate(self._held):
-            self._rows[i] = tuple(stacked[position])
+        histograms, *stacked = self._read.arrays()
+        for i, row in zip(self._held, (row for part in stacked for row in part)):
+            self._rows[i] = tuple(row)
         values = np.empty((5, len(self._counts)))
         values[0] = self._counts
         if self._counts:

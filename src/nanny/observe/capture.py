@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
-from ..records import Autopsy, OptimizerState, SiteTable, StepRecord, Update
-from .trace import StepTrace
+from ..records import Autopsy, BadCall, OptimizerState, SiteTable, StepRecord, Update
+from .trace import Call, StepTrace
 from .updates import UpdateProbe
 
 Sites = list[tuple[str, str]]  # name, dtype
@@ -92,7 +92,15 @@ class StepCapture:
         losses = [float(read.arrays()[0]) for read in p["loss"]]
         scale, scale_after, *found = p["scalars"].arrays()
         trace = self.trace
-        outputs, output_grads = self._outputs() if trace is not None else (None, None)
+        outputs, output_grads = None, None
+        bad_calls: tuple[BadCall, ...] = ()
+        zero_outputs: tuple[str, ...] = ()
+        weights = _table(self.weights, p["weights"])
+        if trace is not None:
+            values, histograms = p["trace"].table()
+            outputs, output_grads = _outputs(trace, values, histograms)
+            bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, weights))
+            zero_outputs = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, weights))
         updates: list[Update] = []
         for probe, read in zip(self.probes, p["probes"]):
             updates.extend(probe.updates(read))
@@ -113,10 +121,10 @@ class StepCapture:
             grads=self._gradients(),
             outputs=outputs,
             output_grads=output_grads,
-            weights=_table(self.weights, p["weights"]),
+            weights=weights,
             buffers=_table(self.buffers, p["buffers"]),
-            bad_calls=tuple(trace.bad) if trace is not None else (),
-            zero_outputs=tuple(dict.fromkeys(trace.zero_outputs)) if trace is not None else (),
+            bad_calls=bad_calls,
+            zero_outputs=tuple(dict.fromkeys(zero_outputs)),
             called=frozenset(trace.called) if trace is not None else frozenset(),
             updates=tuple(updates),
             optimizers=self.optimizers,
@@ -158,17 +166,60 @@ class StepCapture:
             np.concatenate(histograms) if complete else None,
         )
 
-    def _outputs(self) -> tuple[SiteTable | None, SiteTable | None]:
-        """One row per site: calls of the same module are put together (counts and squares add, the worst bound stands)."""
-        assert self.trace is not None
-        values, histograms = self._pending["trace"].table()
-        forward: dict[str, tuple[str, list[int]]] = {}
-        backward: dict[str, tuple[str, list[int]]] = {}
-        for call in self.trace.calls:
-            forward.setdefault(call.site, (call.dtype, []))[1].append(call.output)
-            if call.gradient:
-                backward.setdefault(call.site, (call.gradient_dtype[0], []))[1].append(call.gradient[0])
-        return _combined(forward, values, histograms), _combined(backward, values, histograms)
+
+def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable | None, SiteTable | None]:
+    """One row per site: calls of the same module are put together (counts and squares add, the worst bound stands)."""
+    forward: dict[str, tuple[str, list[int]]] = {}
+    backward: dict[str, tuple[str, list[int]]] = {}
+    for call in trace.calls:
+        forward.setdefault(call.site, (call.dtype, []))[1].append(call.output)
+        if call.gradient:
+            backward.setdefault(call.site, (call.gradient_dtype[0], []))[1].append(call.gradient[0])
+    return _combined(forward, values, histograms), _combined(backward, values, histograms)
+
+
+def late_bad_calls(calls: Sequence[Call], values: Any, weights: SiteTable | None) -> Iterator[BadCall]:
+    """Calls whose output could not be looked at when it passed (an accelerator), judged from the rows on the host."""
+    _, low, high, _, _ = values
+    bad_weights = [] if weights is None else _bad_names(weights)
+    for call in calls:
+        if call.inputs is None or (np.isfinite(low[call.output]) and np.isfinite(high[call.output])):
+            continue
+        nan = bool(np.isnan(low[call.output]))
+        inputs = list(call.inputs)
+        sizes = np.maximum(np.abs(low[inputs]), np.abs(high[inputs]))
+        yield BadCall(
+            site=call.site,
+            module=call.module,
+            dtype=call.dtype,
+            nan=int(nan),
+            posinf=int(high[call.output] == np.inf),
+            neginf=int(low[call.output] == -np.inf),
+            count=int(values[0][call.output]),
+            counted=False,
+            inputs_clean=bool(np.all((low[inputs] == low[inputs]) & (high[inputs] < np.inf))),
+            inputs_nan=bool(np.isnan(low[inputs]).any()),
+            has_parameters=call.has_parameters,
+            bad_parameters=tuple(n.rpartition(".")[2] for n in bad_weights if n.rpartition(".")[0] == call.site),
+            input_absmax=float(np.max(sizes[np.isfinite(sizes)], initial=0.0)),
+        )
+
+
+def late_zero_outputs(calls: Sequence[Call], values: Any, weights: SiteTable | None) -> Iterator[str]:
+    _, low, high, _, _ = values
+    zero_weights = set()
+    if weights is not None:
+        zero_weights = {n.rpartition(".")[0] for n, x in zip(weights.names, weights.columns["norm"]) if x == 0}
+    for call in calls:
+        if call.inputs is None or call.dtype != "float16" or call.site in zero_weights:
+            continue
+        if low[call.output] == 0 == high[call.output] and any(low[i] < 0 < high[i] for i in call.inputs):
+            yield call.site
+
+
+def _bad_names(table: SiteTable) -> list[str]:
+    low, high = table.columns["min"], table.columns["max"]
+    return [n for n, a, b in zip(table.names, low, high) if not (np.isfinite(a) and np.isfinite(b))]
 
 
 def _combined(sites: dict[str, tuple[str, list[int]]], values: Any, histograms: Any) -> SiteTable | None:

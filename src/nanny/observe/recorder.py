@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
-from ..measure.transfer import reads_freely
 from . import events
 from .autopsy import examine
 from .capture import GradientRead, StepCapture
@@ -214,7 +214,11 @@ class Recorder:
             else:
                 counts, read = pack_gradients(grads)
                 one = GradientRead(sites, counts=counts, read=read, scale=scale)
-                bad = np.flatnonzero(~np.isfinite(read.arrays()[0]).all(axis=0)).tolist() if reads_freely(grads[0].device) else []
+                bad = (
+                    np.flatnonzero(~np.isfinite(read.arrays()[0]).all(axis=0)).tolist()
+                    if transfer.reads_freely(grads[0].device)
+                    else []
+                )
             one.bad = {i: count_nonfinite(grads[i]) for i in bad}
             capture.reads.append(one)
 
@@ -240,7 +244,12 @@ class Recorder:
             capture.losses.append(loss)
             capture.loss_dtype = short_dtype(root.dtype)
             capture.backward_scaled = capture.backward_scaled or scaled
-        if not capture.packed and capture.autopsy is None and reads_freely(root.device) and not bool(root.isfinite().all()):
+        if (
+            not capture.packed
+            and capture.autopsy is None
+            and transfer.reads_freely(root.device)
+            and not bool(root.isfinite().all())
+        ):
             capture.autopsy = examine(root, self.parameters)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook
 
 from ..measure.rows import RowBuffer, count_nonfinite
@@ -31,6 +32,10 @@ class Call:
     dtype: str
     gradient: list[int] = field(default_factory=list)  # row, once backward has passed
     gradient_dtype: list[str] = field(default_factory=list)
+    # for the host to judge later, where nothing can be read now:
+    inputs: tuple[int, ...] | None = None  # rows; None: judged at once
+    module: str = ""
+    has_parameters: bool = False
 
 
 @dataclass
@@ -62,20 +67,25 @@ class StepTrace:
         self.amp: tuple[str, str] | None = None
         self._names = names
         self._skip = skip
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, int, Call]] = {}
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Call]] = {}
         self._counts: dict[str, int] = {}
         self._on_suspect = on_suspect
         self._handle: Any = None
+        self._leaf_handles: list[Any] = []  # hooks on parameters or inputs that a module returned, which would outlive the step
 
     def open(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
         """`guard` makes a function that never raises out of one that may."""
         self._guard = guard
-        self._handle = register_module_forward_hook(guard(self._forward), with_kwargs=True)
+        if not self._skip:  # a hook in place while torch.compile traces would break the graph
+            self._handle = register_module_forward_hook(guard(self._forward), with_kwargs=True)
 
     def close(self) -> None:
         if self._handle is not None:
             self._handle.remove()
+            getattr(module_hooks, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)  # torch forgets it
             self._handle = None
+        while self._leaf_handles:
+            self._leaf_handles.pop().remove()
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = self._names.get(id(module))
@@ -95,32 +105,40 @@ class StepTrace:
     def _one_output(self, site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> None:
         self.called.add(site)
         known = self._known(leaf)
-        call = Call(site, known[0], known[1].dtype, known[1].gradient, known[1].gradient_dtype) if known else None
-        if call is None:
-            before = self._rows_of_inputs(args, kwargs)
+        before = self._rows_of_inputs(args, kwargs)
+        if known is not None:  # a container that returns what its last child returned
+            call = Call(site, known.output, known.dtype, known.gradient, known.gradient_dtype)
+        else:
             call = Call(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype))
-            self._seen[id(leaf)] = (weakref.ref(leaf), leaf._version, call.output, call)
+            self._seen[id(leaf)] = (weakref.ref(leaf), leaf._version, call)
             if leaf.requires_grad:
-                leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))
-            if self.rows.is_bad(call.output):
-                self._suspect(call, module, args, kwargs, leaf, before)
-            elif leaf.dtype == torch.float16 and self.rows.is_zero(call.output):
-                self._zero_output(call, module, before)
+                handle = leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))
+                if leaf.is_leaf:
+                    self._leaf_handles.append(handle)
         self.calls.append(call)
+        bad = self.rows.is_bad(call.output)
+        if bad is None:
+            call.inputs = tuple(self.rows.add_bounds(t) if row is None else row for t, row in before)
+            call.module = type(module).__name__
+            call.has_parameters = _has_parameters(module)
+        elif bad:
+            self._suspect(call, module, leaf, before)
+        elif known is None and leaf.dtype == torch.float16 and self.rows.is_zero(call.output):
+            self._zero_output(call, module, before)
 
-    def _known(self, tensor: Tensor) -> tuple[int, Call] | None:
-        """The row of this very tensor, if it was measured and not written to since."""
+    def _known(self, tensor: Tensor) -> Call | None:
+        """The call that measured this very tensor, if it was not written to since."""
         entry = self._seen.get(id(tensor))
         if entry is None or entry[0]() is not tensor or entry[1] != tensor._version:
             return None
-        return entry[2], entry[3]
+        return entry[2]
 
     def _rows_of_inputs(self, args: Any, kwargs: Any) -> list[tuple[Tensor, int | None]]:
         """Each input with the row that its producer left. An in-place module has overwritten its input: the older row stands."""
         out: list[tuple[Tensor, int | None]] = []
         for tensor in float_leaves((args, kwargs)):
             entry = self._seen.get(id(tensor))
-            out.append((tensor, entry[2] if entry is not None and entry[0]() is tensor else None))
+            out.append((tensor, entry[2].output if entry is not None and entry[0]() is tensor else None))
         return out
 
     def _gradient(self, call: Call, grad: Tensor) -> None:
@@ -135,9 +153,7 @@ class StepTrace:
             if torch.is_autocast_enabled(kind):
                 self.amp = (kind, short_dtype(torch.get_autocast_dtype(kind)))
 
-    def _suspect(
-        self, call: Call, module: nn.Module, args: Any, kwargs: Any, leaf: Tensor, before: list[tuple[Tensor, int | None]]
-    ) -> None:
+    def _suspect(self, call: Call, module: nn.Module, leaf: Tensor, before: list[tuple[Tensor, int | None]]) -> None:
         """Only here, once something is wrong, are inputs and parameters looked at."""
         states: list[bool | None] = []
         input_nan = False
@@ -165,7 +181,7 @@ class StepTrace:
             count=leaf.numel(),
             inputs_clean=clean,
             inputs_nan=input_nan,
-            has_parameters=next(module.parameters(recurse=False), None) is not None,
+            has_parameters=_has_parameters(module),
             bad_parameters=parameters,
             finite_absmax=_finite_absmax(leaf),
             input_absmax=largest,
@@ -184,6 +200,10 @@ class StepTrace:
                 if bool(low < 0) and bool(high > 0):
                     self.zero_outputs.append(call.site)
                     return
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
 
 
 def _is_finite(tensor: Tensor) -> bool:

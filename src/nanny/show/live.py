@@ -10,7 +10,6 @@ from typing import TextIO
 from ..records import Finding, Severity
 
 LINES_PER_MINUTE = 20
-_SHOWN = Severity.WARNING
 
 
 def line(finding: Finding) -> str:
@@ -21,15 +20,18 @@ def line(finding: Finding) -> str:
 
 
 class LiveLog:
-    """Prints findings of WARNING and above, with their hint; counts what it holds back."""
+    """Prints findings of `lowest` and above, with their hint; counts what it holds back."""
 
-    def __init__(self, stream: TextIO | None = None, per_minute: int = LINES_PER_MINUTE) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, per_minute: int = LINES_PER_MINUTE, lowest: Severity = Severity.WARNING
+    ) -> None:
+        self._lowest = lowest
         self._stream = stream
         self._times: deque[float] = deque(maxlen=per_minute)
         self.held_back = 0
 
     def show(self, finding: Finding) -> None:
-        if finding.severity < _SHOWN:
+        if finding.severity < self._lowest:
             return
         now = time.monotonic()
         if len(self._times) == self._times.maxlen and now - self._times[0] < 60:
