@@ -253,7 +253,8 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
     elif lowest is not None and power is not None and 0 < power <= LIMITS.scale_power_high and lowest >= 2**power:
         yield Problem(
             (*at, "min_loss_scale"),
-            f"`min_loss_scale: {lowest:g}` is not below the first scale 2**{power:g}: the first overflow ends the run",
+            f"`min_loss_scale: {lowest:g}` is not below the first scale 2**{power:g}: it cannot come down, and DeepSpeed ends a "
+            "run that overflows at its floor",
             "Use 1 (the default).",
             Severity.ERROR,
         )
