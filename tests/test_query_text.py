@@ -64,6 +64,12 @@ def test_a_single_peak_shows_at_full_height() -> None:
     assert sparkline(values, 60)[0] == BLOCKS[-1]
 
 
+def test_a_change_too_small_to_matter_is_drawn_flat() -> None:
+    assert set(sparkline([1.0, 1.001, 0.9995], 60)) == {BLOCKS[3]}
+    assert set(sparkline([1024.0, 1024.5], 60, log=True)) == {BLOCKS[3]}
+    assert len(set(sparkline([1.0, 1.05], 60))) == 2
+
+
 @pytest.mark.parametrize("values", [[], [0.0], [math.inf], [math.nan] * 3, [-1.0, 1.0], [0.0, 1e-40, 1e38], [5.0] * 200])
 @pytest.mark.parametrize("log", [False, True])
 def test_any_curve_can_be_drawn(values: list[float], log: bool) -> None:

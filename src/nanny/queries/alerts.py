@@ -1,6 +1,7 @@
 """The findings of a run, in the order of their steps.
 
---severity shows that severity and above; --fail-on warning (or error) ends with exit code 1 if such a finding is there.
+--severity shows that severity and above; --fail-on warning (or error) ends with exit code 1 if such
+a finding is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Where two runs part: curve by curve and layer by layer, aligned by step and name, across formats.
 
-RUN_A is the reference, usually the FP32 run. Each is a number in the same store (--db), or a path: other/metrics.db,
-other/metrics.db:3 or a folder. Two runs have parted where their gap outlasts noise and exceeds what rounding explains.
+RUN_A is the reference, usually the FP32 run. Each is a number in the same store (--db), or a path:
+other/metrics.db, other/metrics.db:3 or a folder. Two runs have parted where their gap outlasts
+noise and exceeds what rounding explains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run as csv, parquet or tensorboard files.
 
-csv and parquet: scalars, findings, sites, and one table of statistics for each kind of site. tensorboard: the scalars, the
-largest and the total of each kind, and the findings as text.
+csv and parquet: scalars, findings, sites, and one table of statistics for each kind of site.
+tensorboard: the scalars, the largest and the total of each kind, and the findings as text.
 """
 
 from __future__ import annotations

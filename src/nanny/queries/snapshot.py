@@ -1,6 +1,7 @@
 """A portable copy of a run's files, also while training writes them.
 
-OUT is a file, or a folder that takes all ranks. The copy is one plain file without side files: mail it, open it anywhere.
+OUT is a file, or a folder that takes all ranks. The copy is one plain file without side files: mail
+it, open it anywhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Follows a live run: one line for each step with news, and each finding when it comes. Ends with the run, or with Ctrl-C."""
+"""Follows a live run: one line for each step with news, and each finding when it comes. Ends with
+the run, or with Ctrl-C.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Would this run have survived in FP16, BF16 or FP8? Answered from the exponent histograms on record, without running anything.
+"""Would this run have survived in FP16, BF16 or FP8? Answered from the exponent histograms on
+record, without running anything.
 
-Outputs and weights are judged as they are: no loss scale reaches the forward pass. Gradients are judged under the best dynamic
-loss scale there is (or --scale S, held fixed), by the energy they lose. FP8 is judged with a scale for each tensor, as its
-recipes have; --scale 1 judges it without.
+Outputs and weights are judged as they are: no loss scale reaches the forward pass. Gradients are
+judged under the best dynamic loss scale there is (or --scale S, held fixed), by the energy they
+lose. FP8 is judged with a scale for each tensor, as its recipes have; --scale 1 judges it without.
 """
 
 from __future__ import annotations

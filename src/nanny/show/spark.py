@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 NON_FINITE = "!"
+FLAT = 0.01  # a change smaller than this is drawn as none: full height would make noise look like a trend
 
 
 def sparkline(values: Sequence[float], width: int = 60, *, log: bool = False) -> str:
@@ -21,6 +22,8 @@ def sparkline(values: Sequence[float], width: int = 60, *, log: bool = False) ->
     finite = [_height(peak, log) for peak in peaks if math.isfinite(peak)]
     known = [height for height in finite if math.isfinite(height)]
     low, high = (min(known), max(known)) if known else (0.0, 0.0)
+    if high - low < FLAT * (1.0 if log else max(abs(low), abs(high))):
+        low = high
     return "".join(_mark(peak, low, high, log) for peak in peaks)
 
 
@@ -49,5 +52,5 @@ def _mark(peak: float, low: float, high: float, log: bool) -> str:
     if height == -math.inf:
         return BLOCKS[0]
     if high == low:
-        return BLOCKS[0] if log or not peak else BLOCKS[3]
+        return BLOCKS[0] if not peak else BLOCKS[3]
     return BLOCKS[min(int((height - low) / (high - low) * len(BLOCKS)), len(BLOCKS) - 1)]
