@@ -150,6 +150,26 @@ def test_many_flushed_elements_without_energy_are_no_reason(tmp_path: Path, caps
     assert found["layers"][0]["flushed"] > 0.03
 
 
+def test_a_branch_that_grows_out_of_zero_is_a_loss_and_one_that_never_does_is_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grows = replace(HEALTHY, layers={"main": (0, -8), "branch": (-40, -8)}, steps=80, trace_every=2, grow={"branch": 38.0})
+    record(tmp_path, grows)
+    found = whatif(tmp_path, capsys)
+    assert (found["survives"], found["with_losses"]) == (True, True)
+    record(tmp_path, replace(grows, grow={}))
+    assert whatif(tmp_path, capsys)["survives"] is False
+
+
+def test_a_weight_too_small_for_the_format_is_a_loss_not_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = q.RunWriter(tmp_path, q.RunInfo(started=0.0))
+    writer.add_sites([q.Site("weight", "bias", "float32"), q.Site("weight", "kernel", "float32")])
+    writer.add_sample(q.sample_of("weight", 0, q.SAMPLE_STATS, [np.full(8, 1e-10), np.full(8, 0.1)], histograms=True))
+    writer.close()
+    found = whatif(tmp_path, capsys)
+    assert (found["survives"], found["with_losses"]) == (True, True)
+
+
 def test_tiny_gradients_are_saved_by_the_right_scale_and_lost_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path, replace(HEALTHY, layers={"a": (0, -38), "b": (1, -36)}))
     best = whatif(tmp_path, capsys)

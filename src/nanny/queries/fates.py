@@ -51,6 +51,7 @@ class Fate:
     subnormal: float
     saturated: float
     flushed_energy: float
+    flushed_energy_at_end: float  # median over the last quarter of the steps
     subnormal_energy: float
     headroom_bits: float  # between the peak, scaled, and the format's end
     needs_bits: int | None  # the smallest loss scale; None: any will do
@@ -156,6 +157,7 @@ def _fate(recorded: Recorded, i: int, steps: np.ndarray, column: dict[str, np.nd
         subnormal=float(column["subnormal"].mean()),
         saturated=float(column["saturated"].mean()),
         flushed_energy=float(np.quantile(lost, LASTING)),
+        flushed_energy_at_end=float(np.median(lost[len(lost) * 3 // 4 :])),
         subnormal_energy=float(np.quantile(column["subnormal_energy"], LASTING)),
         headroom_bits=math.log2(target.max / float(peaks[top] if as_is else sizes.max())),
         needs_bits=needs if backward and needs > -NOTHING else None,

@@ -100,10 +100,17 @@ def is_low(source: Source) -> bool:
 
 
 def _kills(kind: str, group: Sequence[Fate], members: Sequence[Fate], limits: Limits) -> bool:
-    """A lost parameter gradient stops only its own parameter; anything else stops what comes after it."""
-    if kind != "grad":
+    """Overflow ends a run. What flushes does only if it still does at the end: branches that start at zero grow out of it.
+
+    A lost parameter gradient stops only its own parameter, so it takes some of them; a weight too small for the format does
+    little anyway, and what little it does is judged at the output.
+    """
+    if group[0].why == "overflows":
         return True
-    return sum(f.elements for f in group) >= limits.lost_gradient_share * sum(f.elements for f in members)
+    lost = [fate for fate in group if fate.flushed_energy_at_end >= limits.flush_energy_error]
+    if kind == "grad":
+        return sum(f.elements for f in lost) >= limits.lost_gradient_share * sum(f.elements for f in members) > 0
+    return kind != "weight" and bool(lost)
 
 
 def _recorded(source: Source, kind: str) -> Recorded:

@@ -118,6 +118,7 @@ def _sentence(group: Sequence[Fate], result: Imagined) -> str:
     scale = " at this loss scale" if fixed else " even at the best loss scale"
     when = scale if worst.kind in BACKWARD else "; no loss scale can help"
     verb = "become zero" if worst.why == "becomes zero" else "lose energy"
+    when += ", but no longer at the end" if worst.flushed_energy_at_end < worst.flushed_energy / 2 else ""
     return f"{what} would {verb}: {worst.site} loses {share(worst.flushed_energy)} of its energy to zero{when}{others}"
 
 
