@@ -21,7 +21,17 @@ MODULE_NAME = re.compile(
 LOSS_NAME = re.compile(r"criteri|loss(?!es_?list)(?:_?fn|_?func|_?function|_?fct)?\d*$|^lossf|objective", re.I)
 _MODULE_METHODS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules")
 # what a cached call still has to tell: calls that change gradients, scalers and optimizers
-_PROTOCOL = ("scaler.", "optimizer.", "framework.", "backward", "clip_grad", "grad_read", "grad_use", "autograd.grad", "module_call")
+_PROTOCOL = (
+    "scaler.",
+    "optimizer.",
+    "framework.",
+    "backward",
+    "clip_grad",
+    "grad_read",
+    "grad_use",
+    "autograd.grad",
+    "module_call",
+)
 
 
 def call(frame: Frame, node: ast.Call) -> Value:
@@ -97,7 +107,9 @@ def _call_super(frame: Frame, node: ast.Call, base: Value, name: str, args: list
     return UNKNOWN
 
 
-def _call_class_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _call_class_method(
+    frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]
+) -> Value:
     owner = base.ref
     if name == "apply" and owner.derives_from(("autograd.Function", ".Function")):
         forward = owner.find("forward")
@@ -161,7 +173,9 @@ def guess_class(frame: Frame, target: Value, name: str) -> Value | None:
     if "class" in target.thing.attrs:
         return target.thing.attrs["class"]
     loose = [c for c in frame.module.classes if c.is_module and "forward" in c.methods and c.name not in frame.module.called]
-    found = [c for c in loose if len(name) > 2 and (name.lower().replace("_", "") in c.name.lower() or c.name.lower() in name.lower())]
+    found = [
+        c for c in loose if len(name) > 2 and (name.lower().replace("_", "") in c.name.lower() or c.name.lower() in name.lower())
+    ]
     if not found and len(loose) == 1 and _ANY_MODEL.match(name):
         found = loose
     if len(found) != 1 or frame.owner is found[0]:
@@ -333,4 +347,5 @@ def _default(frame: Frame, name: str, default: ast.expr | None, annotation: ast.
     if known.is_number or known.kind == "dtype":
         return known
     kind = torchcalls.kind_of_annotation(frame, annotation)
-    return Value(kind, thing=Thing(name, kind=kind))
+    tags = frozenset({"default_off"}) if known.const is False else frozenset()
+    return Value(kind, thing=Thing(name, kind=kind), tags=tags)

@@ -10,7 +10,7 @@ from .optable import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, aut
 from .trace import Frame
 from .values import UNKNOWN, Value, widest
 
-CARRIED = frozenset({"scaled", "grad", "scale"})  # marks that a result takes over from its operands
+CARRIED = frozenset({"scaled", "maybe_scaled", "grad", "scale"})  # marks that a result takes over from its operands
 
 
 def result(frame: Frame, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
@@ -30,6 +30,8 @@ def result_dtype(
     if asked is not None and not asked.is_none:
         return (asked.const if asked.kind == "dtype" and isinstance(asked.const, str) else ""), f"dtype= at line {line}", None
     region = frame.at.region
+    if _runs_in_float32(frame, op):
+        return "fp32", f"{op} under autocast to float32 at line {frame.at.regions[-1].line}", None
     if region is not None:
         change = autocast_list(op, region.device)
         if change == "lower":
@@ -46,7 +48,17 @@ def result_dtype(
         return "int", op, None
     if op in CREATES:
         return "fp32", f"{op} without dtype", None
-    if op in ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "masked_fill", "clamp", "getitem") or op.endswith("_"):
+    if op in (
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "empty_like",
+        "rand_like",
+        "randn_like",
+        "masked_fill",
+        "clamp",
+        "getitem",
+    ) or op.endswith("_"):
         first = args[0] if args else UNKNOWN
         return first.dtype, first.why, first
     if op in ("where",):
@@ -61,20 +73,30 @@ def result_dtype(
     return best.dtype, best.why, best
 
 
+def _runs_in_float32(frame: Frame, op: str) -> bool:
+    """CUDA takes dtype=torch.float32 and then runs its listed operations in that; other devices switch autocast off."""
+    if not frame.at.regions:
+        return False
+    inner = frame.at.regions[-1]
+    if inner.dtype != "fp32" or inner.enabled is False or inner.device == "cpu":
+        return False
+    return autocast_list(op, "cuda") in ("lower", "float32")
+
+
 def _operands(args: tuple[Value, ...]) -> tuple[Value, ...]:
     """The tensors among the arguments: numbers, sizes and dims do not take part in promotion."""
     out: list[Value] = []
     for position, value in enumerate(args):
         if value.kind in ("tuple", "list"):
             out.extend(v for v in value.inputs if v.kind == "tensor" or v.dtype in ("fp16", "bf16", "half", "fp32", "fp64"))
-        elif value.kind == "tensor" or position == 0:
-            out.append(value)
-        elif value.kind == "" and not is_scalar(value):
+        elif value.kind == "tensor" or position == 0 or (value.kind == "" and not is_scalar(value)):
             out.append(value)
     return tuple(out)
 
 
-_SCALAR_NAME = re.compile(r"scal|temp|tau$|dim|eps|alpha|beta|sqrt|factor|heads|num_|(?:^|_)n(?:_|$)|size|len|coef|momentum|decay", re.I)
+_SCALAR_NAME = re.compile(
+    r"scal|temp|tau$|dim|eps|alpha|beta|sqrt|factor|heads|num_|(?:^|_)n(?:_|$)|size|len|coef|momentum|decay", re.I
+)
 _ARITHMETIC = frozenset({"add", "sub", "mul", "div", "pow", "neg", "floor_divide", "remainder", "phi"})
 
 

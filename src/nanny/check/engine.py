@@ -1,6 +1,6 @@
 """The checker's entry: source text in, findings out. No file is read here and torch is not imported.
 
-    findings = check_source(open("train.py").read(), "train.py", Options(device="cuda"))
+findings = check_source(open("train.py").read(), "train.py", Options(device="cuda"))
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def _check_module(module: ModuleInfo, project: Project, options: Options) -> dic
     found: dict[tuple[object, ...], Finding] = {}
     for rule, hit, file in _hits(view):
         severity = hit.severity or rule.severity
-        finding = Finding(rule.code, severity, hit.message, hit.hint, file=hit.file or file, evidence=hit.evidence, **span(hit.node))
+        finding = Finding(
+            rule.code, severity, hit.message, hit.hint, file=hit.file or file, evidence=hit.evidence, **span(hit.node)
+        )
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)
         if known is None or (finding.severity, -(finding.column or 0)) > (known.severity, -(known.column or 0)):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import calls, statements
 from ..formats import FORMATS
+from . import calls, statements
 from .dtypes import result
 from .optable import DTYPES, TENSOR_TYPES
 from .regions import Region
@@ -48,8 +48,41 @@ def _name(frame: Frame, node: ast.Name) -> Value:
 
 
 _BUILTINS = frozenset(
-    "float int abs min max sum len range enumerate zip list tuple dict isinstance getattr hasattr print sorted map filter any all"
-    " str bool set super type round pow iter next reversed setattr".split()
+    [
+        "float",
+        "int",
+        "abs",
+        "min",
+        "max",
+        "sum",
+        "len",
+        "range",
+        "enumerate",
+        "zip",
+        "list",
+        "tuple",
+        "dict",
+        "isinstance",
+        "getattr",
+        "hasattr",
+        "print",
+        "sorted",
+        "map",
+        "filter",
+        "any",
+        "all",
+        "str",
+        "bool",
+        "set",
+        "super",
+        "type",
+        "round",
+        "pow",
+        "iter",
+        "next",
+        "reversed",
+        "setattr",
+    ]
 )
 
 
@@ -68,7 +101,11 @@ def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     if base.kind == "class" and isinstance(base.ref, ClassInfo):
         method = base.ref.find(name)
         found = base.ref.field_of(name)
-        return Value("function", ref=method, tags=frozenset({"unbound"})) if method else found or Value(op=f"class.{name}", ref=base.ref)
+        return (
+            Value("function", ref=method, tags=frozenset({"unbound"}))
+            if method
+            else found or Value(op=f"class.{name}", ref=base.ref)
+        )
     if name == "grad" and base.kind in ("tensor", "", "instance", "module"):
         value = Value("tensor", op="grad", inputs=(base,), line=getattr(node, "lineno", 0), node=node, tags=frozenset({"grad"}))
         return frame.emit("grad_read", node, (base,), out=value)
@@ -170,7 +207,9 @@ def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
     if source.op == "range":
         return Value("", dtype="int", op="loop_index")
     if source.op == "enumerate" and source.inputs:
-        inner = element_of(frame, source.inputs[0], target.elts[1] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else target)
+        inner = element_of(
+            frame, source.inputs[0], target.elts[1] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else target
+        )
         return Value("tuple", inputs=(Value("", dtype="int", op="loop_index"), inner))
     if source.op == "zip":
         names = target.elts if isinstance(target, ast.Tuple) else []
@@ -181,7 +220,9 @@ def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
         thing = source.thing
         param = Value("tensor", dtype=thing.dtype if thing else "", op="param", inputs=(source,), thing=Thing("p"), sure=True)
         return Value("tuple", inputs=(UNKNOWN, param)) if source.op == "named_parameters" else param
-    if source.kind in ("list", "tuple") and source.inputs or (source.kind == "module" and source.ref == "ModuleList" and source.inputs):
+    if (source.kind in ("list", "tuple") and source.inputs) or (
+        source.kind == "module" and source.ref == "ModuleList" and source.inputs
+    ):
         value = source.inputs[0]
         for other in source.inputs[1:]:
             value = join(value, other)
@@ -203,9 +244,16 @@ def binary(frame: Frame, node: ast.AST, op: ast.operator, left: Value, right: Va
         out = result(frame, name, node, (left, right), {})
     else:
         out = replace(result(frame, name, node, (left, right), {}), kind="", dtype="")
-    if "loop_index" in (left.op, right.op) and name == "remainder" or "modulo" in left.tags | right.tags:
+    if ("loop_index" in (left.op, right.op) and name == "remainder") or "modulo" in left.tags | right.tags:
         out = replace(out, tags=out.tags | {"modulo"})
-    if frame.at.regions or out.is_half or left.is_half or right.is_half or out.tags & {"scaled", "unscaled"} or "grad" in left.tags | right.tags:
+    if (
+        frame.at.regions
+        or out.is_half
+        or left.is_half
+        or right.is_half
+        or out.tags & {"scaled", "unscaled"}
+        or "grad" in left.tags | right.tags
+    ):
         frame.emit(name, node, (left, right), out=out)
     return out
 
@@ -252,7 +300,14 @@ def _compare(frame: Frame, node: ast.Compare) -> Value:
         a, b = left.const, others[0].const
         if isinstance(a, str) and isinstance(b, str) and a and b and "half" not in (a, b):
             return constant((a == b) is isinstance(node.ops[0], ast.Eq))
-    return Value("tensor" if left.kind == "tensor" else "", dtype="bool", op="compare", inputs=(left, *others), tags=frozenset(tags), node=node)
+    return Value(
+        "tensor" if left.kind == "tensor" else "",
+        dtype="bool",
+        op="compare",
+        inputs=(left, *others),
+        tags=frozenset(tags),
+        node=node,
+    )
 
 
 def _ifexp(frame: Frame, node: ast.IfExp) -> Value:
@@ -280,7 +335,11 @@ def _join_contexts(left: Value, right: Value) -> Value:
         return Value("context", ref=replace(both[0], enabled=None if both[0].enabled else both[0].enabled), tags=tags)
     if len(both) == 2 and both[0].dtype != both[1].dtype:
         kind = "half" if {both[0].dtype, both[1].dtype} <= HALF else both[0].dtype
-        return Value("context", ref=replace(both[0], dtype=kind, device=both[0].device if both[0].device == both[1].device else ""), tags=tags)
+        return Value(
+            "context",
+            ref=replace(both[0], dtype=kind, device=both[0].device if both[0].device == both[1].device else ""),
+            tags=tags,
+        )
     return replace(left, tags=tags)
 
 
@@ -343,7 +402,9 @@ def _dict(frame: Frame, node: ast.Dict) -> Value:
             items[name if name is not NOTHING else f"?{value.lineno}:{value.col_offset}"] = item
         except TypeError:
             continue
-    return frame.emit("dict", node, (), {k: v for k, v in items.items() if isinstance(k, str)}, Value("dict", ref=items, node=node))
+    return frame.emit(
+        "dict", node, (), {k: v for k, v in items.items() if isinstance(k, str)}, Value("dict", ref=items, node=node)
+    )
 
 
 def _comprehension(frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
@@ -362,7 +423,16 @@ def _comprehension(frame: Frame, node: ast.ListComp | ast.SetComp | ast.Generato
         out = Value("dict", ref={"*": item})
     else:
         item = evaluate(frame, node.elt)
-        out = Value("", op="comprehension", inputs=(item,), dtype=item.dtype, why=item.why, line=item.line, tags=item.tags, thing=item.thing)
+        out = Value(
+            "",
+            op="comprehension",
+            inputs=(item,),
+            dtype=item.dtype,
+            why=item.why,
+            line=item.line,
+            tags=item.tags,
+            thing=item.thing,
+        )
     frame.env, frame.at = env, saved
     return out
 
@@ -427,7 +497,9 @@ def _narrow_class(frame: Frame, test: ast.Call, arm: bool) -> None:
         return
     path = dotted(test.args[0])
     wanted = evaluate(frame, test.args[1])
-    names = [v.ref.rpartition(".")[2] for v in (wanted.inputs or (wanted,)) if v.kind == "external" and v.ref.startswith("torch.nn.")]
+    names = [
+        v.ref.rpartition(".")[2] for v in (wanted.inputs or (wanted,)) if v.kind == "external" and v.ref.startswith("torch.nn.")
+    ]
     if path and names:
         known = evaluate(frame, test.args[0])
         frame.env[path] = replace(known, kind="module", ref=names[0], thing=known.thing or Thing(path, "module"))

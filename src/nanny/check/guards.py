@@ -10,7 +10,7 @@ from .source import dotted
 from .trace import Frame, Guard
 from .values import Value
 
-_AMP = re.compile(r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|(?:^|_)half(?:_|$)|mixed_prec|autocast|use_mp$|_mp$", re.I)
+_AMP = re.compile(r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|grad_?scal|loss_?scal|(?:^|_)half(?:_|$)|mixed_prec|autocast|use_mp$|_mp$", re.I)
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
 
 
@@ -25,9 +25,11 @@ def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Gu
         return guards_of(frame, test.operand, value, not arm)
     if isinstance(test, ast.BoolOp):
         every = isinstance(test.op, ast.And) == arm  # all parts hold (and, true arm) or all fail (or, false arm)
+        is_modulo = "modulo" in value.tags
+        whole = ("mod:" if is_modulo else "") + ast.unparse(test), arm
         if every:
-            return tuple(g for part in test.values for g in guards_of(frame, part, value, arm))
-        return ((_opaque(test, "modulo" in value.tags), arm),)
+            return (*(g for part in test.values for g in guards_of(frame, part, value, arm)), whole)
+        return (whole,)
     return (_simple(frame, test, value, arm),)
 
 

@@ -19,11 +19,31 @@ _OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:_?\w{0,3})?$", re.I)
 _FRAMEWORK_NAME = re.compile(r"^(?:accelerator|fabric|engine|model_engine|booster)$", re.I)
 _SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict", "is_enabled"})
 _CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
-_MODULE_METHODS = frozenset("""
-    train eval requires_grad_ parameters named_parameters modules named_modules children state_dict load_state_dict apply
-    zero_grad register_buffer clip_grad_norm_ register_parameter""".split())
-_TENSOR_METHODS = SAME_DTYPE | TO_BOOL | TO_INT | IN_PLACE | NEEDS_FLOAT | frozenset({"item", "tolist", "numpy", "type_as", "masked_fill"})
-_OTHER = frozenset({"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync"})
+_MODULE_METHODS = frozenset(
+    [
+        "train",
+        "eval",
+        "requires_grad_",
+        "parameters",
+        "named_parameters",
+        "modules",
+        "named_modules",
+        "children",
+        "state_dict",
+        "load_state_dict",
+        "apply",
+        "zero_grad",
+        "register_buffer",
+        "clip_grad_norm_",
+        "register_parameter",
+    ]
+)
+_TENSOR_METHODS = (
+    SAME_DTYPE | TO_BOOL | TO_INT | IN_PLACE | NEEDS_FLOAT | frozenset({"item", "tolist", "numpy", "type_as", "masked_fill"})
+)
+_OTHER = frozenset(
+    {"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync"}
+)
 
 
 def knows(name: str) -> bool:
@@ -46,7 +66,15 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
             base.thing.kind = base.thing.kind or "optimizer"
         return frame.emit(f"optimizer.{name}", node, (base, *args), kwargs, Value(op=f"optimizer.{name}", inputs=(base,)))
     if "autocast" in name and base.kind in ("", "instance"):
-        region = Region("", frame.run.options.amp_dtype or "half", None, node.lineno, dotted(node.func), file=frame.module.filename, is_framework=True)
+        region = Region(
+            "",
+            frame.run.options.amp_dtype or "half",
+            None,
+            node.lineno,
+            dotted(node.func),
+            file=frame.module.filename,
+            is_framework=True,
+        )
         return Value("context", ref=region)
     if name == "from_pretrained":
         return call_pretrained(frame, node, name, kwargs) or UNKNOWN
@@ -89,7 +117,9 @@ def _scaler(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Val
         base.thing.kind = base.thing.kind or "scaler"
     if name == "scale" and args:
         source = args[0]
-        out = replace(source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=source.tags | {"scaled"}, node=node)
+        out = replace(
+            source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=source.tags | {"scaled"}, node=node
+        )
     elif name == "get_scale":
         out = Value(op="get_scale", tags=frozenset({"scale"}))
     else:
@@ -112,7 +142,15 @@ def _framework(frame: Frame, node: ast.Call, base: Value, name: str, args: list[
                 value.thing.kind = "framework_optimizer"
         return args[0] if len(args) == 1 else Value("tuple", inputs=tuple(args))
     if name == "autocast":
-        region = Region("", frame.run.options.amp_dtype or "half", None, node.lineno, "accelerator.autocast", file=frame.module.filename, is_framework=True)
+        region = Region(
+            "",
+            frame.run.options.amp_dtype or "half",
+            None,
+            node.lineno,
+            "accelerator.autocast",
+            file=frame.module.filename,
+            is_framework=True,
+        )
         return Value("context", ref=region)
     if name == "unwrap_model" and args:
         return args[0]
@@ -211,7 +249,9 @@ def _module_method(frame: Frame, node: ast.Call, base: Value, name: str, args: l
     if name == "state_dict":
         return Value(op="module.state_dict", inputs=(base,))
     frame.emit(f"module.{name}", node, (base, *args), kwargs)
-    return base if name in ("train", "eval", "requires_grad_", "cuda", "cpu", "apply") else Value(op=f"call:{name}", inputs=(base,))
+    return (
+        base if name in ("train", "eval", "requires_grad_", "cuda", "cpu", "apply") else Value(op=f"call:{name}", inputs=(base,))
+    )
 
 
 def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -220,9 +260,27 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], 
     region = frame.at.region
     inputs = (*args, *kwargs.values(), target)
     if region is not None:
-        out = Value("tensor", region.dtype, f"output of `{_shown(node)}` under {region.label}", node.lineno, False, "module_call", inputs, node=node)
+        out = Value(
+            "tensor",
+            region.dtype,
+            f"output of `{_shown(node)}` under {region.label}",
+            node.lineno,
+            False,
+            "module_call",
+            inputs,
+            node=node,
+        )
     elif thing is not None and thing.dtype in ("fp16", "bf16", "half"):
-        out = Value("tensor", thing.dtype, f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}", node.lineno, False, "module_call", inputs, node=node)
+        out = Value(
+            "tensor",
+            thing.dtype,
+            f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}",
+            node.lineno,
+            False,
+            "module_call",
+            inputs,
+            node=node,
+        )
     else:
         out = Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
     return frame.emit("module_call", node, (target, *args), kwargs, out)
@@ -266,7 +324,13 @@ def _layer_half(frame: Frame, target: Value) -> str:
 
 def _tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if name == "type_as" and args:
-        return frame.emit("cast", node, (base, *args), kwargs, tensor(args[0].dtype, f"type_as at line {node.lineno}", node.lineno, op="cast", inputs=(base,), node=node))
+        return frame.emit(
+            "cast",
+            node,
+            (base, *args),
+            kwargs,
+            tensor(args[0].dtype, f"type_as at line {node.lineno}", node.lineno, op="cast", inputs=(base,), node=node),
+        )
     if name in ("item", "tolist", "numpy"):
         value = Value("", op="item", inputs=(base,), tags=base.tags & {"scaled", "grad"})
         return frame.emit(name, node, (base, *args), kwargs, value)

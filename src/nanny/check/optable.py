@@ -90,8 +90,12 @@ SEVERAL_OPERANDS = _words("""
     cosine_similarity pairwise_distance polar scaled_dot_product_attention max min meshgrid""")
 
 TO_BOOL = _words("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not any all isclose allclose equal")
-TO_INT = _words("argmax argmin argsort nonzero bincount searchsorted long int multinomial randint randperm size numel count_nonzero")
-CREATES = _words("zeros ones empty full rand randn tensor as_tensor linspace logspace eye")  # float32 unless dtype= says otherwise
+TO_INT = _words(
+    "argmax argmin argsort nonzero bincount searchsorted long int multinomial randint randperm size numel count_nonzero"
+)
+CREATES = _words(
+    "zeros ones empty full rand randn tensor as_tensor linspace logspace eye"
+)  # float32 unless dtype= says otherwise
 
 IN_PLACE = _words("""
     mul_ add_ sub_ div_ clamp_ lerp_ masked_fill_ fill_ zero_ copy_ exp_ log_ sqrt_ pow_ index_add_ index_copy_ scatter_
@@ -129,7 +133,13 @@ DTYPES = {
     "double": "fp64", "int8": "int", "uint8": "int", "int16": "int", "short": "int", "int32": "int", "int": "int",
     "int64": "int", "long": "int", "bool": "bool",
 }  # fmt: skip
-TENSOR_TYPES = {"HalfTensor": "fp16", "BFloat16Tensor": "bf16", "FloatTensor": "fp32", "DoubleTensor": "fp64", "LongTensor": "int"}
+TENSOR_TYPES = {
+    "HalfTensor": "fp16",
+    "BFloat16Tensor": "bf16",
+    "FloatTensor": "fp32",
+    "DoubleTensor": "fp64",
+    "LongTensor": "int",
+}
 ALIASES = {
     "sdpa": "scaled_dot_product_attention", "special.expit": "sigmoid", "special.logsumexp": "logsumexp",
     "special.softmax": "softmax", "special.log_softmax": "log_softmax", "special.log1p": "log1p", "special.xlogy": "xlogy",

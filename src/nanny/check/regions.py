@@ -29,6 +29,7 @@ class Region:
     has_cache: bool = True
     node: ast.AST | None = None
     file: str = ""
+    is_off_by_default: bool = False  # enabled= is a parameter whose default is False
     is_framework: bool = False  # accelerator.autocast() and the like: the framework owns scaler and dtype
 
     @property
@@ -69,9 +70,9 @@ def region_of(
     if enabled is not None and enabled.const is not NOTHING:
         on = bool(enabled.const)
     cache = given.get("cache_enabled")
-    return Region(
-        where, kind, on, getattr(node, "lineno", 0), name, not (cache is not None and cache.const is False), node, file
-    )
+    has_cache = not (cache is not None and cache.const is False)
+    off = enabled is not None and "default_off" in enabled.tags
+    return Region(where, kind, on, getattr(node, "lineno", 0), name, has_cache, node, file, off)
 
 
 def _device(value: Value | None) -> str:

@@ -9,14 +9,16 @@ from dataclasses import replace
 
 from . import calls, expressions, methods
 from .dtypes import result
-from .optable import ALIASES, CONTAINERS, CREATES, LAYERS
+from .optable import ALIASES, CONTAINERS, CREATES
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .source import dotted
 from .trace import Frame
 from .values import NOTHING, UNKNOWN, Thing, Value, ancestors, constant, join, tensor
 
 GRAD_SCALERS = ("GradScaler", "ShardedGradScaler")
-_OPTIMIZER = re.compile(r"^(?:\w*(?:Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Lion|LAMB|Lamb|Adafactor|LBFGS|Rprop|ASGD|Muon)\w*|Optimizer)$")
+_OPTIMIZER = re.compile(
+    r"^(?:\w*(?:Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Lion|LAMB|Lamb|Adafactor|LBFGS|Rprop|ASGD|Muon)\w*|Optimizer)$"
+)
 _FRAMEWORK = {
     "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
     "lightning.Fabric": "fabric", "lightning.fabric.Fabric": "fabric", "lightning_fabric.Fabric": "fabric",
@@ -37,12 +39,14 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
     if last in GRAD_SCALERS and not path.startswith("sklearn"):
         value = Value("scaler", ref=path, thing=Thing("", "scaler"), line=node.lineno, node=node)
         return frame.emit("scaler.new", node, tuple(args), kwargs, value)
-    if path.startswith("torch.optim.") and "." not in path[12:] or _OPTIMIZER.match(last):
+    if _is_optimizer(path, last):
         return _optimizer(frame, node, last, args, kwargs)
     if path.startswith("torch.nn.") and last[:1].isupper() and "parallel" not in path:
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
-        return frame.emit("framework.new", node, tuple(args), kwargs, Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework")))
+        return frame.emit(
+            "framework.new", node, tuple(args), kwargs, Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework"))
+        )
     if path in _ADOPTED or last in _WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
@@ -67,6 +71,12 @@ def _copied(frame: Frame, source: Value) -> Value:
     assert thing is not None
     kind = "module" if methods.is_module(frame, source) else thing.kind
     return replace(source, thing=Thing("", kind, thing.dtype, device=thing.device))
+
+
+def _is_optimizer(path: str, last: str) -> bool:
+    if last.endswith(("LR", "Scheduler")):
+        return False
+    return (path.startswith("torch.optim.") and "." not in path[12:]) or _OPTIMIZER.match(last) is not None
 
 
 def _named(names: tuple[str, ...], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
@@ -124,9 +134,9 @@ def parameter_owners(params: Value) -> list[Thing]:
     stack = [params]
     while stack:
         for value in ancestors(stack.pop()):
-            if value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None:
-                found.append(value.thing)
-            elif value.kind in ("instance", "module") and value.thing is not None:
+            if (value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None) or (
+                value.kind in ("instance", "module") and value.thing is not None
+            ):
                 found.append(value.thing)
             if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
                 stack.extend(v for v in value.ref.values() if isinstance(v, Value))
@@ -327,7 +337,10 @@ def decorator_context(frame: Frame, decorator: ast.expr) -> Value:
     if isinstance(decorator, ast.Call):
         return expressions.evaluate(frame, decorator)
     if path in AUTOCAST:
-        return Value("context", ref=Region(AUTOCAST[path] or "", "fp16" if AUTOCAST[path] == "cuda" else "half", True, decorator.lineno, path))
+        return Value(
+            "context",
+            ref=Region(AUTOCAST[path] or "", "fp16" if AUTOCAST[path] == "cuda" else "half", True, decorator.lineno, path),
+        )
     return UNKNOWN
 
 
@@ -356,7 +369,7 @@ def kind_of_annotation(frame: Frame, annotation: ast.expr | None) -> str:
 
 
 _EXACT: dict[str, Callable[..., Value]] = {
-    **{name: _no_grad for name in NO_GRAD},
+    **dict.fromkeys(NO_GRAD, _no_grad),
     "torch.enable_grad": _set_grad, "torch.set_grad_enabled": _set_grad, "contextlib.nullcontext": _nullcontext,
     "torch.finfo": _finfo, "torch.device": _device, "torch.autograd.grad": _autograd_grad,
     "torch.autograd.backward": _autograd_backward, "torch.arange": _arange, "torch.range": _arange,

@@ -87,18 +87,22 @@ def join_dtype(left: str, right: str) -> str:
     return "half" if left in HALF and right in HALF else ""
 
 
+_OBJECTS = ("scaler", "optimizer", "module", "context", "instance")
+
+
 def join(left: Value, right: Value) -> Value:
     """The value after two branches: what holds on both; a missing (None) side gives way to the other."""
     if left is right or right.is_none:
         return left
     if left.is_none:
         return right
+    tags = left.tags | right.tags
+    if ("scaled" in left.tags) != ("scaled" in right.tags):
+        tags |= {"maybe_scaled"}
     if left.kind != right.kind:
-        if "" in (left.kind, right.kind) and left.kind in ("scaler", "optimizer", "module", "context", "instance"):
-            return left
-        if "" in (left.kind, right.kind) and right.kind in ("scaler", "optimizer", "module", "context", "instance"):
-            return right
-        return Value(tags=left.tags | right.tags, op="phi", inputs=(left, right), thing=left.thing or right.thing)
+        if "" in (left.kind, right.kind) and (left.kind in _OBJECTS or right.kind in _OBJECTS):
+            return left if left.kind in _OBJECTS else right
+        return Value(tags=tags, op="phi", inputs=(left, right), thing=left.thing or right.thing)
     if left.kind == "const" and left.const == right.const and type(left.const) is type(right.const):
         return left
     if left.kind in ("dtype", "device", "const"):
@@ -106,12 +110,14 @@ def join(left: Value, right: Value) -> Value:
         return Value(left.kind, const=const, op="phi", inputs=(left, right))
     if left.kind in ("tuple", "list") and len(left.inputs) == len(right.inputs):
         return replace(left, inputs=tuple(join(a, b) for a, b in zip(left.inputs, right.inputs)))
-    if left.kind == "tensor":
+    if left.kind in ("tensor", ""):
         known = left if left.dtype else right
-        return Value(
-            "tensor", join_dtype(left.dtype, right.dtype), known.why, known.line, left.sure and right.sure, "phi",
-            (left, right), tags=left.tags | right.tags, node=left.node,
-        )  # fmt: skip
+        dtype = join_dtype(left.dtype, right.dtype)
+        sure = left.sure and right.sure
+        thing = left.thing if left.thing is right.thing else None
+        if not left.kind:
+            thing = left.thing or right.thing
+        return Value(left.kind, dtype, known.why, known.line, sure, "phi", (left, right), thing=thing, tags=tags, node=left.node)
     return left
 
 

@@ -16,7 +16,20 @@ from .half import is_position
 _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
 
 
-@rule("NUM_MASK_CONSTANT", Severity.ERROR, "masked_fill", "masked_fill_", "where", "setitem", "add", "mul", "full", "full_like", "fill_", "new_full")
+@rule(
+    "NUM_MASK_CONSTANT",
+    Severity.ERROR,
+    "masked_fill",
+    "masked_fill_",
+    "where",
+    "setitem",
+    "add",
+    "mul",
+    "full",
+    "full_like",
+    "fill_",
+    "new_full",
+)
 def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
     """A mask constant lies outside the range of the half tensor it is put into.
 
@@ -52,7 +65,11 @@ def _filled(event: Event) -> tuple[Value | None, Value | None]:
         return event.arg(0), event.arg(2, "value")
     if event.op == "where":
         sides = [event.arg(1), event.arg(2)]
-        numbers = [v for v in sides if v.is_number or (v.op in ("tensor", "full") and v.inputs and v.inputs[-1].is_number and not v.dtype)]
+        numbers = [
+            v
+            for v in sides
+            if v.is_number or (v.op in ("tensor", "full") and v.inputs and v.inputs[-1].is_number and not v.dtype)
+        ]
         tensors = [v for v in sides if v.kind == "tensor"]
         return (tensors[0], numbers[0]) if len(numbers) == 1 and len(tensors) == 1 else (None, None)
     if event.op == "setitem":
@@ -68,7 +85,18 @@ def _filled(event: Event) -> tuple[Value | None, Value | None]:
     return (right, left) if left.is_number else (left, right)
 
 
-@rule("NUM_EPS_UNDERFLOW", Severity.WARNING, "add", "clamp", "clamp_", "clamp_min", "maximum", "normalize", "add_", "cosine_similarity")
+@rule(
+    "NUM_EPS_UNDERFLOW",
+    Severity.WARNING,
+    "add",
+    "clamp",
+    "clamp_",
+    "clamp_min",
+    "maximum",
+    "normalize",
+    "add_",
+    "cosine_similarity",
+)
 def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
     """An eps that keeps a division or logarithm away from 0 is itself 0 in fp16.
 

@@ -14,8 +14,12 @@ from ..trace import Event, FileView, Trace
 from ..training import half_parameters, has_master_copy, is_trained, trains_after
 from ..values import HALF, Value, ancestors
 
-_COUNTS = frozenset({"arange", "range", "randint", "argmax", "argsort", "nonzero", "randperm", "cumsum", "multinomial", "bincount"})
-_INTEGER_NAMES = re.compile(r"(?:^|_)(?:pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$")
+_COUNTS = frozenset(
+    {"arange", "range", "randint", "argmax", "argsort", "nonzero", "randperm", "cumsum", "multinomial", "bincount"}
+)
+_INTEGER_NAMES = re.compile(
+    r"(?:^|_)(?:pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$"
+)
 
 
 @rule("HALF_CALL", Severity.WARNING, "module_cast")
@@ -185,7 +189,11 @@ def half_default_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     others = [e for e in view.of("set_default_dtype") if e.node is not event.node and e.at.stack[-1:] == event.at.stack[-1:]]
     if any(e.arg(0).const not in HALF for e in others):
         return
-    yield Hit(event.node, f"the default dtype becomes {kind}: all parameters created from here on are half", "keep float32 as the default and use autocast")
+    yield Hit(
+        event.node,
+        f"the default dtype becomes {kind}: all parameters created from here on are half",
+        "keep float32 as the default and use autocast",
+    )
 
 
 _ADAM_EPS = {
@@ -221,7 +229,11 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
     if half_parameters(event.arg(0), event) != "fp16":
         return
     named = "its default eps" if given is None else "eps"
-    yield Hit(event.node, f"{named} {eps:g} is 0 in fp16, and the parameters are fp16", "keep the parameters in float32, or set eps=1e-4 at least")
+    yield Hit(
+        event.node,
+        f"{named} {eps:g} is 0 in fp16, and the parameters are fp16",
+        "keep the parameters in float32, or set eps=1e-4 at least",
+    )
 
 
 @rule("HALF_LOSS_INPUT", Severity.WARNING, *sorted(LOSSES))
@@ -244,7 +256,9 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     for value in event.args[:2]:
         for made in _through_shapes(value):
             if made.op == "cast" and made.dtype in ("fp16", "bf16") and made.node is not None and "follow" not in made.tags:
-                yield Hit(event.node, f"an input of this loss was cast to {made.dtype} ({made.why})", "give the loss float32 inputs")
+                yield Hit(
+                    event.node, f"an input of this loss was cast to {made.dtype} ({made.why})", "give the loss float32 inputs"
+                )
                 return
 
 
@@ -265,6 +279,8 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     When not: only a handful of values is added.
     """
     target = event.arg(0)
+    if target.op == "getitem" and len(target.inputs) > 1 and not target.inputs[1].is_number:
+        return  # each element gets few addends: tiles, scatter
     if event.op == "augassign" and event.arg(2).const not in ("Add", "Sub"):
         return
     if target.dtype not in HALF or "grad" in target.tags:
@@ -272,7 +288,9 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     origin = _store(target)
     if origin is None or not (event.at.loops or event.at.stack):
         return
-    yield Hit(event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32")
+    yield Hit(
+        event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32"
+    )
 
 
 def _store(value: Value) -> Value | None:
@@ -280,7 +298,12 @@ def _store(value: Value) -> Value | None:
     for made in ancestors(value, 30):
         if made.op in ("zeros", "ones", "empty", "full", "tensor") and made.dtype in HALF:
             return made
-        if made.op == "cast" and made.dtype in HALF and made.inputs and made.inputs[0].op in ("zeros", "ones", "empty", "full", "tensor", "param", "clone"):
+        if (
+            made.op == "cast"
+            and made.dtype in HALF
+            and made.inputs
+            and made.inputs[0].op in ("zeros", "ones", "empty", "full", "tensor", "param", "clone")
+        ):
             return made
         if made.op == "param" and made.dtype in HALF:
             return made

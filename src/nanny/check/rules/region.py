@@ -104,7 +104,7 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     When not: inside a nested region with enabled=False and float32 inputs.
     """
     region = event.at.region
-    if region is None or region.device == "cpu":
+    if region is None or region.device == "cpu" or region.is_off_by_default:
         return
     if region.device == "":
         yield Hit(
@@ -112,10 +112,34 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
             "use binary_cross_entropy_with_logits on the logits", Severity.WARNING,
         )  # fmt: skip
         return
-    yield Hit(event.node, f"binary_cross_entropy raises under {region.label}", "use binary_cross_entropy_with_logits on the logits")
+    yield Hit(
+        event.node, f"binary_cross_entropy raises under {region.label}", "use binary_cross_entropy_with_logits on the logits"
+    )
 
 
-_DEVICES = frozenset("cpu cuda ipu xpu mkldnn hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone npu musa".split())
+_DEVICES = frozenset(
+    [
+        "cpu",
+        "cuda",
+        "ipu",
+        "xpu",
+        "mkldnn",
+        "hip",
+        "ve",
+        "fpga",
+        "maia",
+        "xla",
+        "lazy",
+        "vulkan",
+        "mps",
+        "meta",
+        "hpu",
+        "mtia",
+        "privateuseone",
+        "npu",
+        "musa",
+    ]
+)
 
 
 @rule("REGION_DEVICE", Severity.ERROR, on="trace")
@@ -137,11 +161,18 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the region also holds work of the other device on purpose.
     """
     for event in trace.of("autocast"):
-        given = event.kwargs.get("device_type") or (event.arg(0) if not str(event.kwargs[""].const).startswith(("torch.cuda", "torch.cpu")) else None)
+        given = event.kwargs.get("device_type") or (
+            event.arg(0) if not str(event.kwargs[""].const).startswith(("torch.cuda", "torch.cpu")) else None
+        )
         if given is None:
             continue
         if given.kind == "device":
-            yield Hit(event.node, "device_type is a torch.device object; autocast wants its name and raises", "pass device.type", file=event.file)
+            yield Hit(
+                event.node,
+                "device_type is a torch.device object; autocast wants its name and raises",
+                "pass device.type",
+                file=event.file,
+            )
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in _DEVICES:
             yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', file=event.file)
     for event in trace.of("module_call"):
@@ -157,9 +188,10 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
 
 @rule("REGION_DTYPE", Severity.WARNING, "autocast")
 def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
-    """autocast is asked for a dtype that it does not support.
+    """autocast is asked for a dtype that it does not support, or that makes no sense.
 
-    Why: torch warns once and switches autocast off: everything runs in float32 and nobody notices.
+    Why: on CPU and other devices torch warns once and switches autocast off, and nobody notices. CUDA takes any dtype: float64
+    makes every matrix product many times slower.
 
     Example:
         with torch.autocast("cpu", dtype=torch.float32):
@@ -169,12 +201,19 @@ def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
         with torch.autocast("cpu", enabled=False):
             ...
 
-    When not: never; enabled=False says the same without the warning.
+    When not: on CUDA dtype=torch.float32 is a way to run a block in float32, and is not reported.
     """
     region = event.out.ref
-    if region.dtype in HALF or region.enabled is False:
+    if region.dtype in HALF or region.enabled is False or (region.device == "cuda" and region.dtype == "fp32"):
         return
-    yield Hit(event.node, f"autocast supports float16 and bfloat16 only; with {region.dtype} it switches itself off", "use dtype=torch.bfloat16 or float16, or enabled=False")
+    if region.device == "cuda":
+        yield Hit(event.node, f"autocast to {region.dtype} makes no sense", "use dtype=torch.bfloat16 or float16")
+    elif region.device == "":
+        text = f"on CPU autocast refuses {region.dtype} and switches itself off (the device is not known here)"
+        yield Hit(event.node, text, "use enabled=False and .float() to leave autocast on every device", Severity.INFO)
+    else:
+        text = f"autocast on {region.device} refuses {region.dtype} and switches itself off"
+        yield Hit(event.node, text, "use dtype=torch.bfloat16 or float16, or enabled=False")
 
 
 @rule("REGION_ISLAND_STILL_HALF", Severity.WARNING, on="trace")
@@ -242,7 +281,12 @@ def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
         for earlier in reversed(calls[:position]):
             if earlier.op == "clear_autocast_cache":
                 break
-            if earlier.at.region is region and not earlier.at.has_grad and earlier.arg(0).thing is target.thing and target.thing is not None:
+            if (
+                earlier.at.region is region
+                and not earlier.at.has_grad
+                and earlier.arg(0).thing is target.thing
+                and target.thing is not None
+            ):
                 found.append((len(event.at.stack), Hit(
                     event.node, f"this module already ran under no_grad at line {earlier.line} in the same {region.label}",
                     "move the no_grad call out of the region, or open it with cache_enabled=False", file=event.file,
@@ -252,7 +296,9 @@ def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
     yield from (hit for depth, hit in found if depth == outermost)
 
 
-_MATRIX = frozenset({"matmul", "mm", "bmm", "linear", "einsum", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"})
+_MATRIX = frozenset(
+    {"matmul", "mm", "bmm", "linear", "einsum", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
+)
 
 
 @rule("REGION_CUSTOM_FUNCTION", Severity.WARNING, "custom_function")

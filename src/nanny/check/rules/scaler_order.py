@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
 from ...records import Severity
 from ..protocol import (
-    after, backward_for, before, extra_guards, is_disabled, is_scaled, loops_over_optimizers, same_object, scaler_of,
+    after,
+    backward_for,
+    before,
+    extra_guards,
+    is_disabled,
+    is_scaled,
+    loops_over_optimizers,
+    same_object,
+    scaler_of,
     window_keys,
 )  # fmt: skip
 from ..registry import Hit, rule
@@ -15,9 +24,38 @@ from ..source import dotted
 from ..trace import Event, FileView, Trace, can_meet
 from ..values import Value, ancestors
 
-_NONLINEAR = frozenset("""
-    pow square norm linalg.vector_norm abs std var max min amax amin item tolist numpy clamp clamp_ clamp_min clamp_max clip_
-    sum mean median sqrt sign sign_ histc log exp""".split())
+_NONLINEAR = frozenset(
+    [
+        "pow",
+        "square",
+        "norm",
+        "linalg.vector_norm",
+        "abs",
+        "std",
+        "var",
+        "max",
+        "min",
+        "amax",
+        "amin",
+        "item",
+        "tolist",
+        "numpy",
+        "clamp",
+        "clamp_",
+        "clamp_min",
+        "clamp_max",
+        "clip_",
+        "sum",
+        "mean",
+        "median",
+        "sqrt",
+        "sign",
+        "sign_",
+        "histc",
+        "log",
+        "exp",
+    ]
+)
 _SHIFTS = frozenset({"add_", "sub_"})
 _LOGS = re.compile(r"hist|log(?!ical)|print|scalar|write|record|track|dump", re.I)
 
@@ -222,6 +260,8 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
 def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -> Event | None:
     """The call that ends the accumulation window, if `event` runs more often than that."""
     name = event.op.partition(".")[2]
+    if window_keys(event):  # ends a window of its own
+        return None
     for anchor in anchors:
         if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
             continue
@@ -267,15 +307,20 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
             yield Hit(event.node, reason, "call update() once per iteration, after the last step", file=event.file)
 
 
+def _is_retry(loop: ast.AST) -> bool:
+    """`while True` around a step is a retry that is left by break."""
+    return isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
+
+
 def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> str:
     earlier = [e for e in before(trace, index) if any(e is s for s in steps)]
     for later in after(trace, index):
         if later.op == "backward" or later.op == "scaler.scale":
             break
         if any(later is s for s in steps) and later.at.loops == event.at.loops:
-            if earlier:
+            if earlier and not same_object(later.arg(1), earlier[0].arg(1)):
                 return f"the scale changes here, and line {later.line} steps another optimizer with gradients of the old scale"
-            if any(e.op == "backward" and is_scaled(e) for e in before(trace, index)):
+            if not earlier and any(e.op == "backward" and is_scaled(e) for e in before(trace, index)):
                 return f"update() comes before step() at line {later.line}: the inf check of this step is lost"
     if not earlier:
         return ""
@@ -283,7 +328,7 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
     over = loops_over_optimizers(step)
     if any(loop in event.at.loops for loop in over):
         return "update() runs once per optimizer: the scale changes between their steps"
-    inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over]
+    inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over and not _is_retry(loop)]
     if inner and event.at.loops == step.at.loops[: len(event.at.loops)]:
         return f"update() stands outside the loop that steps at line {step.line}: the scale never adapts within it"
     extra = extra_guards(event, step)

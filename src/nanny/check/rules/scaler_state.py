@@ -49,7 +49,7 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
         enabled = _argument_node(event.node, "enabled")
         if enabled is not None and (event.kwargs["enabled"].const is False or _DTYPE_TEST.search(ast.unparse(enabled))):
             continue
-        if any(_DTYPE_TEST.search(key) and "amp" != key for key, _ in event.at.guards):
+        if any(_DTYPE_TEST.search(key) and key != "amp" for key, _ in event.at.guards):
             continue
         yield Hit(
             event.node,

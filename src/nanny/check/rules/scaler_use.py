@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...records import Severity
+from ..guards import AMP
 from ..protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace, can_meet
@@ -82,10 +83,12 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     made = view.of("scaler.new")
     for index, event in trace.numbered("optimizer.step"):
-        if (event.arg(0).thing and event.arg(0).thing.kind == "framework_optimizer"):
+        if event.arg(0).thing and event.arg(0).thing.kind == "framework_optimizer":
             continue
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
         if last is None or not is_scaled(last) or _all_disabled(trace, made):
+            continue
+        if "maybe_scaled" in last.arg(0).tags and (AMP, False) in event.at.guards:
             continue
         scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
         beside = f", and scaler.step() already ran at line {scaled.line}" if scaled else ""

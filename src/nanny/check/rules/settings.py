@@ -54,7 +54,9 @@ def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
         if _is_on(event.kwargs.get(first)) and _is_on(event.kwargs.get(second)):
             nodes = [_keyword(event.node, name) for name in (first, second)]
             later = max(nodes, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
-            yield Hit(later, f"{first} and {second} are both on", "keep one: bf16 where the GPU has it (Ampere or later), else fp16")
+            yield Hit(
+                later, f"{first} and {second} are both on", "keep one: bf16 where the GPU has it (Ampere or later), else fp16"
+            )
 
 
 _TRUE_HALF = {"16-true": "fp16", "bf16-true": "bf16"}
@@ -119,7 +121,9 @@ def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
             for name in ("loss_scale", "initial_scale_power"):
                 if name in bf16.ref and bf16.node is not None:
                     yield Hit(_keyword(bf16.node, name), f"{name} has no meaning for bf16", "remove it: bf16 needs no loss scale")
-        if "enabled" not in section or not (section.keys() & {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}):
+        if "enabled" not in section or not (
+            section.keys() & {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}
+        ):
             return
         if section["enabled"].const is False:
             return
@@ -170,9 +174,17 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
         reduce, param = event.kwargs.get("reduce_dtype"), event.kwargs.get("param_dtype")
         if reduce is not None and not reduce.is_none:
             if reduce.const in ("fp16", "bf16"):
-                yield Hit(_keyword(event.node, "reduce_dtype"), f"gradients are reduced in {reduce.const}", "set reduce_dtype=torch.float32")
+                yield Hit(
+                    _keyword(event.node, "reduce_dtype"),
+                    f"gradients are reduced in {reduce.const}",
+                    "set reduce_dtype=torch.float32",
+                )
         elif param is not None and param.const in ("fp16", "bf16"):
-            yield Hit(event.node, f"without reduce_dtype gradients are reduced in param_dtype, {param.const}", "set reduce_dtype=torch.float32")
+            yield Hit(
+                event.node,
+                f"without reduce_dtype gradients are reduced in param_dtype, {param.const}",
+                "set reduce_dtype=torch.float32",
+            )
     elif event.op == "dict":
         kind = event.kwargs.get("communication_data_type")
         if kind is not None and kind.const in ("fp16", "bf16", "bfp16", "float16", "bfloat16"):
@@ -208,13 +220,23 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
         if (enabled is None or enabled.const is not False) and kind == "fp16":
-            yield Hit(event.node, f"{name} (line {line}) has a loss scaler of its own", f"remove this one and use {call}", file=event.file)
+            yield Hit(
+                event.node,
+                f"{name} (line {line}) has a loss scaler of its own",
+                f"remove this one and use {call}",
+                file=event.file,
+            )
     if view.of("scaler.new"):
         return
     for trace in view.traces:
         for event in trace.of("backward"):
             if _owned(trace, name, view) and kind == "fp16":
-                yield Hit(event.node, f"{name} (line {line}) scales the loss itself, this backward does not", f"use {call}", file=event.file)
+                yield Hit(
+                    event.node,
+                    f"{name} (line {line}) scales the loss itself, this backward does not",
+                    f"use {call}",
+                    file=event.file,
+                )
 
 
 def _owned(trace: Trace, name: str, view: FileView) -> bool:
@@ -230,7 +252,9 @@ def _framework(view: FileView) -> tuple[str, str, str, int] | None:
             return "Fabric", "fabric.backward(loss)", _precision(event.kwargs.get("precision")), event.line
         if event.out.ref == "deepspeed":
             config = event.kwargs.get("config") or event.kwargs.get("config_params")
-            section = config.ref.get("fp16") if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else None
+            section = (
+                config.ref.get("fp16") if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else None
+            )
             return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
     for event in view.of("external"):
         path = event.arg(0).path

@@ -55,7 +55,9 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*_LOGS)):
         return
-    yield Hit(event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()")
+    yield Hit(
+        event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()"
+    )
 
 
 @rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *_LOGS)
@@ -103,7 +105,9 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
         made = _made_by(inner.inputs[1], ("sigmoid",)) if inner else None
     if made is None or not made.is_half:
         return
-    yield Hit(event.node, f"log of a sigmoid that is {made.dtype}: {made.why}", "use logsigmoid, or binary_cross_entropy_with_logits")
+    yield Hit(
+        event.node, f"log of a sigmoid that is {made.dtype}: {made.why}", "use logsigmoid, or binary_cross_entropy_with_logits"
+    )
 
 
 @rule("NUM_LOGSUMEXP", Severity.WARNING, *_LOGS)
@@ -126,10 +130,14 @@ def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if not (made.is_half or event.arg(0).is_half):
         return
-    yield Hit(event.node, f"log of a sum of exp in {made.dtype or event.arg(0).dtype}: {made.why or event.arg(0).why}", "use torch.logsumexp")
+    yield Hit(
+        event.node,
+        f"log of a sum of exp in {made.dtype or event.arg(0).dtype}: {made.why or event.arg(0).why}",
+        "use torch.logsumexp",
+    )
 
 
-_BOUNDED = frozenset("clamp clamp_max clamp_ log_softmax logsigmoid tanh sigmoid minimum softmax".split())
+_BOUNDED = frozenset(["clamp", "clamp_max", "clamp_", "log_softmax", "logsigmoid", "tanh", "sigmoid", "minimum", "softmax"])
 _MAXIMA = ("max", "amax", "logsumexp", "maximum", "cummax")
 
 
@@ -206,7 +214,9 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     if _is_part_of_larger(event, view):
         return
     what = "squares" if is_square else "values"
-    yield Hit(event.node, f"{event.op} of {value.dtype} {what}: {value.why}", "cast with .float() first, or pass dtype=torch.float32")
+    yield Hit(
+        event.node, f"{event.op} of {value.dtype} {what}: {value.why}", "cast with .float() first, or pass dtype=torch.float32"
+    )
 
 
 def _is_bounded(value: Value) -> bool:
@@ -273,10 +283,33 @@ def _is_square_of_mean(value: Value) -> bool:
     if value.op in ("pow", "square"):
         inner = value.inputs[0] if value.inputs else value
         return inner.op in ("mean", "div") and (value.op == "square" or value.inputs[1].const == 2)
-    return value.op == "mul" and len(value.inputs) == 2 and value.inputs[0] is value.inputs[1] and value.inputs[0].op in ("mean", "div")
+    return (
+        value.op == "mul"
+        and len(value.inputs) == 2
+        and value.inputs[0] is value.inputs[1]
+        and value.inputs[0].op in ("mean", "div")
+    )
 
 
-_FFT = frozenset(f"fft.{name}" for name in "fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn hfft ihfft".split())
+_FFT = frozenset(
+    f"fft.{name}"
+    for name in [
+        "fft",
+        "ifft",
+        "rfft",
+        "irfft",
+        "fft2",
+        "ifft2",
+        "rfft2",
+        "irfft2",
+        "fftn",
+        "ifftn",
+        "rfftn",
+        "irfftn",
+        "hfft",
+        "ihfft",
+    ]
+)
 
 
 @rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | _FFT))
@@ -297,7 +330,7 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event):
         return
-    if event.op in _FFT and (value.dtype != "bf16" or event.at.region is not None and event.at.region.device == "cpu"):
+    if event.op in _FFT and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
         return
     severity = Severity.ERROR if value.sure else Severity.WARNING
     yield Hit(event.node, f"{event.op} does not take {value.dtype}: {value.why}", "cast the input with .float()", severity)

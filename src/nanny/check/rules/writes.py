@@ -44,7 +44,12 @@ def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
     if not event.op.endswith("_") and event.op != "setitem" and event.at.region is not None and event.op == "index_put":
         return
     severity = Severity.ERROR if value.sure or event.at.region is not None else Severity.WARNING
-    yield Hit(event.node, f"{value.dtype} values are written into a {target.dtype} tensor: {value.why}", "cast the values with .to(target.dtype)", severity)
+    yield Hit(
+        event.node,
+        f"{value.dtype} values are written into a {target.dtype} tensor: {value.why}",
+        "cast the values with .to(target.dtype)",
+        severity,
+    )
 
 
 def _is_tensor_index(index: Value) -> bool:
