@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from nanny.check import Options, check_source
 
 FIXTURES = Path(__file__).parent / "check_fixtures"

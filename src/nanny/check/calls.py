@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from . import expressions, methods, statements, torchcalls
+from . import attributes, expressions, methods, statements, torchcalls
 from .source import ClassInfo, FunctionInfo, ModuleInfo, dotted
 from .trace import MAX_DEPTH, Context, Event, Frame
 from .values import NONE, UNKNOWN, Thing, Value, join
@@ -94,7 +94,7 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         statements.assign(frame, node.func.value, replace(base, inputs=(*base.inputs, *added)))
         return NONE
     if base.kind in ("", "module") and not methods.knows(name):
-        member = expressions.attribute(frame, base, name, node.func)
+        member = attributes.attribute(frame, base, name, node.func)
         return call_value(frame, node, member, args, kwargs)
     return methods.call_method(frame, node, base, name, args, kwargs)
 

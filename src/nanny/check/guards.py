@@ -10,7 +10,9 @@ from .source import dotted
 from .trace import Frame, Guard
 from .values import Value
 
-_AMP = re.compile(r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|grad_?scal|loss_?scal|(?:^|_)half(?:_|$)|mixed_prec|autocast|use_mp$|_mp$", re.I)
+_AMP = re.compile(
+    r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|grad_?scal|loss_?scal|(?:^|_)half(?:_|$)|mixed_prec|autocast|use_mp$|_mp$", re.I
+)
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
 
 

@@ -84,8 +84,9 @@ SAME_DTYPE = SHAPE | _words("""
 
 # Operations whose result depends on the dtypes of several operands; all others follow their first.
 SEVERAL_OPERANDS = _words("""
-    add sub mul div pow maximum minimum fmod remainder floor_divide matmul bmm mm einsum baddbmm addmm addbmm dot mv tensordot kron lerp
-    cat stack hstack vstack addcmul addcdiv atan2 outer ger cross logaddexp xlogy rsub dist cdist linear conv1d conv2d conv3d
+    add sub mul div pow maximum minimum fmod remainder floor_divide matmul bmm mm einsum baddbmm addmm addbmm dot mv tensordot
+    kron lerp cat stack hstack vstack addcmul addcdiv atan2 outer ger cross logaddexp xlogy rsub dist cdist linear conv1d
+    conv2d conv3d
     mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits bilinear
     cosine_similarity pairwise_distance polar scaled_dot_product_attention max min meshgrid""")
 
@@ -105,7 +106,8 @@ IN_PLACE = _words("""
 LAYERS = {
     "Linear": "linear", "Conv1d": "conv1d", "Conv2d": "conv2d", "Conv3d": "conv3d", "Bilinear": "bilinear",
     "ConvTranspose1d": "conv_transpose1d", "ConvTranspose2d": "conv_transpose2d", "ConvTranspose3d": "conv_transpose3d",
-    "LSTM": "lstm", "GRU": "gru", "RNN": "rnn", "LSTMCell": "lstm", "GRUCell": "gru", "MultiheadAttention": "multi_head_attention",
+    "LSTM": "lstm", "GRU": "gru", "RNN": "rnn", "LSTMCell": "lstm", "GRUCell": "gru",
+    "MultiheadAttention": "multi_head_attention",
     "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "RMSNorm": "rms_norm", "BatchNorm1d": "batch_norm",
     "BatchNorm2d": "batch_norm", "BatchNorm3d": "batch_norm", "SyncBatchNorm": "batch_norm", "InstanceNorm1d": "instance_norm",
     "InstanceNorm2d": "instance_norm", "InstanceNorm3d": "instance_norm",

@@ -12,7 +12,9 @@ from .values import UNKNOWN, Value, ancestors
 
 
 def is_scaled(event: Event) -> bool:
-    """Whether a backward event runs on a scaled loss."""
+    """Whether a backward event runs on a scaled loss; an Accelerator in fp16 scales it by itself."""
+    if event.op == "framework.backward":
+        return event.arg(0).ref == "accelerate" and event.arg(0).const == "fp16"
     return "scaled" in event.arg(0).tags
 
 
@@ -53,6 +55,9 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
     return False
 
 
+_UNSCALES = ("framework.clip_grad_norm_", "framework.clip_grad_value_", "framework.unscale_gradients", "optimizer.step")
+
+
 def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | None:
     """The scaled backward whose gradients are still scaled at event `index`; None if they are not.
 
@@ -61,8 +66,15 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | N
     owners = {id(t) for t in parameter_owners(params)}
     owners &= {id(t) for e in trace.of("scaler.step", "scaler.unscale_") for t in parameter_owners(e.arg(1))}
     for event in before(trace, index):
-        if event.op == "backward":
+        if event.op in ("backward", "framework.backward"):
             return event if is_scaled(event) else None
+        if event.op in (
+            "framework.clip_grad_norm_",
+            "framework.clip_grad_value_",
+            "framework.unscale_gradients",
+            "optimizer.step",
+        ):
+            return None
         if event.op in ("scaler.unscale_", "scaler.step"):
             held = {id(t) for t in parameter_owners(event.arg(1))} if event.arg(1).kind == "optimizer" else set()
             if not (owners and held and owners.isdisjoint(held)):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from . import expressions
+from . import attributes, branches, expressions
 from .guards import guards_of
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
@@ -63,7 +64,7 @@ def _assign_items(frame: Frame, targets: list[ast.expr], value: Value) -> None:
             assign(frame, target, item)
         return
     for position, target in enumerate(targets):
-        part = expressions.part_of(frame, value, position, target)
+        part = attributes.part_of(frame, value, position, target)
         assign(frame, target, part)
 
 
@@ -136,7 +137,7 @@ def _leave(frame: Frame, node: ast.stmt) -> None:
 
 def _if(frame: Frame, node: ast.If) -> None:
     test = expressions.evaluate(frame, node.test)
-    known = expressions.truth(node.test, test)
+    known = branches.truth(node.test, test)
     if known is not None:
         run_block(frame, node.body if known else node.orelse)
         return
@@ -145,13 +146,13 @@ def _if(frame: Frame, node: ast.If) -> None:
     yes, no = guards_of(frame, node.test, test, True), guards_of(frame, node.test, test, False)
 
     frame.env = before.copy()
-    expressions.narrow(frame, node.test, True)
+    branches.narrow(frame, node.test, True)
     frame.at = replace(saved, guards=saved.guards + yes)
     run_block(frame, node.body)
     env_yes, over_yes = frame.env, frame.is_over
 
     frame.env = before.copy()
-    expressions.narrow(frame, node.test, False)
+    branches.narrow(frame, node.test, False)
     frame.at = replace(saved, guards=saved.guards + no)
     run_block(frame, node.orelse)
     env_no, over_no = frame.env, frame.is_over
@@ -185,7 +186,7 @@ def _for(frame: Frame, node: ast.For | ast.AsyncFor) -> None:
     source = expressions.evaluate(frame, node.iter)
     saved = frame.at
     frame.at = replace(saved, loops=(*saved.loops, node))
-    assign(frame, node.target, expressions.element_of(frame, source, node.target))
+    assign(frame, node.target, attributes.element_of(frame, source, node.target))
     run_block(frame, node.body)
     frame.at = saved
     run_block(frame, node.orelse)
@@ -334,12 +335,12 @@ def _assert(frame: Frame, node: ast.Assert) -> None:
     expressions.evaluate(frame, node.test)
 
 
-_STATEMENTS: dict[type, Callable[[Frame, object], None]] = {
+_STATEMENTS: dict[type, Callable[[Frame, Any], None]] = {
     ast.Assign: _assign, ast.AnnAssign: _ann_assign, ast.AugAssign: _aug_assign, ast.Expr: _expr, ast.Return: _return,
     ast.Raise: _leave, ast.Continue: _leave, ast.Break: _leave, ast.If: _if, ast.For: _for, ast.AsyncFor: _for,
     ast.While: _while, ast.With: _with, ast.AsyncWith: _with, ast.Try: _try, ast.Match: _match, ast.FunctionDef: _function,
     ast.AsyncFunctionDef: _function, ast.ClassDef: _class, ast.Import: _import, ast.ImportFrom: _import_from,
     ast.Delete: _delete, ast.Global: _global, ast.Nonlocal: _global, ast.Assert: _assert,
-}  # type: ignore[dict-item]  # fmt: skip
+}  # fmt: skip
 if hasattr(ast, "TryStar"):
-    _STATEMENTS[ast.TryStar] = _try  # type: ignore[assignment]
+    _STATEMENTS[ast.TryStar] = _try

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from . import calls, expressions, methods
+from . import attributes, calls, expressions, methods
 from .dtypes import result
 from .optable import ALIASES, CONTAINERS, CREATES
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
@@ -25,7 +25,8 @@ _FRAMEWORK = {
 }  # fmt: skip
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DDP", "FSDP", "fully_shard")
 _ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
-            "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter", "builtins.next"}  # fmt: skip
+            "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter",
+            "builtins.next"}  # fmt: skip
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
 
 
@@ -44,9 +45,9 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
     if path.startswith("torch.nn.") and last[:1].isupper() and "parallel" not in path:
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
-        return frame.emit(
-            "framework.new", node, tuple(args), kwargs, Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework"))
-        )
+        asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))
+        value = Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework"), const=asked.const)
+        return frame.emit("framework.new", node, tuple(args), kwargs, value)
     if path in _ADOPTED or last in _WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
@@ -258,7 +259,7 @@ def _builtin(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs:
 
 def _getattr(frame: Frame, node: ast.Call, args: list[Value]) -> Value:
     if len(args) >= 2 and isinstance(args[1].const, str):
-        return expressions.attribute(frame, args[0], args[1].const, node)
+        return attributes.attribute(frame, args[0], args[1].const, node)
     if args and args[0].kind == "external" and args[0].ref == "torch":
         return Value("dtype", const="half" if len(args) > 2 else "")
     return Value(thing=Thing(""))

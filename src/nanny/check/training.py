@@ -1,4 +1,4 @@
-"""Whether something is trained, as far as a file tells: it is in an optimizer, set to train, or under a loss that goes backward."""
+"""Whether something is trained, as far as a file tells: in an optimizer, set to train, or under a loss that goes backward."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
 def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
     """A mask constant lies outside the range of the half tensor it is put into.
 
-    Why: fp16 ends at 65504, so -1e9 raises in masked_fill and becomes -inf in arithmetic; a row that is masked whole then gives
-    NaN in softmax. float32's own minimum overflows bf16 as well.
+    Why: fp16 ends at 65504, so -1e9 raises in masked_fill and becomes -inf in arithmetic; a row that is masked whole then
+    gives NaN in softmax. float32's own minimum overflows bf16 as well.
 
     Example:
         scores = scores.masked_fill(mask, -1e9)
@@ -100,7 +100,8 @@ def _filled(event: Event) -> tuple[Value | None, Value | None]:
 def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
     """An eps that keeps a division or logarithm away from 0 is itself 0 in fp16.
 
-    Why: 1e-8 rounds to 0 in fp16 (the smallest value above 0 is 6e-8), so x / (std + 1e-8) divides by 0 and gives inf or NaN.
+    Why: 1e-8 rounds to 0 in fp16 (the smallest value above 0 is 6e-8), so x / (std + 1e-8) divides by 0 and gives inf or
+    NaN.
 
     Example:
         y = x / (x.std() + 1e-8)
@@ -108,8 +109,8 @@ def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
     Use instead:
         y = x / (x.float().std() + 1e-8)
 
-    When not: the sum is float32: sum, norm, pow, exp and log are promoted under CUDA autocast; mean, var, std, sqrt and sigmoid are
-    not.
+    When not: the sum is float32: sum, norm, pow, exp and log are promoted under CUDA autocast; mean, var, std, sqrt and
+    sigmoid are not.
     """
     tensor, eps = event.arg(0), event.arg(1)
     if event.op == "add" and tensor.is_number:
@@ -155,7 +156,8 @@ def _steps(value: Value) -> Iterator[Value]:
 def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     """Positions, time steps, ids or counts are put into half.
 
-    Why: fp16 counts exactly to 2048 and bf16 to 256; beyond, neighbouring positions become equal, and embeddings or ids are wrong.
+    Why: fp16 counts exactly to 2048 and bf16 to 256; beyond, neighbouring positions become equal, and embeddings or ids are
+    wrong.
 
     Example:
         t = torch.arange(8192, dtype=torch.bfloat16)

@@ -26,8 +26,8 @@ _INTEGER_NAMES = re.compile(
 def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
     """A model that is trained, or a tensor inside autocast, is cast to half by hand.
 
-    Why: autocast keeps float32 weights and chooses per operation; a hand-made cast takes that away. Updates smaller than 1/2048
-    (fp16) or 1/256 (bf16) of a weight are lost, and GradScaler refuses fp16 gradients.
+    Why: autocast keeps float32 weights and chooses per operation; a hand-made cast takes that away. Updates smaller than
+    1/2048 (fp16) or 1/256 (bf16) of a weight are lost, and GradScaler refuses fp16 gradients.
 
     Example:
         model = Net().cuda().half()
@@ -186,14 +186,12 @@ def half_default_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     kind = event.arg(0).const
     if kind not in HALF or not view.is_training():
         return
-    others = [e for e in view.of("set_default_dtype") if e.node is not event.node and e.at.stack[-1:] == event.at.stack[-1:]]
+    here = event.at.stack[-1:]
+    others = [e for e in view.of("set_default_dtype") if e.node is not event.node and e.at.stack[-1:] == here]
     if any(e.arg(0).const not in HALF for e in others):
         return
-    yield Hit(
-        event.node,
-        f"the default dtype becomes {kind}: all parameters created from here on are half",
-        "keep float32 as the default and use autocast",
-    )
+    text = f"the default dtype becomes {kind}: all parameters created from here on are half"
+    yield Hit(event.node, text, "keep float32 as the default and use autocast")
 
 
 _ADAM_EPS = {
@@ -240,8 +238,8 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
 def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     """A loss gets inputs that were cast to half by hand.
 
-    Why: the loss is where small differences matter; cast before it, logits keep 3 digits (fp16) or 2 (bf16), whatever the loss does
-    inside.
+    Why: the loss is where small differences matter; cast before it, logits keep 3 digits (fp16) or 2 (bf16), whatever the
+    loss does inside.
 
     Example:
         loss = F.cross_entropy(logits.half(), target)
@@ -266,7 +264,8 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
 def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     """A running sum, moving average or metric is kept in half.
 
-    Why: once the sum is 2048 (fp16) or 256 (bf16) times an addend, adding it changes nothing: averages freeze and counts stop.
+    Why: once the sum is 2048 (fp16) or 256 (bf16) times an addend, adding it changes nothing: averages freeze and counts
+    stop.
 
     Example:
         total = torch.zeros((), dtype=torch.bfloat16)

@@ -15,14 +15,16 @@ _ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_mar
 _CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",
                     "item", "size", "numel", "unknown_call", "external", "module_call", "setitem", "call", "decorator", "dict",
                     "isnan", "isinf", "isfinite", "any", "all", "argmax", "argmin", "argsort", "loss", "augassign", "autocast",
-                    "new_zeros", "new_ones", "new_tensor", "tensor", "as_tensor", "compare", "custom_function", "layer", "save"}  # fmt: skip
+                    "new_zeros", "new_ones", "new_tensor", "tensor", "as_tensor", "compare", "custom_function", "layer",
+                    "save"}  # fmt: skip
 
 
 @rule("REGION_LOSS_OUTSIDE", Severity.WARNING, on="trace")
 def loss_outside(trace: Trace, view: FileView) -> Iterator[Hit]:
     """A loss is computed on a half output after leaving the autocast region.
 
-    Why: outside, nothing promotes the loss to float32: log-softmax, squares and means run in fp16 or bf16 and lose or overflow.
+    Why: outside, nothing promotes the loss to float32: log-softmax, squares and means run in fp16 or bf16 and lose or
+    overflow.
 
     Example:
         with torch.autocast("cuda", dtype=torch.float16):
@@ -65,8 +67,8 @@ def _is_region_output(value: Value) -> bool:
 def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     """backward or an optimizer step runs inside the autocast region.
 
-    Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which torch
-    advises against and which can lose gradients. The step then computes updates under autocast too.
+    Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which
+    torch advises against and which can lose gradients. The step then computes updates under autocast too.
 
     Example:
         with torch.autocast("cuda", dtype=torch.float16):
@@ -91,7 +93,8 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
 def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     """`binary_cross_entropy` or `BCELoss` is called under CUDA autocast.
 
-    Why: torch raises RuntimeError there, because sigmoid output in half cannot be kept away from 0 and 1. On CPU it is promoted.
+    Why: torch raises RuntimeError there, because sigmoid output in half cannot be kept away from 0 and 1. On CPU it is
+    promoted.
 
     Example:
         with torch.autocast("cuda"):
@@ -146,8 +149,8 @@ _DEVICES = frozenset(
 def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
     """autocast is opened for another device type than the one that the code runs on.
 
-    Why: autocast for "cpu" does nothing to CUDA tensors and the other way round: the model silently runs in float32. A name that
-    is no device type, or a torch.device object, raises.
+    Why: autocast for "cpu" does nothing to CUDA tensors and the other way round: the model silently runs in float32. A name
+    that is no device type, or a torch.device object, raises.
 
     Example:
         model.cuda()
@@ -181,7 +184,8 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         if thing.device in _DEVICES and thing.device != region.device:
             yield Hit(
-                region.node, f"autocast is opened for {region.device}, but the model called at line {event.line} is on {thing.device}",
+                region.node,
+                f"autocast is opened for {region.device}, but the model called at line {event.line} is on {thing.device}",
                 f'use torch.autocast("{thing.device}", ...)', file=region.file,
             )  # fmt: skip
 
@@ -190,8 +194,8 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
 def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     """autocast is asked for a dtype that it does not support, or that makes no sense.
 
-    Why: on CPU and other devices torch warns once and switches autocast off, and nobody notices. CUDA takes any dtype: float64
-    makes every matrix product many times slower.
+    Why: on CPU and other devices torch warns once and switches autocast off, and nobody notices. CUDA takes any dtype:
+    float64 makes every matrix product many times slower.
 
     Example:
         with torch.autocast("cpu", dtype=torch.float32):
@@ -220,8 +224,8 @@ def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
 def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
     """A block with autocast switched off still computes on half tensors.
 
-    Why: enabled=False stops the casting, it does not undo it: tensors made outside stay half, and now nothing promotes softmax,
-    sums or losses to float32.
+    Why: enabled=False stops the casting, it does not undo it: tensors made outside stay half, and now nothing promotes
+    softmax, sums or losses to float32.
 
     Example:
         with torch.autocast("cuda", enabled=False):
@@ -255,8 +259,8 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
 def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
     """One module runs without and then with gradients inside one autocast region.
 
-    Why: autocast caches the cast weights. In older torch the copies made under no_grad are used again by the second call, and the
-    weights get no gradient.
+    Why: autocast caches the cast weights. In older torch the copies made under no_grad are used again by the second call,
+    and the weights get no gradient.
 
     Example:
         with torch.autocast("cuda"):
@@ -305,8 +309,8 @@ _MATRIX = frozenset(
 def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     """An `autograd.Function` runs under autocast without `custom_fwd` and `custom_bwd`.
 
-    Why: its forward sees whatever dtypes autocast left, and its backward runs without autocast: mixed dtypes raise, or the two
-    passes disagree.
+    Why: its forward sees whatever dtypes autocast left, and its backward runs without autocast: mixed dtypes raise, or the
+    two passes disagree.
 
     Example:
         class MyLinear(torch.autograd.Function):
@@ -326,7 +330,7 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     forward, backward = owner.find("forward"), owner.find("backward")
     if region is None or forward is None or _is_decorated(forward.node):
         return
-    tensors = [v for v in event.args[1:] if v.kind == "tensor" or (v.kind == "" and v.dtype != "int" and v.thing is not None)]
+    tensors = [v for v in event.args[1:] if v.kind == "tensor" or (not v.kind and v.dtype != "int" and v.thing is not None)]
     if len(tensors) < 2 and not any(_uses_matrices(f.node) for f in (forward, backward) if f is not None):
         return
     yield Hit(

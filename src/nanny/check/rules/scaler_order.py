@@ -64,8 +64,8 @@ _LOGS = re.compile(r"hist|log(?!ical)|print|scalar|write|record|track|dump", re.
 def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
     """Gradients are clipped, or their norm is taken, while they still carry the loss scale.
 
-    Why: scaled gradients are about 65536 times too large, so `clip_grad_norm_(..., 1.0)` shrinks every step to almost nothing,
-    and the amount changes whenever the scale does.
+    Why: scaled gradients are about 65536 times too large, so `clip_grad_norm_(..., 1.0)` shrinks every step to almost
+    nothing, and the amount changes whenever the scale does.
 
     Example:
         scaler.scale(loss).backward()
@@ -86,7 +86,7 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"gradients are clipped while still scaled: scaled backward at line {backward.line}, no unscale_ before line {event.line}",
+            f"gradients are clipped while still scaled: backward at line {backward.line}, no unscale_ before line {event.line}",
             "call scaler.unscale_(optimizer) after backward and before clipping",
             file=event.file,
         )
@@ -102,8 +102,8 @@ def _is_off(trace: Trace, view: FileView, index: int) -> bool:
 def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     """Gradients are changed, measured or logged through `.grad` while they still carry the loss scale.
 
-    Why: what is read is 65536 (or whatever the scale is) times the gradient; noise added to it is that much too small, and a
-    limit compared with it means something else after every change of the scale.
+    Why: what is read is 65536 (or whatever the scale is) times the gradient; noise added to it is that much too small, and
+    a limit compared with it means something else after every change of the scale.
 
     Example:
         scaler.scale(loss).backward()
@@ -134,7 +134,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         reported.add(id(source))
         yield Hit(
             read.node,
-            f"`.grad` is used ({event.op.rstrip('_')}) while still scaled: scaled backward at line {backward.line}, no unscale_ before line {read.line}",
+            f"`.grad` is used ({event.op.rstrip('_')}) while still scaled: backward at line {backward.line}, no unscale_ since",
             "call scaler.unscale_(optimizer) first",
             file=read.file,
         )
@@ -190,23 +190,26 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
     for index, event in trace.numbered("scaler.unscale_"):
         if _repeats(trace, event):
             yield Hit(
-                event.node, "unscale_ runs again in every pass of this loop for the same optimizer", "call it once, before the loop",
+                event.node,
+                "unscale_ runs again in every pass of this loop for the same optimizer",
+                "call it once, before the loop",
                 file=event.file,
-            )  # fmt: skip
+            )
             continue
         for earlier in before(trace, index):
             if earlier.op == "scaler.update":
                 break
-            if earlier.op in ("scaler.unscale_", "scaler.step") and earlier.node is not event.node:
-                if same_object(earlier.arg(1), event.arg(1)) and same_object(scaler_of(earlier), scaler_of(event)):
-                    what = "already unscaled" if earlier.op == "scaler.unscale_" else "already stepped"
-                    yield Hit(
-                        event.node,
-                        f"this optimizer was {what} at line {earlier.line}, and no update() came since",
-                        "keep one unscale_ per optimizer and step, before clipping",
-                        file=event.file,
-                    )
-                    break
+            if earlier.op not in ("scaler.unscale_", "scaler.step") or earlier.node is event.node:
+                continue
+            if same_object(earlier.arg(1), event.arg(1)) and same_object(scaler_of(earlier), scaler_of(event)):
+                what = "already unscaled" if earlier.op == "scaler.unscale_" else "already stepped"
+                yield Hit(
+                    event.node,
+                    f"this optimizer was {what} at line {earlier.line}, and no update() came since",
+                    "keep one unscale_ per optimizer and step, before clipping",
+                    file=event.file,
+                )
+                break
 
 
 def _repeats(trace: Trace, event: Event) -> bool:
@@ -251,7 +254,7 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
         name = event.op.partition(".")[2]
         yield Hit(
             event.node,
-            f"{name}() runs for every micro-batch, but {anchor.op.partition('.')[2]}() at line {anchor.line} only once per window",
+            f"{name}() runs for every micro-batch, {anchor.op.partition('.')[2]}() at line {anchor.line} only once per window",
             f"move {name}() into the branch that ends the accumulation window",
             file=event.file,
         )
@@ -282,8 +285,8 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
 def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`scaler.update()` is not called exactly once after all steps of an iteration.
 
-    Why: update moves the scale. Between two optimizers it makes the second unscale by the wrong factor; before step it throws the
-    inf check away; called seldom, an overflow skips every step until it comes.
+    Why: update moves the scale. Between two optimizers it makes the second unscale by the wrong factor; before step it
+    throws the inf check away; called seldom, an overflow skips every step until it comes.
 
     Example:
         for opt in optimizers:

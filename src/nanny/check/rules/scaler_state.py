@@ -22,8 +22,8 @@ _STEP_FUNCTION = re.compile(r"epoch|(?:^|_)step(?:_|$)|train_batch|training_step
 def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
     """A GradScaler is used although training runs in bf16.
 
-    Why: bf16 has the exponent range of float32, so there is nothing to rescue; the scaler adds a host sync per step and its inf
-    checks can skip steps for no reason.
+    Why: bf16 has the exponent range of float32, so there is nothing to rescue; the scaler adds a host sync per step and its
+    inf checks can skip steps for no reason.
 
     Example:
         scaler = torch.amp.GradScaler("cuda")
@@ -70,8 +70,8 @@ _SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
     """GradScaler is built with numbers that cannot work well.
 
-    Why: a scale of 1 rescues nothing, one above 2**24 costs the first steps; a growth factor of 1 or less and a backoff factor of
-    1 or more raise; a growth interval of a few steps overflows all the time, one of millions never recovers.
+    Why: a scale of 1 rescues nothing, one above 2**24 costs the first steps; a growth factor of 1 or less and a backoff
+    factor of 1 or more raise; a growth interval of a few steps overflows all the time, one of millions never recovers.
 
     Example:
         scaler = torch.amp.GradScaler("cuda", init_scale=1.0, growth_interval=10_000_000)
@@ -127,7 +127,8 @@ def setting_problem(name: str, number: float) -> tuple[str, Severity] | None:
 def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
     """A GradScaler is constructed anew in every step or epoch.
 
-    Why: the scale it has found is thrown away; each new scaler starts at 65536 and skips steps until it is back where it was.
+    Why: the scale it has found is thrown away; each new scaler starts at 65536 and skips steps until it is back where it
+    was.
 
     Example:
         for epoch in range(epochs):
@@ -205,7 +206,8 @@ def _holds_optimizer(saved: Value) -> bool:
 def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
     """Gradients taken with `autograd.grad` from a scaled loss are used without dividing by the scale.
 
-    Why: a penalty on their norm sees numbers that are 65536 times too large, and the penalty's own gradient drowns the loss.
+    Why: a penalty on their norm sees numbers that are 65536 times too large, and the penalty's own gradient drowns the
+    loss.
 
     Example:
         grads = torch.autograd.grad(scaler.scale(loss), inputs, create_graph=True)

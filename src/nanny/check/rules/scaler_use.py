@@ -16,8 +16,8 @@ from ..values import Value, ancestors
 def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`scaler.step` is called, but never `scaler.update`.
 
-    Why: without update the scale never changes, and after the first overflow the scaler's state is not reset: the next unscale_
-    raises, or every later step is skipped.
+    Why: without update the scale never changes, and after the first overflow the scaler's state is not reset: the next
+    unscale_ raises, or every later step is skipped.
 
     Example:
         scaler.scale(loss).backward()
@@ -83,7 +83,8 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     made = view.of("scaler.new")
     for index, event in trace.numbered("optimizer.step"):
-        if event.arg(0).thing and event.arg(0).thing.kind == "framework_optimizer":
+        owner = event.arg(0).thing
+        if owner is not None and owner.kind == "framework_optimizer":
             continue
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
         if last is None or not is_scaled(last) or _all_disabled(trace, made):

@@ -20,7 +20,7 @@ def _keyword(node: ast.AST, name: str) -> ast.AST:
     for keyword in getattr(node, "keywords", ()):
         if keyword.arg == name:
             return keyword
-    for key, value in zip(getattr(node, "keys", ()), getattr(node, "values", ())):
+    for key in getattr(node, "keys", ()):
         if isinstance(key, ast.Constant) and key.value == name:
             return key
     return node
@@ -66,8 +66,8 @@ _TRUE_HALF = {"16-true": "fp16", "bf16-true": "bf16"}
 def true_half(event: Event, view: FileView) -> Iterator[Hit]:
     """Training runs with precision "16-true" or "bf16-true": everything in half, no float32 copy.
 
-    Why: weights, optimizer state and normalisation are all half; updates below 1/2048 or 1/256 of a weight vanish. "16-mixed" keeps
-    float32 weights.
+    Why: weights, optimizer state and normalisation are all half; updates below 1/2048 or 1/256 of a weight vanish.
+    "16-mixed" keeps float32 weights.
 
     Example:
         Trainer(precision="16-true")
@@ -101,8 +101,8 @@ def _fits(view: FileView, event: Event) -> bool:
 def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
     """A loss-scale setting makes no sense.
 
-    Why: a static scale of 1 rescues no gradient; DeepSpeed's initial_scale_power is an exponent, so 65536 means 2**65536; bf16 takes
-    no loss scale at all.
+    Why: a static scale of 1 rescues no gradient; DeepSpeed's initial_scale_power is an exponent, so 65536 means 2**65536;
+    bf16 takes no loss scale at all.
 
     Example:
         "fp16": {"enabled": True, "initial_scale_power": 65536}
@@ -158,8 +158,8 @@ _REDUCE_HOOKS = ("fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrap
 def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     """Gradients are summed across devices in half.
 
-    Why: the sum over many ranks is rounded at every addition and, in fp16, can overflow; float32 costs twice the traffic and keeps
-    the gradient.
+    Why: the sum over many ranks is rounded at every addition and, in fp16, can overflow; float32 costs twice the traffic
+    and keeps the gradient.
 
     Example:
         MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
@@ -199,8 +199,8 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
 def double_scaling(view: FileView) -> Iterator[Hit]:
     """A plain backward, or a scaler of one's own, is used under a framework that scales the loss itself.
 
-    Why: Accelerate, Lightning, Fabric and DeepSpeed own the loss scaler. A plain backward leaves gradients unscaled while the step
-    unscales them; a second scaler scales twice.
+    Why: Accelerate, Lightning, Fabric and DeepSpeed own the loss scaler. A plain backward leaves gradients unscaled while
+    the step unscales them; a second scaler scales twice.
 
     Example:
         accelerator = Accelerator(mixed_precision="fp16")

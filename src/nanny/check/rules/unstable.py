@@ -39,8 +39,8 @@ def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | Non
 def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     """softmax or log_softmax runs on a half tensor that nothing promotes.
 
-    Why: outside CUDA autocast (a half model, CPU autocast, an island) the result is rounded to half: probabilities below 6e-8 are 0
-    in fp16, and bf16 keeps 2 digits.
+    Why: outside CUDA autocast (a half model, CPU autocast, an island) the result is rounded to half: probabilities below
+    6e-8 are 0 in fp16, and bf16 keeps 2 digits.
 
     Example:
         weights = torch.softmax(scores, dim=-1)  # scores are half
@@ -64,7 +64,8 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
 def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
     """log(softmax(x)) is computed in two steps in half.
 
-    Why: a probability that rounds to 0 gives log(0) = -inf, and the gradient is NaN. log_softmax never forms the probability.
+    Why: a probability that rounds to 0 gives log(0) = -inf, and the gradient is NaN. log_softmax never forms the
+    probability.
 
     Example:
         logp = torch.log(torch.softmax(logits, dim=-1))
@@ -86,7 +87,8 @@ def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
 def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     """log(sigmoid(x)) or log(1 - sigmoid(x)) is computed in two steps in half.
 
-    Why: in fp16 sigmoid is exactly 1 from 8.4 on and 0 below -17, so the logarithm gives -inf; autocast does not promote sigmoid.
+    Why: in fp16 sigmoid is exactly 1 from 8.4 on and 0 below -17, so the logarithm gives -inf; autocast does not promote
+    sigmoid.
 
     Example:
         loss = -torch.log(torch.sigmoid(x)).mean()
@@ -191,8 +193,8 @@ _REDUCTIONS = ("sum", "cumsum", "mean", "prod", "cumprod", "nansum", "norm", "li
 def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     """A sum, running sum or mean of squares is taken of half values.
 
-    Why: the result must fit the format: fp16 ends at 65504 and a square reaches that at 256; running sums lose addends below 1/2048
-    (fp16) or 1/256 (bf16) of the total.
+    Why: the result must fit the format: fp16 ends at 65504 and a square reaches that at 256; running sums lose addends
+    below 1/2048 (fp16) or 1/256 (bf16) of the total.
 
     Example:
         ms = (x * x).mean(-1)
@@ -200,7 +202,8 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     Use instead:
         ms = x.float().pow(2).mean(-1)
 
-    When not: under CUDA autocast for sum, cumsum, norm and prod, which it promotes; or when the values are known to be small.
+    When not: under CUDA autocast for sum, cumsum, norm and prod, which it promotes; or when the values are known to be
+    small.
     """
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value):
@@ -247,7 +250,8 @@ def _is_part_of_larger(event: Event, view: FileView) -> bool:
 def variance_in_one_pass(event: Event, view: FileView) -> Iterator[Hit]:
     """A variance is computed as mean(x*x) - mean(x)**2 in half.
 
-    Why: the two terms are almost equal and each has 3 digits (fp16) or 2 (bf16); the difference is noise and often negative.
+    Why: the two terms are almost equal and each has 3 digits (fp16) or 2 (bf16); the difference is noise and often
+    negative.
 
     Example:
         var = (x * x).mean(-1) - x.mean(-1) ** 2
@@ -316,8 +320,8 @@ _FFT = frozenset(
 def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     """An operation that has no half version gets a half tensor.
 
-    Why: matrix decompositions and inverses, quantiles and (in bf16) Fourier transforms raise on half tensors; CUDA autocast does
-    not promote them.
+    Why: matrix decompositions and inverses, quantiles and (in bf16) Fourier transforms raise on half tensors; CUDA autocast
+    does not promote them.
 
     Example:
         u, s, v = torch.linalg.svd(h)  # h comes from a linear layer under autocast

@@ -1,0 +1,157 @@
+"""Attributes and items of values: `self.x`, `t.dtype`, `torch.float16`, and what a loop or an unpacking binds."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+
+from ..formats import FORMATS
+from . import calls
+from .optable import DTYPES, TENSOR_TYPES
+from .source import ClassInfo, dotted
+from .trace import Frame
+from .values import NOTHING, UNKNOWN, Thing, Value, constant, join, tensor
+
+INTEGER_NAME = re.compile(r"^(?:position(?:s|_ids)?|pos_ids|input_ids|token_ids|timesteps?|time_steps?|step_ids|indices|idx)$")
+
+
+def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+    if base.kind == "external":
+        return _external_attribute(f"{base.ref}.{name}")
+    if base.kind == "finfo":
+        return _finfo(base, name)
+    if base.kind == "instance":
+        return _instance_attribute(frame, base, name, node)
+    if base.kind == "class" and isinstance(base.ref, ClassInfo):
+        method = base.ref.find(name)
+        found = base.ref.field_of(name)
+        return (
+            Value("function", ref=method, tags=frozenset({"unbound"}))
+            if method
+            else found or Value(op=f"class.{name}", ref=base.ref)
+        )
+    if name == "grad" and base.kind in ("tensor", "", "instance", "module"):
+        value = Value("tensor", op="grad", inputs=(base,), line=getattr(node, "lineno", 0), node=node, tags=frozenset({"grad"}))
+        return frame.emit("grad_read", node, (base,), out=value)
+    if name == "dtype":
+        return Value("dtype", const=base.dtype or (base.thing.dtype if base.thing else ""), op="dtype", inputs=(base,))
+    if name in ("shape", "ndim"):
+        return Value("const" if name == "ndim" else "", dtype="int")
+    if name == "type" and base.kind == "device":
+        return constant(base.const) if base.const is not NOTHING else UNKNOWN
+    if base.kind == "dict" and isinstance(base.ref, dict) and name in base.ref:
+        return base.ref[name]
+    if base.kind == "tensor":
+        return _tensor_attribute(frame, base, name, node)
+    if base.thing is not None:
+        return _thing_attribute(frame, base, name, node)
+    path = dotted(node)
+    return frame.unknown(path) if path else Value(thing=Thing(name))
+
+
+def _external_attribute(path: str) -> Value:
+    head, _, last = path.rpartition(".")
+    if head == "torch" and last in DTYPES:
+        return Value("dtype", const=DTYPES[last])
+    if head in ("torch", "torch.cuda") and last in TENSOR_TYPES:
+        return Value("dtype", const=TENSOR_TYPES[last], ref=path)
+    if head in ("math", "numpy", "np", "torch") and last in ("inf", "pi", "e"):
+        return constant({"inf": float("inf"), "pi": 3.141592653589793, "e": 2.718281828459045}[last])
+    return Value("external", ref=path)
+
+
+def _finfo(base: Value, name: str) -> Value:
+    known = FORMATS.get(base.const)
+    numbers = {
+        "min": lambda f: -f.max, "max": lambda f: f.max, "eps": lambda f: f.eps, "tiny": lambda f: f.min_normal,
+        "smallest_normal": lambda f: f.min_normal,
+    }  # fmt: skip
+    if known is None or name not in numbers:
+        return Value("const", tags=frozenset({"finfo"}))
+    return Value("const", const=numbers[name](known), tags=frozenset({"finfo", f"finfo:{base.const}"}), ref=base)
+
+
+def _instance_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+    owner = base.ref
+    method = owner.find(name)
+    found = owner.field_of(name)
+    if found is not None:
+        return found
+    if method is not None:
+        decorators = {dotted(d.func if isinstance(d, ast.Call) else d) for d in getattr(method.node, "decorator_list", ())}
+        if decorators & {"property", "cached_property", "functools.cached_property"}:
+            return calls.follow(frame, method, [base], {}, node)
+        return Value("function", ref=method, inputs=(base,))
+    value = Value(thing=Thing(f"self.{name}"))
+    owner.fields[name] = value
+    return value
+
+
+def _tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+    if name in ("T", "mT", "H", "data", "real"):
+        return replace(base, op="view", inputs=(base,), node=node)
+    if name in ("device", "is_cuda"):
+        return Value("device" if name == "device" else "")
+    if name in ("values", "indices"):
+        return replace(base, op="getitem", inputs=(base,)) if name == "values" else tensor("int")
+    if base.op == "module_call" and name == "loss":
+        return Value("tensor", op="model_loss", inputs=(base,), line=base.line)
+    if base.op in ("module_call", "part"):
+        return replace(base, op="part", inputs=(base,), node=node)
+    return UNKNOWN
+
+
+def _thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+    thing = base.thing
+    assert thing is not None
+    found = thing.attrs.get(name)
+    if found is None and isinstance(base.ref, ClassInfo):
+        found = base.ref.field_of(name)
+    if found is None:
+        path = dotted(node)
+        known = frame.lookup(path) if path else None
+        found = known or Value(thing=Thing(f"{thing.name}.{name}" if thing.name else name))
+        thing.attrs[name] = found
+    return found
+
+
+def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value:
+    """One item of a value that is unpacked."""
+    if value.kind in ("tuple", "list") and position < len(value.inputs):
+        return value.inputs[position]
+    if value.kind == "tensor":
+        return replace(value, op="part" if value.op in ("module_call", "part") else "getitem", inputs=(value,))
+    name = dotted(target)
+    is_integer = value.dtype == "int" or bool(INTEGER_NAME.match(name))
+    return Value(thing=Thing(name), op="part", inputs=(value,), dtype="int" if is_integer else "", tags=value.tags & {"scaled"})
+
+
+def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
+    """What a loop over `source` binds."""
+    if source.op == "range":
+        return Value("", dtype="int", op="loop_index")
+    if source.op == "enumerate" and source.inputs:
+        inner = element_of(
+            frame, source.inputs[0], target.elts[1] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else target
+        )
+        return Value("tuple", inputs=(Value("", dtype="int", op="loop_index"), inner))
+    if source.op == "zip":
+        names = target.elts if isinstance(target, ast.Tuple) else []
+        return Value("tuple", inputs=tuple(
+            element_of(frame, s, names[i] if i < len(names) else target) for i, s in enumerate(source.inputs)
+        ))  # fmt: skip
+    if source.op in ("parameters", "named_parameters"):
+        thing = source.thing
+        param = Value("tensor", dtype=thing.dtype if thing else "", op="param", inputs=(source,), thing=Thing("p"), sure=True)
+        return Value("tuple", inputs=(UNKNOWN, param)) if source.op == "named_parameters" else param
+    if (source.kind in ("list", "tuple") and source.inputs) or (
+        source.kind == "module" and source.ref == "ModuleList" and source.inputs
+    ):
+        value = source.inputs[0]
+        for other in source.inputs[1:]:
+            value = join(value, other)
+        return value
+    if source.kind == "tensor" and source.op != "module_call":
+        return replace(source, op="getitem", inputs=(source,))
+    return Value(thing=Thing(dotted(target)), op="element", inputs=(source,), tags=source.tags & {"scaled", "grad"})
