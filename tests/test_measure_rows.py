@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import subprocess
@@ -263,6 +264,51 @@ def test_buffered_rows_are_those_of_the_moment_they_were_added():
     assert values[4, 0] / 2000 == before[0].mean
     assert histograms[0].tolist() == list(before[0].histogram)
     assert histograms[1].sum() == 0
+
+
+# ---- whatever mode the run is in ----
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+        lambda: torch.autocast("cpu", dtype=torch.float16),
+        torch.inference_mode,
+        torch.no_grad,
+        deterministic,
+        lambda: torch.device("meta"),
+        lambda: default_dtype(torch.float64),
+        lambda: default_dtype(torch.bfloat16),
+    ],
+    ids=["autocast bf16", "autocast fp16", "inference", "no_grad", "deterministic", "device meta", "fp64", "bf16"],
+)
+def test_the_mode_of_the_run_does_not_change_the_numbers(mode):
+    generator = torch.Generator().manual_seed(5)
+    work = [torch.randn(n, generator=generator).to(dtype) for n in (3, 40_000, 70_000) for dtype in DTYPES]
+    expected = measure_tensors(work, histogram=True)
+    gradients = pack_gradients(work)[1].arrays()[0]
+    with mode():
+        assert measure_tensors(work, histogram=True) == expected
+        np.testing.assert_array_equal(pack_gradients(work)[1].arrays()[0], gradients)
 
 
 # ---- it never disturbs the run ----

@@ -51,7 +51,7 @@ class ExponentCounts:
         """`[tensors added, HISTOGRAM_BINS]` int64 on their device."""
         if self._batch:
             self._count()
-        return torch.cat(self._counted) if self._counted else torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64)
+        return torch.cat(self._counted) if self._counted else torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64, device="cpu")
 
 
 def exponent_histograms(tensors: Sequence[Tensor], sample: int = SAMPLE) -> Tensor:

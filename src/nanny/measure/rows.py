@@ -49,7 +49,7 @@ def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRo
         if histogram:
             exponents.add(line)  # now, while the line is in the cache
     columns = [torch.stack([row[i] for row in rows]) for i in range(4)] if rows else []
-    values = torch.stack([c.to(wide) for c in columns]) if columns else torch.zeros(4, 0, dtype=wide)
+    values = torch.stack([c.to(wide) for c in columns]) if columns else torch.zeros(4, 0, dtype=wide, device=device)
     if transfer.reads_freely(device):
         _repair_extremes(lines, values)
     return PackedRows(counts, values, exponents.histograms() if histogram and lines else None)
@@ -148,9 +148,9 @@ def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingR
     rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
     if lines and transfer.reads_freely(lines[0].device):
         host = [_repaired(line, *(x.item() for x in row)) for line, row in zip(lines, rows)]
-        values = torch.tensor([[row[k] for row in host] for k in (2, 0, 1)], dtype=torch.float64)
+        values = torch.tensor([[row[k] for row in host] for k in (2, 0, 1)], dtype=torch.float64, device="cpu")
     else:
-        values = torch.stack([_widen(torch.stack([row[k].float() for row in rows])) for k in (2, 0, 1)])
+        values = torch.stack([torch.stack([_widen(row[k]) for row in rows]) for k in (2, 0, 1)])
     return tuple(line.numel() for line in lines), PendingRead([values])
 
 

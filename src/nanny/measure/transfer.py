@@ -27,7 +27,7 @@ class PendingRead:
             if tensor is None or tensor.device.type == "cpu":
                 self._host.append(tensor)
                 continue
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             host.copy_(tensor, non_blocking=True)
             self._host.append(host)
             self._event = torch.Event(tensor.device)
