@@ -110,6 +110,7 @@ def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             limit=limits.grad_rail_low,
         )
         return
+    yield from _faded_layers(step, run, norm)
     yield from _vanished_layers(step, run, norm)
 
 
@@ -117,6 +118,47 @@ def _loss_converged(step: StepRecord, run: RunHistory) -> bool:
     if step.loss is None or not run.first_losses:
         return False
     return abs(step.loss) <= run.limits.converged * abs(float(np.median(run.first_losses)))
+
+
+def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    """Layers that never had a gradient to speak of while the whole has one: it fades on the way back to them.
+
+    A whole layer, never a lone bias: before a norm or a softmax its true gradient is 0, and what is seen is rounding.
+    """
+    limits = run.limits
+    if step.grads is None or run.steps < limits.vanish_steps or not step.lr:
+        return
+    columns = step.grads.columns
+    largest = np.maximum(np.abs(np.asarray(columns["min"])), np.abs(np.asarray(columns["max"])))
+    if not (largest < limits.grad_none).any():
+        return
+    norms = np.asarray(columns["norm"], dtype=np.float64)
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(step.grads.names):
+        layers.setdefault(name.rpartition(".")[0], []).append(i)
+    faded = []
+    for layer, members in layers.items():
+        weights = [i for i in members if not step.grads.names[i].endswith("bias")]
+        if not weights or any(largest[i] >= limits.grad_none for i in members):
+            continue
+        top = max(weights, key=lambda i: norms[i])
+        past = run.grads.past(step.grads.names[top])
+        if (
+            len(past) >= limits.vanish_steps
+            and 0 < norms[top] <= 2 * float(np.median(past))  # not on its way up, as a branch that begins at zero is
+            and max(norms[top], past.max()) < limits.grad_vanish_ratio * norm
+        ):
+            faded.append((layer, float(norms[top])))
+    if faded:
+        layer, smallest = min(faded, key=lambda pair: pair[1])
+        yield Seen(
+            f"its gradient norm is {smallest:.1e}, of all gradients {norm:.3g}: it fades on the way back"
+            + (f", in {len(faded)} layers" if len(faded) > 1 else ""),
+            layer,
+            value=smallest,
+            limit=limits.grad_none,
+            evidence={"layers": [name for name, _ in faded]},
+        )
 
 
 def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
@@ -192,7 +234,7 @@ def underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """A branch with small gradients is no fault; if most of the model's gradients are down there, the scale is wrong."""
-    if step.output_grads is None or step.skipped:
+    if step.output_grads is None or step.skipped or step.bad_calls or not math.isfinite(step.loss or 0.0):
         return
     total = sum(d == "float16" for d in step.output_grads.dtypes)
     small = _small_fp16(step.output_grads, run)
