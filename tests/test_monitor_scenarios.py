@@ -162,7 +162,8 @@ def test_gradients_that_vanish_on_the_way_to_the_first_layers_are_a_warning_ther
     vanish = said(found, "GRAD_VANISH")
     assert vanish, above_info(found)
     assert vanish[0].severity is Severity.WARNING
-    assert vanish[0].site.startswith("0.")
+    assert vanish[0].site == "0"
+    assert "26" not in vanish[0].evidence["layers"]  # the last ones learn
 
 
 def test_a_sum_that_leaves_the_fp16_range_is_an_overflow_though_every_term_is_small():
@@ -202,8 +203,7 @@ def test_gradual_degradation_is_silent_first_and_an_overflow_at_the_right_step(i
     assert bothering[0].step == 7
     overflow = the(found, "OVERFLOW")
     assert overflow.site == "0"
-    # not traced at step 7: seen by its consequence at once, and the module named as soon as the dense steps begin
-    assert overflow.step == (7 if interval == 1 else 8)
+    assert overflow.step == 7
 
 
 def test_values_close_to_the_end_of_fp16_are_a_warning_before_they_overflow():
