@@ -60,6 +60,7 @@ class Limits:
         8.0, "derived: zero-mean data has 1 to 2; keeps the coarse fp8 formats from looking sick by themselves"
     )
     source_noise_roundoffs: float = _limit(64.0, "derived: less variation may be the source's own rounding of a constant")
+    integers_distinct_warn: float = _limit(8, "derived: a few whole numbers may be so by chance, more are ids or counts")
     positions_lost_warn: float = _limit(
         0.05, "derived: one constant channel among many is how healthy networks look, one column in twenty is data"
     )
@@ -135,6 +136,20 @@ class Limits:
     activation_rail: float = _limit(1e3, "derived: outputs this large beside a huge gradient are no matter of loss normalisation")
     update_rail: float = _limit(1.0, "derived: an update as large as the weights throws them away")
 
+    # a model beside its FP32 self
+    diff_grad_warn: float = _limit(
+        0.05, "NUMERICS fact 7: healthy at most 1.3 % (bf16) or 0.5 % (fp16), most real faults give more than 5 %"
+    )
+    diff_grad_error: float = _limit(0.5, "derived: a gradient that is half noise")
+    diff_flip_warn: float = _limit(0.01, "NUMERICS 2, row 29: more than 1 % of decisions differ from the FP32 ones")
+    diff_culprit_share: float = _limit(
+        0.25, "derived: the first layer with a quarter of the largest own error; what comes later often suffers from it"
+    )
+    diff_floor_share: float = _limit(
+        0.5, "derived: an input changed by one rounding does at least half of it, in FP32: the model amplifies anything"
+    )
+    diff_energy_share: float = _limit(0.01, "NUMERICS fact 7, judged by energy: a parameter with less does not move the gradient")
+
     # two runs beside each other
     part_window: float = _limit(25, "derived: steps over which a gap must keep its sign and size; fewer in short runs")
     part_zscore: float = _limit(5.0, "derived: standard errors of the median gap, over thousands of steps and hundreds of layers")
@@ -155,7 +170,7 @@ class Limits:
     eps_dominates_error: float = _limit(0.1, "NUMERICS 2, row 5")
 
     # static checker
-    init_scale_low: float = _limit(1.0, "a loss scale of 1 or less moves no gradient up into the fp16 range")
+    init_scale_low: float = _limit(8.0, "derived: a scale of 8 lifts gradients by 3 of the 24 bits below the fp16 range")
     init_scale_high: float = _limit(2.0**24, "NUMERICS 2: a healthy start from 2**24 skips 6 steps; above is waste")
     growth_factor_high: float = _limit(8.0, "derived: three doublings at once leave the working range of the scale")
     backoff_factor_low: float = _limit(0.05, "derived: one overflow must not cost more than 4 doublings")

@@ -149,6 +149,8 @@ def _call_instance(frame: Frame, node: ast.Call, target: Value, args: list[Value
     method = method or target.ref.find("__call__") or target.ref.find("forward")
     if method is None:
         return _call_unknown(frame, node, target, args, kwargs)
+    if LOSS_NAME.search(target.ref.name) or LOSS_NAME.search(dotted(node.func).rpartition(".")[2]):
+        frame.emit("loss_call", node, tuple(args), kwargs)
     if not target.ref.is_module:
         return follow(frame, method, [target, *args], kwargs, node)
     value = follow(frame, method, [target, *args], kwargs, node)

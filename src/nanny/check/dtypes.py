@@ -18,7 +18,20 @@ def result(frame: Frame, op: str, node: ast.AST, args: tuple[Value, ...], kwargs
     dtype, why, source = result_dtype(frame, op, node, args, kwargs)
     sure = True if source is None else source.sure
     line = getattr(node, "lineno", 0) if source is None else source.line
-    return Value("tensor", dtype, why, line, sure, op, args, tags=_tags(op, args), node=node)
+    tags = _tags(op, args)
+    device = device_name(kwargs.get("device", UNKNOWN))
+    if device or op in ("cuda", "cpu"):
+        tags = on_device(tags, device or op)
+    return Value("tensor", dtype, why, line, sure, op, args, tags=tags, node=node)
+
+
+def device_name(value: Value) -> str:
+    """`cuda` for "cuda:0" or torch.device("cuda"), if the code says."""
+    return value.const.partition(":")[0] if value.kind in ("const", "device") and isinstance(value.const, str) else ""
+
+
+def on_device(tags: frozenset[str], device: str) -> frozenset[str]:
+    return frozenset(tag for tag in tags if not tag.startswith("device:")) | {f"device:{device}"}
 
 
 def result_dtype(
@@ -114,6 +127,8 @@ def is_scalar(value: Value, depth: int = 0) -> bool:
 
 def _tags(op: str, args: tuple[Value, ...]) -> frozenset[str]:
     tags: frozenset[str] = frozenset()
+    if args:
+        tags |= {tag for tag in args[0].tags if tag.startswith("device:")}
     for value in args:
         tags |= value.tags & CARRIED
         if value.kind in ("tuple", "list"):

@@ -209,6 +209,8 @@ def _subscript(frame: Frame, node: ast.Subscript) -> Value:
         return base if index.kind == "slice" else base.inputs[0]
     if base.kind == "dict" and isinstance(base.ref, dict) and index.const is not NOTHING and index.const in base.ref:
         return base.ref[index.const]
+    if base.kind == "dict" and isinstance(base.ref, dict) and "*" in base.ref:  # made by a comprehension: all items are alike
+        return base.ref["*"]
     if base.kind == "dict" and isinstance(base.ref, dict) and base.ref and index.const is NOTHING:
         values = [v for v in base.ref.values() if isinstance(v, Value)]
         if values and all(v.kind in ("dtype", "const") for v in values):  # {"fp16": torch.float16, ...}[args.dtype]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from . import calls, statements
-from .dtypes import result
+from .dtypes import on_device, result
 from .optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .regions import Region
-from .source import dotted
+from .source import ClassInfo, FunctionInfo, dotted
 from .trace import Frame
 from .values import NOTHING, UNKNOWN, Thing, Value, tensor
 
@@ -42,8 +43,9 @@ _TENSOR_METHODS = (
     SAME_DTYPE | TO_BOOL | TO_INT | IN_PLACE | NEEDS_FLOAT | frozenset({"item", "tolist", "numpy", "type_as", "masked_fill"})
 )
 _OTHER = frozenset(
-    {"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync"}
-)
+    {"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync",
+     "register_hook", "register_post_accumulate_grad_hook"}
+)  # fmt: skip
 
 
 def knows(name: str) -> bool:
@@ -55,10 +57,12 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         return _backward(frame, node, base, args, kwargs)
     if base.kind == "framework" or (base.kind == "" and _FRAMEWORK_NAME.search(_name(base))):
         return _framework(frame, node, base, name, args, kwargs)
-    if _is_scaler(base, name):
+    if _is_scaler(frame, base, name):
         return _scaler(frame, node, base, name, args, kwargs)
     if name == "enter_context":
         return _enter_context(frame, args)
+    if name in ("register_hook", "register_post_accumulate_grad_hook") and args and isinstance(args[0].ref, FunctionInfo):
+        return _gradient_hook(frame, node, base, name, args[0])
     if name == "step" and _is_optimizer(base) and args and args[0].kind == "function":  # LBFGS calls the closure itself
         calls.follow(frame, args[0].ref, list(args[0].inputs), {}, node)
     if name in ("step", "zero_grad", "state_dict", "load_state_dict") and _is_optimizer(base):
@@ -89,10 +93,12 @@ def _name(value: Value) -> str:
     return value.thing.name.rpartition(".")[2] if value.thing else ""
 
 
-def _is_scaler(base: Value, name: str) -> bool:
+def _is_scaler(frame: Frame, base: Value, name: str) -> bool:
     if base.kind == "scaler":
         return True
-    if base.kind or name not in _SCALER_METHODS or not _SCALER_NAME.search(_name(base)):
+    if base.kind or name not in _SCALER_METHODS or base.thing is None:
+        return False
+    if not _SCALER_NAME.search(_name(base)) and not frame.module.has_method_call(base.thing.name, ("unscale_", "get_scale")):
         return False
     return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
 
@@ -161,6 +167,14 @@ def _framework(frame: Frame, node: ast.Call, base: Value, name: str, args: list[
     return frame.emit(f"framework.{name}", node, (base, *args), kwargs, Value(inputs=tuple(args)))
 
 
+def _gradient_hook(frame: Frame, node: ast.Call, base: Value, name: str, hook: Value) -> Value:
+    """Runs a hook on the gradient it will get: it fires inside backward, so the gradient is scaled if the loss is."""
+    gradient = Value("tensor", op="grad", inputs=(base,), tags=frozenset({"grad", "hook"}), line=node.lineno, node=node)
+    given = gradient if name == "register_hook" else Value("tensor", op="param", thing=Thing("p"))
+    calls.follow(frame, hook.ref, [*hook.inputs, given], {}, node)
+    return UNKNOWN
+
+
 def _enter_context(frame: Frame, args: list[Value]) -> Value:
     if args:
         statements.enter(frame, args[0])
@@ -204,12 +218,13 @@ def _cast(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value
     device = next((v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and isinstance(v.const, str)), "")
     if is_module(frame, base, node):
         return _cast_module(frame, node, base, wanted, device, kwargs)
+    tags = on_device(base.tags, device.partition(":")[0]) if device and name == "to" else base.tags
     if wanted is None:
         if name == "to" and base.kind == "" and args and args[0].kind == "":
             return replace(base, op="moved", inputs=(base,))
-        return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor")
+        return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor", tags=tags)
     text = f"`.{name}()` at line {node.lineno}" if name in _CASTS else f"cast at line {node.lineno}"
-    out = tensor(wanted, text, node.lineno, op="cast", inputs=(base,), tags=base.tags, node=node, thing=base.thing)
+    out = tensor(wanted, text, node.lineno, op="cast", inputs=(base,), tags=tags, node=node, thing=base.thing)
     return frame.emit("cast", node, (base, *args), kwargs, out)
 
 
@@ -220,13 +235,26 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
     if device:
         thing.device = device.partition(":")[0]
     if wanted:
-        thing.dtype = wanted
+        for part in _parts(base):
+            part.dtype = wanted
         if wanted in ("fp16", "bf16", "half"):
             thing.cast, thing.cast_line, thing.cast_file = node, node.lineno, frame.module.filename
         else:
             thing.cast = None
         frame.emit("module_cast", node, (base,), kwargs, Value("dtype", const=wanted))
     return base
+
+
+def _parts(value: Value, depth: int = 0) -> Iterator[Thing]:
+    """A module and everything inside it that holds weights."""
+    if value.thing is not None:
+        yield value.thing
+    if depth > 5:
+        return
+    inner = value.ref.fields.values() if isinstance(value.ref, ClassInfo) else value.inputs if value.kind == "module" else ()
+    for item in list(inner):
+        if item.kind in ("module", "instance") and item.thing is not value.thing:
+            yield from _parts(item, depth + 1)
 
 
 def _module_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -25,7 +25,7 @@ CUDA_FLOAT32 = _words("""
     margin_ranking_loss multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss
     binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp interpolate upsample prod softmax log_softmax
     cumprod cumsum linalg.vector_norm linalg.matrix_norm norm sum cross_entropy normalize softmin gaussian_nll_loss
-    ctc_loss pairwise_distance instance_norm_float""")
+    pairwise_distance""")
 
 CUDA_WIDEST = _words("addcdiv addcmul atan2 bilinear cross dot vdot grid_sample index_put tensordot scatter_add cat stack")
 CUDA_ERROR = _words("binary_cross_entropy")
@@ -47,7 +47,7 @@ NEEDS_FLOAT = _words("""
     linalg.eigvals linalg.eigvalsh linalg.cholesky linalg.cholesky_ex linalg.det linalg.slogdet linalg.pinv linalg.lstsq
     linalg.matrix_exp linalg.solve_triangular linalg.lu linalg.lu_factor linalg.matrix_rank linalg.cond
     inverse pinverse svd qr cholesky det logdet slogdet solve lstsq symeig eig matrix_exp cholesky_solve cholesky_inverse
-    quantile nanquantile triangular_solve""")
+    quantile nanquantile triangular_solve ctc_loss""")
 
 LOSSES = _words("""
     cross_entropy nll_loss kl_div mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy

@@ -91,16 +91,16 @@ def _assign_attribute(frame: Frame, target: ast.Attribute, value: Value) -> None
 def _assign(frame: Frame, node: ast.Assign) -> None:
     value = expressions.evaluate(frame, node.value)
     for target in node.targets:
-        if value.is_half and value.op in ("add", "sub", "lerp"):
+        if value.op in ("add", "sub", "lerp") and value.dtype != "fp32":
             _notice_accumulation(frame, node, target, value)
         assign(frame, target, value)
 
 
 def _notice_accumulation(frame: Frame, node: ast.Assign, target: ast.expr, value: Value) -> None:
     """`acc = acc * d + x` and `p.data = m * p.data + ...` are running sums."""
-    if not dotted(target):
+    known = frame.lookup(dotted(target)) if isinstance(target, ast.Name) else expressions.evaluate(frame, target)
+    if known is None or not known.is_half:
         return
-    known = expressions.evaluate(frame, target)
     origin = known.inputs[0] if known.op == "view" and known.inputs else known
     if any(v is known or v is origin for v in ancestors(value, 12)):
         frame.emit("accumulate", node, (known, value), out=value)

@@ -27,6 +27,7 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 _ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
             "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter",
             "builtins.next"}  # fmt: skip
+_CLIPS = re.compile(r"clip_?grad", re.I)
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
 
 
@@ -52,7 +53,7 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
         return _copied(frame, source) if "copy" in path and source.thing else source
-    if path.startswith("torch.nn.utils.clip_grad") or path == "torch.nn.utils.get_total_norm":
+    if _CLIPS.search(last) or path == "torch.nn.utils.get_total_norm":
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
     if last == "from_pretrained":
         owner = path.rpartition(".")[0]

@@ -125,7 +125,7 @@ def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
             return
     if tensor.dtype != "fp16" or not eps.is_number or not 0 < abs(eps.const) <= FP16.flush_at:
         return
-    if event.op == "add" and _feeds_log(event, view):
+    if _feeds_log(event, view):
         return
     yield Hit(
         event.node,
@@ -176,7 +176,8 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     if event.op in ("arange", "range", "linspace"):
         counted: Value | None = event.out
     else:
-        counted = event.arg(0) if is_position(event.arg(0)) and _is_explicit(event) else None
+        counts = _largest(event.arg(0)) is not None or any(v.op == "arange" for v in ancestors(event.arg(0), 6))
+        counted = event.arg(0) if is_position(event.arg(0)) and (counts or _is_explicit(event)) else None
     if counted is None:
         return
     limit = 256 if kind == "bf16" else 2048

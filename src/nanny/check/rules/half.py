@@ -224,7 +224,7 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
     eps = _ADAM_EPS[name] if given is None else given.const
     if not isinstance(eps, (int, float)) or eps > FP16.flush_at:
         return
-    if half_parameters(event.arg(0), event) != "fp16":
+    if half_parameters(event.arg(0), event) != "fp16" or has_master_copy(view):
         return
     named = "its default eps" if given is None else "eps"
     yield Hit(
@@ -234,7 +234,7 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-@rule("HALF_LOSS_INPUT", Severity.WARNING, *sorted(LOSSES))
+@rule("HALF_LOSS_INPUT", Severity.WARNING, *sorted(LOSSES), "loss_call")
 def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     """A loss gets inputs that were cast to half by hand.
 

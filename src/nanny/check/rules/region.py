@@ -120,6 +120,9 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
+_MATRIX = frozenset(
+    {"matmul", "mm", "bmm", "linear", "einsum", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
+)
 _DEVICES = frozenset(
     [
         "cpu",
@@ -178,16 +181,22 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             )
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in _DEVICES:
             yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', file=event.file)
-    for event in trace.of("module_call"):
-        region, thing = event.at.region, event.arg(0).thing
-        if region is None or thing is None or region.node is None or not region.device:
+    for event in trace.of("module_call", *_MATRIX):
+        region = event.at.region
+        if region is None or region.node is None or not region.device:
             continue
-        if thing.device in _DEVICES and thing.device != region.device:
+        devices = {tag.partition(":")[2] for v in event.args for tag in v.tags if tag.startswith("device:")}
+        thing = event.arg(0).thing if event.op == "module_call" else None
+        devices |= {thing.device} if thing is not None and thing.device else set()
+        devices &= _DEVICES
+        if devices and region.device not in devices:
+            found = devices.pop()
             yield Hit(
                 region.node,
-                f"autocast is opened for {region.device}, but the model called at line {event.line} is on {thing.device}",
-                f'use torch.autocast("{thing.device}", ...)', file=region.file,
-            )  # fmt: skip
+                f"autocast is opened for {region.device}, but what runs at line {event.line} is on {found}",
+                f'use torch.autocast("{found}", ...)',
+                file=region.file,
+            )
 
 
 @rule("REGION_DTYPE", Severity.WARNING, "autocast")
@@ -300,11 +309,6 @@ def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
     yield from (hit for depth, hit in found if depth == outermost)
 
 
-_MATRIX = frozenset(
-    {"matmul", "mm", "bmm", "linear", "einsum", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
-)
-
-
 @rule("REGION_CUSTOM_FUNCTION", Severity.WARNING, "custom_function")
 def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     """An `autograd.Function` runs under autocast without `custom_fwd` and `custom_bwd`.
@@ -328,7 +332,12 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     region = event.at.region
     owner = event.arg(0).ref
     forward, backward = owner.find("forward"), owner.find("backward")
-    if region is None or forward is None or _is_decorated(forward.node):
+    if region is None or forward is None:
+        return
+    if _is_decorated(forward.node):
+        if backward is not None and not _is_decorated(backward.node, "custom_bwd"):
+            text = f"{owner.name}.forward has custom_fwd, but its backward has no custom_bwd: the two run in different dtypes"
+            yield Hit(forward.node, text, "decorate backward with torch.amp.custom_bwd", file=forward.module.filename)
         return
     tensors = [v for v in event.args[1:] if v.kind == "tensor" or (not v.kind and v.dtype != "int" and v.thing is not None)]
     if len(tensors) < 2 and not any(_uses_matrices(f.node) for f in (forward, backward) if f is not None):
@@ -341,8 +350,8 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-def _is_decorated(node: ast.AST) -> bool:
-    return any("custom_fwd" in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+def _is_decorated(node: ast.AST, name: str = "custom_fwd") -> bool:
+    return any(name in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
 
 
 def _uses_matrices(node: ast.AST) -> bool:

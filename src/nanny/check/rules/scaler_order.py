@@ -119,11 +119,16 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the use is linear (dividing by the world size, all_reduce) or only asks whether values are finite.
     """
     reads = {id(e.out): i for i, e in trace.numbered("grad_read")}
-    if not reads or not trace.of("scaler.scale", "backward"):
+    if not view.of("scaler.scale", "framework.backward"):
         return
     reported: set[int] = set()
     for event in trace.events:
         source = _used_gradient(event)
+        if source is not None and "hook" in source.tags and id(source) not in reported and view.of("scaler.scale"):
+            reported.add(id(source))
+            text = f"a gradient hook uses ({event.op.rstrip('_')}) the scaled gradient: hooks run inside the scaled backward"
+            yield Hit(event.node, text, "do it after backward and scaler.unscale_(optimizer), on p.grad", file=event.file)
+            continue
         if source is None or id(source) not in reads or id(source) in reported:
             continue
         index = reads[id(source)]

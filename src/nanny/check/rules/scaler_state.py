@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ...limits import Limits
 from ...records import Severity
+from ..guards import AMP
 from ..protocol import is_disabled, scaler_of
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
@@ -40,11 +41,12 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
     """
     regions = [e.out.ref for e in view.of("autocast") if e.out.ref.enabled is not False]
     regions = [r for r in regions if not r.is_framework]
-    kinds = {r.dtype for r in regions if r.dtype in ("fp16", "bf16", "half")}
+    kinds = {r.dtype for r in regions if r.dtype in ("fp16", "bf16", "half")} | _framework_kinds(view)
     casts = [e for e in view.of("module_cast") if e.out.const == "bf16"]
     if kinds != {"bf16"} and not (not regions and casts and not any(e.out.const == "fp16" for e in view.of("module_cast"))):
         return
-    line = regions[0].line if regions else casts[0].line
+    seen = [r.line for r in regions] + [e.line for e in (*casts, *view.of("framework.new", "reduce_policy"))]
+    line = seen[0]
     for event in view.of("scaler.new"):
         enabled = _argument_node(event.node, "enabled")
         if enabled is not None and (event.kwargs["enabled"].const is False or _DTYPE_TEST.search(ast.unparse(enabled))):
@@ -59,14 +61,21 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
         )
 
 
+def _framework_kinds(view: FileView) -> set[str]:
+    """Formats that a framework or an FSDP policy in this file runs in."""
+    kinds = {str(e.out.const).removesuffix("-mixed") for e in view.of("framework.new")}
+    kinds |= {str(e.kwargs["param_dtype"].const) for e in view.of("reduce_policy") if "param_dtype" in e.kwargs}
+    return kinds & {"bf16", "fp16"}
+
+
 def _argument_node(node: ast.AST, name: str) -> ast.expr | None:
     return next((k.value for k in getattr(node, "keywords", ()) if k.arg == name), None)
 
 
-_SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
-@rule("SCALER_SETTINGS", Severity.WARNING, "scaler.new", "external")
+@rule("SCALER_SETTINGS", Severity.WARNING, "scaler.new")
 def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
     """GradScaler is built with numbers that cannot work well.
 
@@ -81,13 +90,13 @@ def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: a test that provokes overflow or underflow on purpose.
     """
-    if event.op == "external" and not event.arg(0).path.endswith("GradScalerKwargs"):
-        return
-    given = dict(event.kwargs)
-    if event.op == "scaler.new":
-        names = _SETTINGS if event.out.path.startswith("torch.cuda.amp") else ("device", *_SETTINGS)
-        given = {**dict(zip(names, event.args)), **given}
-    for name in _SETTINGS:
+    names = SETTINGS if event.out.path.startswith("torch.cuda.amp") else ("device", *SETTINGS)
+    yield from bad_settings(event, {**dict(zip(names, event.args)), **event.kwargs})
+
+
+def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
+    """A hit for each GradScaler setting that cannot work, on its own line."""
+    for name in SETTINGS:
         value = given.get(name)
         if value is None or not value.is_number:
             continue
@@ -145,6 +154,8 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
     """
     if event.kwargs.get("enabled") is not None and event.kwargs["enabled"].const is False:
         return
+    if (AMP, False) in event.at.guards:  # `if self.scaler is None:` builds it once
+        return
     trace = next((t for t in view.traces if any(e is event for e in t.events)), None)
     fresh = [e for e in trace.events if e.op == "optimizer.new"] if trace else []
     hint = "build the scaler once, beside the optimizer, and pass it in"
@@ -157,7 +168,8 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
     function = event.at.stack[-1] if event.at.stack else None
     if function is None or not _STEP_FUNCTION.search(function.name) or any(function in e.at.stack for e in fresh):
         return
-    if any("optim" in a.arg or a.arg == "opt" for a in function.node.args.args) or function.name.startswith("training_step"):
+    steps = [e for e in (trace.events if trace else ()) if e.op == "scaler.step" and function in e.at.stack]
+    if any(scaler_of(e).thing is event.out.thing for e in steps):
         yield Hit(event.node, f"GradScaler is built again in every call of {function.name}()", hint)
 
 

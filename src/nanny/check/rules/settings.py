@@ -9,8 +9,8 @@ from ...limits import Limits
 from ...records import Severity
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
-from ..values import HALF, Value
-from .scaler_state import setting_problem
+from ..values import Value
+from .scaler_state import bad_settings
 
 _LIMITS = Limits()
 
@@ -24,6 +24,12 @@ def _keyword(node: ast.AST, name: str) -> ast.AST:
         if isinstance(key, ast.Constant) and key.value == name:
             return key
     return node
+
+
+def _written(node: ast.AST, name: str, value: Value) -> ast.AST:
+    """Where a setting is written: its keyword, or the entry of the dict that was passed with **."""
+    found = _keyword(node, name)
+    return found if found is not node or value.node is None else value.node
 
 
 def _is_on(value: Value | None) -> bool:
@@ -78,12 +84,14 @@ def true_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the model is only evaluated or used for prediction.
     """
     precision = event.kwargs.get("precision")
+    if precision is None and event.arg(0).path.endswith("HalfPrecision"):
+        precision = event.arg(1)
     if precision is None or precision.const not in _TRUE_HALF:
         return
     if not _fits(view, event):
         return
     yield Hit(
-        _keyword(event.node, "precision"),
+        _written(event.node, "precision", precision),
         f'precision="{precision.const}" trains with all weights in {_TRUE_HALF[precision.const]}',
         'use "bf16-mixed" or "16-mixed" for training',
     )
@@ -97,7 +105,7 @@ def _fits(view: FileView, event: Event) -> bool:
     return not called & {"predict", "test", "validate", "generate", "evaluate"}
 
 
-@rule("CONFIG_LOSS_SCALE", Severity.WARNING, "dict", "external")
+@rule("CONFIG_LOSS_SCALE", Severity.WARNING, "dict", "external", "reduce_policy")
 def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
     """A loss-scale setting makes no sense.
 
@@ -112,7 +120,14 @@ def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: a test that provokes overflow.
     """
-    if event.op == "external" and not event.arg(0).path.endswith("GradScalerKwargs"):
+    if event.op == "external":
+        if event.arg(0).path.endswith("GradScalerKwargs"):
+            yield from bad_settings(event, dict(event.kwargs))
+        return
+    if event.op == "reduce_policy":
+        precision, scaler = event.kwargs.get("precision"), event.kwargs.get("scaler")
+        if precision is not None and str(precision.const).startswith("bf16") and scaler is not None and not scaler.is_none:
+            yield Hit(_keyword(event.node, "scaler"), "a scaler has no meaning for bf16; Lightning raises", "remove it")
         return
     if event.op == "dict":
         section = event.kwargs
@@ -230,7 +245,7 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
         return
     for trace in view.traces:
         for event in trace.of("backward"):
-            if _owned(trace, name, view) and kind == "fp16":
+            if _owned(trace, name) and kind == "fp16":
                 yield Hit(
                     event.node,
                     f"{name} (line {line}) scales the loss itself, this backward does not",
@@ -239,7 +254,9 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
                 )
 
 
-def _owned(trace: Trace, name: str, view: FileView) -> bool:
+def _owned(trace: Trace, name: str) -> bool:
+    if name == "Trainer":
+        return trace.owner is not None and trace.owner.derives_from(("Trainer",))
     return name != "Lightning" or (trace.owner is not None and trace.owner.is_lightning)
 
 
@@ -258,6 +275,8 @@ def _framework(view: FileView) -> tuple[str, str, str, int] | None:
             return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
     for event in view.of("external"):
         path = event.arg(0).path
+        if path.endswith("TrainingArguments") and _is_on(event.kwargs.get("fp16")):
+            return "Trainer", "self.accelerator.backward(loss)", "fp16", event.line
         if path.endswith(".Trainer") and path.startswith(("lightning", "pytorch_lightning")):
             return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event.line
     return None
@@ -271,6 +290,3 @@ def _precision(value: Value | None) -> str:
     if text in ("fp16", "16-mixed", "16"):
         return "fp16"
     return "other" if isinstance(value.const, (str, int)) else ""
-
-
-__all__ = ["HALF", "setting_problem"]
