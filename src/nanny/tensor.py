@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -53,7 +53,7 @@ def analyze_tensor(
     chosen = chosen_dims(dims, source.dim())
     if tile is not None:
         tile_shape(tile, source.dim())
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), _on_cpu():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), _on_cpu(), _one_thread():
         x = source.detach().to("cpu")
         seen = scan(x)
         if not seen.finite:
@@ -88,6 +88,19 @@ def _on_cpu() -> AbstractContextManager[Any]:
     import torch
 
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread: blocks are small, and a second one gains little on a quiet machine and loses a factor of ten on a busy one."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def target_format(dtype: object) -> Format:

@@ -78,7 +78,8 @@ class Resolution:
     exact: bool  # the cast changes no finite element
     same_dtype: bool
     rel_l2: float
-    varying: float | None  # rms of x - mean over dim 0, as a share of the rms
+    varying_dim: int | None  # the first dimension with more than one index: the batch
+    varying: float | None  # rms of x - mean over that dimension, as a share of the rms
     centred: float | None  # error over the varying part
     spacing_ratio: float | None  # spacing of the format at the rms, over the varying part
     spacing_ratio_median: float | None  # the same per position along the other dimensions (at least 8 values each): median

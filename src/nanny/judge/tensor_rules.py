@@ -226,7 +226,7 @@ def variation_lost(report: TensorReport, target: Format, limits: Limits) -> Iter
     some = (r.positions_lost or 0.0) >= limits.positions_lost_warn
     warn = max(limits.spacing_ratio_warn, limits.spacing_ratio_roundoffs * target.unit_roundoff)
     gone = max(limits.spacing_ratio_error, 2 * warn)
-    vector = len(report.shape) < 2  # dim 0 is no batch then, and parameters such as a gain of 1 vary little in health
+    vector = sum(size > 1 for size in report.shape) < 2  # no batch, and healthy gains around 1 vary little
     if ratio < (gone if vector else warn) and not some:
         return
     if r.same_dtype or r.exact:
@@ -246,12 +246,12 @@ def variation_lost(report: TensorReport, target: Format, limits: Limits) -> Iter
 def _variation(r: Resolution, target: Format, ratio: float) -> str:
     if r.positions_lost is None:
         return (
-            f"the values vary over dim 0 by {share(r.varying)} of their size, and the steps of {target.name} there are "
-            f"{short(ratio)} times that variation"
+            f"the values vary over dim {r.varying_dim} by {share(r.varying)} of their size, and the steps of {target.name} "
+            f"there are {short(ratio)} times that variation"
         )
     return (
-        f"small variation on a large offset: the steps of {target.name} are {short(ratio)} times the variation over dim 0 at a "
-        f"typical position, and wider than it at {share(r.positions_lost)} of the positions"
+        f"small variation on a large offset: the steps of {target.name} are {short(ratio)} times the variation over "
+        f"dim {r.varying_dim} at a typical position, and wider than it at {share(r.positions_lost)} of the positions"
     )
 
 
@@ -267,9 +267,11 @@ def integers_rounded(report: TensorReport, target: Format, limits: Limits) -> It
     if n is None or not n.changed:
         return
     severity = Severity.ERROR if n.collisions >= limits.rel_mark_error else Severity.WARNING
+    if target.bits == 8 or (n.distinct < limits.integers_distinct_warn and not n.collisions):
+        severity = Severity.INFO
     together = f", {n.distinct} distinct values become {n.distinct_after}" if n.distinct_after < n.distinct else ""
     yield _finding(
-        report, "INTEGERS_ROUNDED", Severity.INFO if target.bits == 8 else severity,
+        report, "INTEGERS_ROUNDED", severity,
         f"all values are integers, {target.name} holds them exactly only up to {target.exact_integers}: {share(n.changed)} "
         f"become another integer{together}",
         "if these are ids, positions, timesteps or counts, keep them in an integer type or FP32",

@@ -106,10 +106,11 @@ def _stretches(energy: Tensor, counts: Tensor, unit: float) -> list[float]:
 
 def tile_shape(tile: int | tuple[int, int], dims: int) -> tuple[int, int]:
     """An int is a square tile, a stretch of that length in a vector; a pair is (rows, columns)."""
-    pair = (1 if dims < 2 else tile, tile) if isinstance(tile, int) else tuple(tile)
-    if len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair) or pair[0] * pair[1] < SMALLEST_TILE:
-        raise NannyError(f"tile {tile!r} is not a tile size; use a number such as 128, or (rows, columns) such as (1, 128)")
-    return pair[0], pair[1]
+    pair = (1 if dims < 2 else tile, tile) if isinstance(tile, int) else tile
+    match pair:
+        case (int(rows), int(columns)) if min(rows, columns) > 0 and rows * columns >= SMALLEST_TILE:
+            return rows, columns
+    raise NannyError(f"tile {tile!r} is not a tile size; use a number such as 128, or (rows, columns) such as (1, 128)")
 
 
 def measure_tiles(x: Tensor, tile: int | tuple[int, int], target: Format, seen: Scan) -> Tiles:

@@ -6,7 +6,7 @@ Sums of squares are taken in float64 of values divided by a power of two near th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -96,8 +96,8 @@ class Positions:
 
 
 def mean_over_first(x: Tensor, seen: Scan) -> Positions | None:
-    """None where dim 0 has nothing to average over."""
-    if x.dim() == 0 or x.shape[0] < 2:
+    """None for a single value."""
+    if x.numel() < 2:
         return None
     sums = torch.zeros(x.shape[1:], dtype=torch.float64)
     for spans, block in blocks(x):
@@ -197,6 +197,8 @@ def scale_window(target: Format, absmax: float, low: float) -> tuple[int, int]:
 
 def measure_cast(x: Tensor, target: Format, seen: Scan) -> tuple[Values, tuple[RangeFit, ...], Resolution]:
     """Everything about range and resolution, in two further passes over the tensor."""
+    batch = next((dim for dim, size in enumerate(x.shape) if size > 1), None)
+    x = x.reshape(x.shape[batch:])  # a view: leading dimensions of size 1
     dtype: torch.dtype = getattr(torch, target.torch_name)
     positions = mean_over_first(x, seen)
     few = positions is None or x.shape[0] < FEW_ROWS or x.dim() < 2
@@ -218,7 +220,7 @@ def measure_cast(x: Tensor, target: Format, seen: Scan) -> tuple[Values, tuple[R
     order = [target, *(FORMATS[name] for name in TARGETS if name != target.name)]
     ranges = tuple(range_fit(t, buckets, seen, sums.energy, low) for t in order)
     resolution = _resolution(x, drawn, target, seen, sums, values, positions, deviations)
-    return values, ranges, resolution
+    return values, ranges, replace(resolution, varying_dim=batch)
 
 
 def _add_block(
@@ -277,6 +279,7 @@ def _resolution(
         exact=sums.changed == 0 and sums.kept == seen.finite,
         same_dtype=x.dtype == dtype,
         rel_l2=rel_l2,
+        varying_dim=None,
         varying=varying,
         centred=_ratio(sums.error_energy, sums.kept_varying_energy) if moves > LIMITS.centred_floor else None,
         spacing_ratio=spacing / (moves * values.rms) if moves else None,

@@ -8,6 +8,7 @@ first terms of a smaller sample, because it takes one step per term.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ MEASURED_ROWS = 1 << 14
 STEPS = 4096  # terms given to the sequential accumulator: twice the count at which fp16 stops
 LANES = 128  # results that it computes side by side
 FEW_RESULTS = 8  # fewer do not show which index is small as a rule
+PART = 1 << 20  # elements looked at together when overflow is counted
 NATIVE = (torch.float16, torch.bfloat16)
 OPS = ("sum", "mean", "norm")
 
@@ -49,19 +51,16 @@ def measure_reductions(x: Tensor, dims: tuple[int, ...], target: Format) -> tupl
     out: list[Reduction] = []
     dtype: torch.dtype = getattr(torch, target.torch_name)
     dims = tuple(dim for dim in dims if x.shape[dim] > 1)
-    cast = x.to(dtype) if dims and dtype in NATIVE else None
     for dim in dims:
-        out.extend(_over(x, cast, dim, target, dtype))
+        out.extend(_over(x, dim, dtype))
     return tuple(out)
 
 
-def _over(x: Tensor, cast: Tensor | None, dim: int, target: Format, dtype: torch.dtype) -> list[Reduction]:
+def _over(x: Tensor, dim: int, dtype: torch.dtype) -> list[Reduction]:
     terms = x.shape[dim]
     results = x.numel() // terms
-    wanted = max(1, min(MEASURED_ROWS, MEASURED // terms))
-    rows = sample_rows(x, dim, wanted)
-    low = rows.to(dtype) if cast is None else sample_rows(cast, dim, wanted)
-    rows, low = _only_finite(rows, low)
+    rows = sample_rows(x, dim, max(1, min(MEASURED_ROWS, MEASURED // terms)))
+    rows, low = _only_finite(rows, rows.to(dtype))
     exact = exact_rows(rows)
     lanes = sample_rows(rows, 1, LANES)[:, :STEPS]
     few = lanes.to(dtype)
@@ -69,6 +68,7 @@ def _over(x: Tensor, cast: Tensor | None, dim: int, target: Format, dtype: torch
     summed = accumulate(few)
     squared = accumulate(_round(few.float().square(), dtype))
     small_error, small_ratio = _smaller_half(rows, low, exact)
+    overflow = count_overflow(x, dim, dtype)
     out = []
     for op in OPS:
         library = library_rows(low, op)
@@ -87,7 +87,7 @@ def _over(x: Tensor, cast: Tensor | None, dim: int, target: Format, dtype: torch
                 measured=rows.shape[0],
                 result_rms=_rms(exact.of(op, terms)),
                 library_error=None if library is None else relative_error(library, exact.of(op, terms)),
-                library_overflow=0 if cast is None else _overflowed(cast, dim, op),
+                library_overflow=overflow[op],
                 condition=None if op == "norm" else _condition(exact),
                 cancels=None if op == "norm" else _cancels(exact),
                 accumulator_terms=few.shape[1],
@@ -139,16 +139,30 @@ def _library(low: Tensor, dim: int, op: str) -> Tensor:
     return low.sum(dim) if op == "sum" else low.mean(dim)
 
 
-def _overflowed(cast: Tensor, dim: int, op: str) -> int:
-    """Results that are not finite although every term is."""
-    result = _library(cast, dim, op)
-    wrong = ~result.isfinite()
-    if not bool(wrong.any()):
-        return 0
-    blame = torch.zeros_like(wrong)
-    for spans, block in blocks(cast):
-        blame[spans[:dim] + spans[dim + 1 :]] |= (~block.isfinite()).any(dim)
-    return int((wrong & ~blame).sum())
+def count_overflow(x: Tensor, dim: int, dtype: torch.dtype) -> dict[str, int]:
+    """How many results of torch's kernel are not finite although every term is. A mean lies between its terms: never."""
+    counts = dict.fromkeys(OPS, 0)
+    if dtype not in NATIVE:
+        return counts
+    for part in _result_parts(x, dim):
+        low = part.to(dtype)
+        for op in ("sum", "norm"):
+            wrong = ~_library(low, dim, op).isfinite()
+            if bool(wrong.any()):
+                counts[op] += int((wrong & low.isfinite().all(dim)).sum())
+    return counts
+
+
+def _result_parts(x: Tensor, dim: int) -> Iterator[Tensor]:
+    """The tensor cut across the widest other dimension, so that each part holds all terms of its results."""
+    across = max((d for d in range(x.dim()) if d != dim), key=lambda d: x.shape[d], default=None)
+    if across is None:
+        yield x
+        return
+    width = x.shape[across]
+    step = max(1, PART * width // x.numel())
+    for start in range(0, width, step):
+        yield x.narrow(across, start, min(step, width - start))
 
 
 def accumulate(terms: Tensor) -> Accumulated:

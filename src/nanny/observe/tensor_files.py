@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import pickle
+import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +18,11 @@ from typing import Any
 from ..records import NannyError
 from ..show.numbers import listed
 
+# what torch's reader raises on bytes that are no checkpoint (3000 damaged files tried)
+UNREADABLE = (
+    RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, MemoryError, struct.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -51,15 +58,17 @@ def _from_torch(path: Path, key: str | None) -> tuple[Any, str]:
     import torch
 
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # guesses about damaged pickles; the error says it better
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error) or "Unsupported class" in str(error):
+        if "Unsupported global" in str(error):
             raise NannyError(
                 f"{path}: loading it would run code from the file, which nanny never does; "
                 f"save only tensors: torch.save(model.state_dict(), path)"
             ) from None
         raise _corrupt(path, "torch.save") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile):
+    except UNREADABLE:
         raise _corrupt(path, "torch.save") from None
     return _choose(path, flatten(content), key)
 

@@ -103,7 +103,8 @@ def _resolution(report: TensorReport) -> str:
     lines = [f"resolution  cast to {report.target}: relative L2 error {share(r.rel_l2)}"]
     if r.varying is not None:
         centred = "-" if r.centred is None else share(r.centred)
-        lines.append(f"            varying part over dim 0: {share(r.varying)} of the size; error against it: {centred}")
+        part = f"{share(r.varying)} of the size; error against it: {centred}"
+        lines.append(f"            varying part over dim {r.varying_dim}: {part}")
     if r.spacing_ratio is not None:
         lines.append(f"            spacing of the format over that variation: {short(r.spacing_ratio)}{_positions(r)}")
     lines.append(
