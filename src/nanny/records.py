@@ -158,6 +158,7 @@ class SiteTable:
     columns: Mapping[str, Any]  # stat name -> numpy array
     dtypes: tuple[str, ...] = ()
     histograms: Any = None  # numpy [sites, HISTOGRAM_BINS]
+    shapes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ class StepRecord:
     """All that is known about one training step, on the host."""
 
     step: int
+    seconds: float | None = None  # from its begin to the next one's
     loss: float | None = None
     lr: float | None = None
     scale: float | None = None  # in force during backward

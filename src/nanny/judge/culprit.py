@@ -44,7 +44,7 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
     if not bad:
         return None
     producer = next((c for c in bad if c.inputs_clean is not False), None)
-    others = [c.site for c in bad if c is not producer]
+    others = [c.site for c in bad if c is not producer and c.site != step.root_site and not _holds(c.site, bad)]
     if producer is None:
         first = bad[0]
         return Culprit(
@@ -68,6 +68,11 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         said = f"the input reaches {producer.input_absmax:.4g} and does not fit into float16: {counts(producer)}"
     said += f" ({producer.module}){tail}"
     return Culprit(_code(producer), producer.site, said, evidence, producer)
+
+
+def _holds(site: str, calls: Sequence[BadCall]) -> bool:
+    """A container is bad because of what is in it."""
+    return any(c.site.startswith(f"{site}.") for c in calls)
 
 
 def _input_too_large(call: BadCall) -> bool:
@@ -190,11 +195,15 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
 
 
 def first_culprit(findings: Sequence[Finding]) -> Finding | None:
-    """The finding to read first. A bad number whose producer was named a few steps later is told by that later finding."""
-    serious = [f for f in findings if f.severity >= Severity.WARNING]
-    if not serious:
+    """The finding to read first: the earliest error, or the earliest warning if there is none.
+
+    A bad loss whose producer was named a few steps later is told by that later finding.
+    """
+    worst = max((f.severity for f in findings), default=Severity.INFO)
+    if worst < Severity.WARNING:
         return None
-    first = min(serious, key=lambda f: (f.step if f.step is not None else 0, -f.severity))
+    serious = sorted((f for f in findings if f.severity == worst), key=lambda f: f.step if f.step is not None else 0)
+    first = serious[0]
     if first.code in ("NAN", "INF") and first.site == "loss":
         return next((f for f in serious if f.code in _LOCATED and f.site != "loss" and _soon_after(f, first)), first)
     return first

@@ -18,6 +18,25 @@ from .names import short_dtype
 
 MOST_NODES = 100_000
 _OUTPUTS = ("_saved_result", "_saved_output")
+MOST_BACK = 8
+_PRODUCTS = {"addmm": ("_saved_mat1", "_saved_mat2"), "mm": ("_saved_self", "_saved_mat2"), "bmm": ("_saved_self", "_saved_mat2")}
+# these hand on what comes in, and make no NaN or infinity of finite numbers
+_VIEWS = {
+    "view",
+    "unsafe_view",
+    "reshape_alias",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "squeeze",
+    "unsqueeze",
+    "slice",
+    "select",
+}
+_COPIES = {"clone", "split", "unbind", "cat", "stack", "index", "dropout", "native_dropout"}
+_PASSIVE = _VIEWS | _COPIES | {"relu", "leaky_relu", "tanh", "sigmoid"}
+_WALKED = _PASSIVE | {"mul", "div", "add", "masked_fill", "where", "to_copy"}  # may make one, but also stand behind a product
 _THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
 
 
@@ -33,17 +52,50 @@ def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
             continue
         seen: dict[str, Any] = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
         if is_output:
-            return _about(node, parameters, seen)
+            return _about(node, parameters, seen, good)
         direct = [n for n, _ in node.next_functions if n is not None]
         poisoned = [w for n in direct if (w := _weight(n)) is not None and not _is_good(w)]
         if poisoned:
             name = parameters.get(id(poisoned[0]), "")
             return Autopsy(op=_op(node), after=name, weight=name, **seen)
-        makers = [n for n in direct if n in good and _weight(n) is None]
-        if makers:
-            return _about(max(makers, key=good.__getitem__), parameters, seen)
+        maker = _latest(node, good)
+        if maker is not None:
+            return _about(maker, parameters, seen, good)
         return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
-    return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())})
+    return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
+
+
+def _latest(node: Any, good: Mapping[Any, int]) -> Any:
+    """The input of a node that was computed last and is not just a weight."""
+    makers = [n for n, _ in node.next_functions if n in good and _weight(n) is None]
+    return max(makers, key=good.__getitem__, default=None)
+
+
+def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | None]:
+    """A node kept only its output, or nothing: the bad number may have come in. Operations that cannot make one are passed over;
+    a matrix product on the way, whose factors were kept, is done again to see, and what it gives comes back too."""
+    suspect, back = node, node
+    for _ in range(MOST_BACK):
+        if _op(back) in _PRODUCTS:
+            product = _bad_product(back)
+            return (suspect, None) if product is None else (back, product)
+        if _op(back) not in _WALKED and back is not node:
+            break
+        following = _latest(back, good)
+        if following is None:
+            break
+        back = following
+        if _op(suspect) in _PASSIVE:
+            suspect = back
+    return suspect, None
+
+
+def _bad_product(node: Any) -> Tensor | None:
+    factors: list[Any] = [getattr(node, name, None) for name in _PRODUCTS[_op(node)]]
+    if not all(isinstance(f, Tensor) and _is_good(f) for f in factors):
+        return None
+    product = torch.matmul(factors[0], factors[1])
+    return None if _is_good(product) else product
 
 
 def _inputs_first(root: Any) -> Iterator[Any]:
@@ -100,9 +152,12 @@ def _op(node: Any) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
 
-def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any]) -> Autopsy:
-    own = [parameters.get(id(w), "") for n, _ in node.next_functions if (w := _weight(n)) is not None]
-    return Autopsy(op=_op(node), inside=next((n for n in own if n), ""), after=_nearest(node, parameters), **seen)
+def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], good: Mapping[Any, int]) -> Autopsy:
+    maker, product = _maker_behind(node, good)
+    if product is not None:
+        seen = {"dtype": short_dtype(product.dtype), "nan": bool(product.isnan().any())}
+    own = [parameters.get(id(w), "") for n, _ in maker.next_functions if (w := _weight(n)) is not None]
+    return Autopsy(op=_op(maker), inside=next((n for n in own if n), ""), after=_nearest(maker, parameters), **seen)
 
 
 def _nearest(node: Any, parameters: Mapping[int, str]) -> str:

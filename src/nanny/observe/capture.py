@@ -15,7 +15,7 @@ from ..records import Autopsy, BadCall, OptimizerState, SiteTable, StepRecord, U
 from .trace import Call, StepTrace
 from .updates import UpdateProbe
 
-Sites = list[tuple[str, str]]  # name, dtype
+Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
 STATS = ("count", "min", "max", "norm", "mean")
 
 
@@ -65,6 +65,7 @@ class StepCapture:
     probes: list[UpdateProbe] = field(default_factory=list)
     optimizers: tuple[OptimizerState, ...] = ()
     root_site: str = ""
+    seconds: float = 0.0
     _pending: dict[str, Any] = field(default_factory=dict)
 
     def start_reading(self) -> None:
@@ -106,6 +107,7 @@ class StepCapture:
             updates.extend(probe.updates(read))
         return StepRecord(
             step=self.step,
+            seconds=self.seconds,
             loss=sum(losses) / len(losses) if losses else None,
             lr=self.lr,
             scale=None if scale is None else float(scale),
@@ -135,8 +137,7 @@ class StepCapture:
     def _gradients(self) -> SiteTable | None:
         if not self.reads:
             return None
-        names: list[str] = []
-        dtypes: list[str] = []
+        sites: Sites = []
         columns: list[np.ndarray] = []
         histograms: list[np.ndarray] = []
         for one, pending, scale in zip(self.reads, self._pending["grads"], self._pending["grad_scales"]):
@@ -149,8 +150,7 @@ class StepCapture:
             else:
                 squares, low, high = pending.arrays()[0].astype(np.float64)
                 count, total = np.array(one.counts, dtype=np.float64), np.zeros(len(one.counts))
-            names.extend(n for n, _ in one.sites)
-            dtypes.extend(d for _, d in one.sites)
+            sites.extend(one.sites)
             with np.errstate(invalid="ignore"):
                 found = [count, low / divide, high / divide, np.sqrt(squares) / divide, total / divide / count]
             kinds = np.zeros((3, len(one.sites)))
@@ -160,21 +160,22 @@ class StepCapture:
         whole = np.concatenate(columns, axis=1)
         complete = len(histograms) == len(self.reads)
         return SiteTable(
-            tuple(names),
+            names_of(sites),
             dict(zip((*STATS, "nan", "posinf", "neginf"), whole)),
-            tuple(dtypes),
+            tuple(dtype for _, dtype, _ in sites),
             np.concatenate(histograms) if complete else None,
+            tuple(shape for _, _, shape in sites),
         )
 
 
 def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable | None, SiteTable | None]:
     """One row per site: calls of the same module are put together (counts and squares add, the worst bound stands)."""
-    forward: dict[str, tuple[str, list[int]]] = {}
-    backward: dict[str, tuple[str, list[int]]] = {}
+    forward: dict[str, tuple[str, tuple[int, ...], list[int]]] = {}
+    backward: dict[str, tuple[str, tuple[int, ...], list[int]]] = {}
     for call in trace.calls:
-        forward.setdefault(call.site, (call.dtype, []))[1].append(call.output)
+        forward.setdefault(call.site, (call.dtype, call.shape, []))[2].append(call.output)
         if call.gradient:
-            backward.setdefault(call.site, (call.gradient_dtype[0], []))[1].append(call.gradient[0])
+            backward.setdefault(call.site, (call.gradient_dtype[0], call.shape, []))[2].append(call.gradient[0])
     return _combined(forward, values, histograms), _combined(backward, values, histograms)
 
 
@@ -222,19 +223,20 @@ def _bad_names(table: SiteTable) -> list[str]:
     return [n for n, a, b in zip(table.names, low, high) if not (np.isfinite(a) and np.isfinite(b))]
 
 
-def _combined(sites: dict[str, tuple[str, list[int]]], values: Any, histograms: Any) -> SiteTable | None:
+def _combined(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: Any, histograms: Any) -> SiteTable | None:
     if not sites:
         return None
     columns = np.empty((5, len(sites)))
     counted = np.zeros((len(sites), histograms.shape[1]), dtype=np.int64) if histograms is not None else None
-    for i, (_, rows) in enumerate(sites.values()):
+    for i, (_, _, rows) in enumerate(sites.values()):
         count, low, high, squares, total = values[:, rows]
         n = count.sum()
         with np.errstate(invalid="ignore"):
             columns[:, i] = n, low.min(), high.max(), np.sqrt(squares.sum()), total.sum() / n if n else 0.0
         if counted is not None:
             counted[i] = histograms[rows].sum(axis=0)
-    return SiteTable(tuple(sites), dict(zip(STATS, columns)), tuple(d for d, _ in sites.values()), counted)
+    dtypes, shapes, _ = zip(*sites.values())
+    return SiteTable(tuple(sites), dict(zip(STATS, columns)), dtypes, counted, shapes)
 
 
 def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None) -> SiteTable | None:
@@ -249,8 +251,9 @@ def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None
             "norm": np.sqrt(squares),
             "mean": np.where(count > 0, total / count, 0.0),
         }
-    return SiteTable(names_of(measured[0]), columns, tuple(d for _, d in measured[0]), histograms)
+    _, dtypes, shapes = zip(*measured[0])
+    return SiteTable(names_of(measured[0]), columns, dtypes, histograms, shapes)
 
 
-def names_of(sites: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    return tuple(name for name, _ in sites)
+def names_of(sites: Sites) -> tuple[str, ...]:
+    return tuple(name for name, _, _ in sites)

@@ -153,6 +153,7 @@ class Recorder:
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
         capture.root_site = self.root_site
+        capture.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
 
@@ -166,7 +167,7 @@ class Recorder:
             p = self._owners[key]()
             if p is not None and p.numel() and p.device.type != "meta":
                 rows.add(p, histogram=True)
-                sites.append((name, short_dtype(p.dtype)))
+                sites.append((name, short_dtype(p.dtype), tuple(p.shape)))
         self.capture.weights = (sites, rows)
 
     def _measure_buffers(self, capture: StepCapture) -> None:
@@ -176,7 +177,7 @@ class Recorder:
             buffer = reference()
             if buffer is not None and buffer.numel() and buffer.device.type != "meta":
                 rows.add(buffer)
-                sites.append((name, short_dtype(buffer.dtype)))
+                sites.append((name, short_dtype(buffer.dtype), tuple(buffer.shape)))
         capture.buffers = (sites, rows)
 
     def nonfinite_buffers(self) -> frozenset[str]:
@@ -204,7 +205,7 @@ class Recorder:
                 groups.setdefault(grad.device, []).append((name, grad))
         for found in groups.values():
             grads = [g for _, g in found]
-            sites = [(name, short_dtype(g.dtype)) for name, g in found]
+            sites = [(name, short_dtype(g.dtype), tuple(g.shape)) for name, g in found]
             if capture.traced:
                 rows = RowBuffer()
                 for g in grads:

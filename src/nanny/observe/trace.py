@@ -30,6 +30,7 @@ class Call:
     site: str
     output: int  # row
     dtype: str
+    shape: tuple[int, ...] = ()
     gradient: list[int] = field(default_factory=list)  # row, once backward has passed
     gradient_dtype: list[str] = field(default_factory=list)
     # for the host to judge later, where nothing can be read now:
@@ -107,9 +108,9 @@ class StepTrace:
         known = self._known(leaf)
         before = self._rows_of_inputs(args, kwargs)
         if known is not None:  # a container that returns what its last child returned
-            call = Call(site, known.output, known.dtype, known.gradient, known.gradient_dtype)
+            call = Call(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
         else:
-            call = Call(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype))
+            call = Call(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
             self._seen[id(leaf)] = (weakref.ref(leaf), leaf._version, call)
             if leaf.requires_grad:
                 handle = leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))

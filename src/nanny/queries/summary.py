@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(args: argparse.Namespace) -> Answer:
     with open_job(args.db, args.run) as (sources, notes):
         states = [_read(source) for source in sources]
-        culprit = culprit_of([f for state in states for f in state.findings])
+        culprit = first_culprit(in_order([f for state in states for f in state.findings]))
         following = _next(states, culprit)
     lead = states[0]
     healthy, verdict = judge(states, culprit)
@@ -62,13 +62,6 @@ def answer(args: argparse.Namespace) -> Answer:
         data=_data(states, healthy, verdict, culprit, codes, notes),
         next=following,
     )
-
-
-def culprit_of(findings: Sequence[Finding]) -> Finding | None:
-    """The first error, or the first warning if there is no error."""
-    ordered = in_order(findings)
-    errors = [f for f in ordered if f.severity == Severity.ERROR]
-    return first_culprit(errors) or first_culprit(ordered)
 
 
 def judge(states: Sequence[RankState], culprit: Finding | None) -> tuple[bool | None, str]:
@@ -213,7 +206,7 @@ def _rank_lines(states: Sequence[RankState], culprit: Finding | None) -> list[Li
     world = states[0].source.run.world_size
     if world == 1:
         return []
-    sick = [state for state in states if culprit_of(state.findings) is not None]
+    sick = [state for state in states if first_culprit(state.findings) is not None]
     lines = [_fact("ranks", f"{len(states)} of {world} on record, {len(sick)} with warnings or errors")]
     if culprit is not None and culprit.rank is not None and len(states) > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))

@@ -79,7 +79,7 @@ class RunRecording:
         for i in new:
             known[table.names[i]] = len(known)
         if new:
-            self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i]) for i in new])
+            self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
         at = np.array([known[name] for name in table.names], dtype=np.int64)
         data = np.zeros((len(stats), len(known)), dtype="<f4")
         with np.errstate(over="ignore"):
@@ -103,6 +103,7 @@ class RunRecording:
 def _scalars(step: StepRecord) -> dict[str, float]:
     values: dict[str, float | None] = {
         "loss": step.loss,
+        "step_ms": None if step.seconds is None else 1e3 * step.seconds,
         "lr": step.lr,
         "grad_norm": grad_norm(step),
         "scale": step.scale,
