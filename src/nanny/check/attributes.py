@@ -19,6 +19,11 @@ INTEGER_NAME = re.compile(r"^(?:position(?:s|_ids)?|pos_ids|input_ids|token_ids|
 def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     if base.kind == "external":
         return _external_attribute(f"{base.ref}.{name}")
+    if base.kind == "project":
+        found = base.ref.env.get(name)
+        if found is not None and found.kind == "lazy":
+            found = calls.resolve_lazy(frame, found, name)
+        return found if found is not None else Value(thing=Thing(name))
     if base.kind == "finfo":
         return _finfo(base, name)
     if base.kind == "instance":

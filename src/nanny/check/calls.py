@@ -72,6 +72,8 @@ def _keywords(frame: Frame, node: ast.Call) -> dict[str, Value]:
 def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
     if base.kind == "external":
         return torchcalls.call_external(frame, node, f"{base.ref}.{name}", args, kwargs)
+    if base.kind == "project":
+        return call_value(frame, node, attributes.attribute(frame, base, name, node.func), args, kwargs)
     if base.kind == "super":
         return _call_super(frame, node, base, name, args, kwargs)
     if base.kind == "instance":
@@ -162,6 +164,10 @@ def _call_instance(frame: Frame, node: ast.Call, target: Value, args: list[Value
     return replace(made, inputs=(*made.inputs, value))
 
 
+# a callable given as a parameter and called under autocast is a model, unless its name says what else it does
+_NO_MODEL = re.compile(
+    r"token|collat|^get|load|log|print|metric|sched|augment|transform|time|sampl|callback|hook|norm|fn$|func", re.I
+)
 _ANY_MODEL = re.compile(r"^(?:model|net|network|module|self)$", re.I)
 
 
@@ -207,10 +213,11 @@ def _call_unknown(frame: Frame, node: ast.Call, target: Value, args: list[Value]
         out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
         return frame.emit("loss", node, tuple(args), kwargs, out)
     in_module = frame.owner is not None and frame.owner.is_module and path.startswith("self.")
+    is_given = bool(frame.at.region and isinstance(node.func, ast.Name) and args and not _NO_MODEL.search(last))
     guessed = guess_class(frame, target, last)
     if guessed is not None:
         return _call_instance(frame, node, guessed, args, kwargs)
-    if is_module_like(frame, path) or (in_module and target.thing is not None and "." not in path[5:]):
+    if is_module_like(frame, path) or (in_module and target.thing is not None and "." not in path[5:]) or is_given:
         return methods.module_call(frame, node, target, args, kwargs)
     frame.emit("unknown_call", node, (target, *args), kwargs)
     inputs = (*args, *kwargs.values())
@@ -242,9 +249,12 @@ def build(frame: Frame, info: ClassInfo, value: Value, args: list[Value], kwargs
 
 def resolve_lazy(frame: Frame, value: Value, name: str) -> Value:
     """The definition behind a name imported from another file of the project."""
-    target, attribute, path = value.ref
+    filename, attribute, path = value.ref
+    target = frame.run.project.module(filename)
+    if target is None or target is frame.module:
+        return Value("external", ref=path)
     load(frame, target)
-    found = target.env.get(attribute)
+    found = target.env.get(attribute) if attribute else Value("project", ref=target)
     if found is not None and found.kind == "lazy":
         found = resolve_lazy(frame, found, attribute) if found is not value else None
     resolved = found if found is not None else Value("external", ref=path)

@@ -50,9 +50,9 @@ def result_dtype(
         if change == "lower":
             if any(a.dtype == "fp64" for a in args):
                 return "fp64", "float64 is left alone by autocast", None
-            return region.dtype, f"{op} under {region.label}", None
+            return region.dtype, f"{op} under {region.label_in(frame.module.filename)}", None
         if change == "float32":
-            return "fp32", f"{op} is run in float32 by {region.label}", None
+            return "fp32", f"{op} is run in float32 by {region.label_in(frame.module.filename)}", None
         if change == "unknown":
             return "", "", None
     if op in TO_BOOL:

@@ -96,7 +96,7 @@ def _hits(view: FileView) -> Iterator[tuple[Rule, Hit, str]]:
 
 def walk(module: ModuleInfo, project: Project, options: Options) -> FileView:
     """Runs the module body, then every function that nothing has called yet, and keeps what was seen."""
-    run = Run(project, options)
+    run = Run(project, options, module.is_active)
     body = Trace("<module>", module)
     run.traces.append(body)
     if not module.is_loaded:

@@ -263,7 +263,7 @@ def _module_method(frame: Frame, node: ast.Call, base: Value, name: str, args: l
         if name == "eval" or (name == "requires_grad_" and args and args[0].const is False):
             thing.is_frozen = True
         elif name == "train" and not (args and args[0].const is False):
-            thing.is_trained = True
+            thing.is_set_to_train = True
         elif name in ("cuda", "cpu"):
             thing.device = name
     if name in ("parameters", "named_parameters"):
@@ -291,7 +291,7 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], 
         out = Value(
             "tensor",
             region.dtype,
-            f"output of `{_shown(node)}` under {region.label}",
+            f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}",
             node.lineno,
             False,
             "module_call",

@@ -36,12 +36,12 @@ class Region:
     def is_on(self) -> bool:
         return self.enabled is not False and self.dtype in ("fp16", "bf16", "half")
 
-    @property
-    def label(self) -> str:
-        """How a message names the region: `autocast on cuda in fp16 at line 41`."""
+    def label_in(self, file: str) -> str:
+        """How a message in `file` names the region: `autocast on cuda in fp16 at line 41`."""
+        at = f"line {self.line}" if self.file in ("", file) else f"{self.file}:{self.line}"
         where = f" on {self.device}" if self.device else ""
         kind = f" in {self.dtype}" if self.dtype in ("fp16", "bf16") else ""
-        return f"autocast{where}{kind} at line {self.line}"
+        return f"autocast{where}{kind} at {at}"
 
 
 def default_dtype(device: str) -> str:

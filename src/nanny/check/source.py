@@ -23,6 +23,12 @@ _EVIDENCE = re.compile(
 _CALL = re.compile(r"(?<!def )(?<!class )\b([A-Za-z_][\w.]*)\(")
 
 
+# Code that makes halves or scales, rather than only asking for a dtype: worth reading what it imports from its own project.
+_ACTIVE = re.compile(
+    r"(?<!maybe_)autocast\(|GradScaler|\.half\(|\.bfloat16\(|unscale_|(?:to\(|dtype=)torch\.(?:bfloat16|float16|half)\b"
+)
+
+
 def says_half(text: str) -> bool:
     return _EVIDENCE.search(text) is not None
 
@@ -100,6 +106,7 @@ class ModuleInfo:
     env: dict[str, Value] = field(default_factory=dict)
     functions: list[FunctionInfo] = field(default_factory=list)
     classes: list[ClassInfo] = field(default_factory=list)
+    is_active: bool = False  # makes halves or scales itself
     called: frozenset[str] = frozenset()  # texts of everything that is called: `model`, `self.net`, `loss.backward`
     is_loaded: bool = False
 
@@ -113,7 +120,9 @@ class ModuleInfo:
 def parse_module(text: str, filename: str, name: str = "") -> ModuleInfo:
     tree = ast.parse(text, filename)
     called = frozenset(_CALL.findall(text))  # a few more than the tree has (comments), at a hundredth of the cost of a walk
-    return ModuleInfo(filename, text, tree, name, filename.endswith("__init__.py"), called=called)
+    return ModuleInfo(
+        filename, text, tree, name, filename.endswith("__init__.py"), is_active=bool(_ACTIVE.search(text)), called=called
+    )
 
 
 def dotted(node: ast.AST) -> str:
@@ -145,7 +154,7 @@ class Project:
                 self._modules[filename] = None
         return self._modules[filename]
 
-    def resolve(self, importer: ModuleInfo, target: str, level: int) -> ModuleInfo | None:
+    def resolve(self, importer: ModuleInfo, target: str, level: int = 0) -> str | None:
         """The project's file behind `from target import ...` (with leading dots counted by level)."""
         if len(self.sources) < 2:
             return None
@@ -153,8 +162,7 @@ class Project:
             base = importer.name.split(".")
             keep = len(base) - level + (1 if importer.is_package else 0)
             target = ".".join([*base[: max(keep, 0)], *([target] if target else [])])
-        filename = self._find(target, importer)
-        return self.module(filename) if filename else None
+        return self._find(target, importer)
 
     def _find(self, target: str, importer: ModuleInfo) -> str | None:
         if self._paths is None:

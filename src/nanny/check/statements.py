@@ -307,17 +307,25 @@ def _import(frame: Frame, node: ast.Import) -> None:
     for alias in node.names:
         name = alias.asname or alias.name.partition(".")[0]
         frame.env[name] = Value("external", ref=alias.name if alias.asname else name)
+        if frame.run.follows_imports and (alias.asname or "." not in alias.name):
+            found = frame.run.project.resolve(frame.module, alias.name)
+            if found is not None:
+                frame.env[name] = Value("lazy", ref=(found, "", alias.name))
 
 
 def _import_from(frame: Frame, node: ast.ImportFrom) -> None:
-    target = frame.run.project.resolve(frame.module, node.module or "", node.level)
+    project = frame.run.project if frame.run.follows_imports else None
+    target = project.resolve(frame.module, node.module or "", node.level) if project else None
     for alias in node.names:
         name = alias.asname or alias.name
         if name == "*":
             continue
         path = f"{node.module or ''}.{alias.name}".lstrip(".")
-        frame.env[name] = Value("external", ref=path, const=NOTHING, thing=None)
-        if target is not None:
+        frame.env[name] = Value("external", ref=path)
+        inside = project.resolve(frame.module, f"{node.module or ''}.{alias.name}".lstrip("."), node.level) if project else None
+        if inside is not None:  # from package import module
+            frame.env[name] = Value("lazy", ref=(inside, "", path))
+        elif target is not None:
             frame.env[name] = Value("lazy", ref=(target, alias.name, path))
 
 

@@ -68,6 +68,10 @@ class Event:
     def file(self) -> str:
         return self.module.filename
 
+    def place_in(self, file: str) -> str:
+        """`line 12`, or `train.py:12` for a message in another file."""
+        return f"line {self.line}" if self.file == file else f"{self.file}:{self.line}"
+
     def arg(self, position: int, name: str = "") -> Value:
         if name and name in self.kwargs:
             return self.kwargs[name]
@@ -140,6 +144,7 @@ class Run:
 
     project: Project
     options: Options
+    follows_imports: bool = True
     traces: list[Trace] = field(default_factory=list)
     statements: int = 0
     cache: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ _BACKWARD = ("backward", "framework.backward")
 
 
 def is_trained(thing: Thing, view: FileView) -> bool:
-    if thing.is_trained:
+    if thing.is_trained or (thing.is_set_to_train and view.is_training()):
         return True
     if thing.is_frozen:
         return False

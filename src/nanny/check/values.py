@@ -31,7 +31,8 @@ class Thing:
     cast_line: int = 0
     device: str = ""
     is_frozen: bool = False  # eval() or requires_grad_(False)
-    is_trained: bool = False  # train(), or its parameters are in an optimizer
+    is_trained: bool = False  # its parameters are in an optimizer
+    is_set_to_train: bool = False  # train() was called
     attrs: dict[str, Value] = field(default_factory=dict)
     serial: int = field(default_factory=lambda: next(_serial))
 

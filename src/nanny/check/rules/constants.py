@@ -230,7 +230,7 @@ def _positions_in_product(event: Event) -> Iterator[Hit]:
         if made.op == "arange" and (_largest(made) or 1e9) > (256 if event.out.dtype == "bf16" else 2048):
             yield Hit(
                 event.node,
-                f"positions go through {event.op}, which {region.label} runs in {event.out.dtype}",
+                f"positions go through {event.op}, which {region.label_in(event.file)} runs in {event.out.dtype}",
                 "compute the angles in a block with autocast off, in float32, or by multiplication",
             )
             return

@@ -67,7 +67,7 @@ def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"a tensor is cast to {event.out.dtype} by hand inside {region.label}",
+            f"a tensor is cast to {event.out.dtype} by hand inside {region.label_in(event.file)}",
             "drop the cast: autocast picks the dtype for each operation",
             file=event.file,
         )

@@ -86,7 +86,7 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     if region is None:
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
-    yield Hit(event.node, f"{what} runs inside {region.label}", "end the autocast block before this line")
+    yield Hit(event.node, f"{what} runs inside {region.label_in(event.file)}", "end the autocast block before this line")
 
 
 @rule("REGION_BCE", Severity.ERROR, "binary_cross_entropy")
@@ -111,12 +111,15 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if region.device == "":
         yield Hit(
-            event.node, f"binary_cross_entropy raises under CUDA autocast ({region.label}; the device is not known here)",
+            event.node,
+            f"binary_cross_entropy raises under CUDA autocast ({region.label_in(event.file)}; the device is not known here)",
             "use binary_cross_entropy_with_logits on the logits", Severity.WARNING,
         )  # fmt: skip
         return
     yield Hit(
-        event.node, f"binary_cross_entropy raises under {region.label}", "use binary_cross_entropy_with_logits on the logits"
+        event.node,
+        f"binary_cross_entropy raises under {region.label_in(event.file)}",
+        "use binary_cross_entropy_with_logits on the logits",
     )
 
 
@@ -301,7 +304,8 @@ def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
                 and target.thing is not None
             ):
                 found.append((len(event.at.stack), Hit(
-                    event.node, f"this module already ran under no_grad at line {earlier.line} in the same {region.label}",
+                    event.node,
+                    f"this module ran under no_grad at {earlier.place_in(event.file)}, in the same {region.label_in(event.file)}",
                     "move the no_grad call out of the region, or open it with cache_enabled=False", file=event.file,
                 )))  # fmt: skip
                 break
@@ -344,7 +348,7 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
         return
     yield Hit(
         forward.node,
-        f"{owner.name} is applied under {region.label} (line {event.line}) without custom_fwd/custom_bwd",
+        f"{owner.name} is applied under {region.label_in(event.file)} (line {event.line}) without custom_fwd/custom_bwd",
         "decorate forward with torch.amp.custom_fwd and backward with torch.amp.custom_bwd",
         file=forward.module.filename,
     )

@@ -86,7 +86,7 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"gradients are clipped while still scaled: backward at line {backward.line}, no unscale_ before line {event.line}",
+            f"gradients are clipped while still scaled: backward at {backward.place_in(event.file)}, no unscale_ since",
             "call scaler.unscale_(optimizer) after backward and before clipping",
             file=event.file,
         )
@@ -139,7 +139,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         reported.add(id(source))
         yield Hit(
             read.node,
-            f"`.grad` is used ({event.op.rstrip('_')}) while still scaled: backward at line {backward.line}, no unscale_ since",
+            f"`.grad` ({event.op.rstrip('_')}) is still scaled: backward at {backward.place_in(event.file)}, no unscale_ since",
             "call scaler.unscale_(optimizer) first",
             file=read.file,
         )
@@ -210,7 +210,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                 what = "already unscaled" if earlier.op == "scaler.unscale_" else "already stepped"
                 yield Hit(
                     event.node,
-                    f"this optimizer was {what} at line {earlier.line}, and no update() came since",
+                    f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since",
                     "keep one unscale_ per optimizer and step, before clipping",
                     file=event.file,
                 )
@@ -259,7 +259,7 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
         name = event.op.partition(".")[2]
         yield Hit(
             event.node,
-            f"{name}() runs for every micro-batch, {anchor.op.partition('.')[2]}() at line {anchor.line} only once per window",
+            f"{name}() runs for every micro-batch, {anchor.op.partition('.')[2]}() at {anchor.place_in(event.file)} once per window",
             f"move {name}() into the branch that ends the accumulation window",
             file=event.file,
         )
@@ -327,9 +327,11 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
             break
         if any(later is s for s in steps) and later.at.loops == event.at.loops:
             if earlier and not same_object(later.arg(1), earlier[0].arg(1)):
-                return f"the scale changes here, and line {later.line} steps another optimizer with gradients of the old scale"
+                return (
+                    f"the scale changes here; {later.place_in(event.file)} steps another optimizer with gradients of the old one"
+                )
             if not earlier and any(e.op == "backward" and is_scaled(e) for e in before(trace, index)):
-                return f"update() comes before step() at line {later.line}: the inf check of this step is lost"
+                return f"update() comes before step() at {later.place_in(event.file)}: the inf check of this step is lost"
     if not earlier:
         return ""
     step = earlier[0]
@@ -338,8 +340,8 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
         return "update() runs once per optimizer: the scale changes between their steps"
     inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over and not _is_retry(loop)]
     if inner and event.at.loops == step.at.loops[: len(event.at.loops)]:
-        return f"update() stands outside the loop that steps at line {step.line}: the scale never adapts within it"
+        return f"update() stands outside the loop that steps at {step.place_in(event.file)}: the scale never adapts within it"
     extra = extra_guards(event, step)
     if extra and not any(u.op == "scaler.update" and not extra_guards(u, step) for u in trace.events if can_meet(u, step)):
-        return f"update() runs only under a condition that step() at line {step.line} does not have"
+        return f"update() runs only under a condition that step() at {step.place_in(event.file)} does not have"
     return ""

@@ -92,10 +92,10 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
         if "maybe_scaled" in last.arg(0).tags and (AMP, False) in event.at.guards:
             continue
         scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
-        beside = f", and scaler.step() already ran at line {scaled.line}" if scaled else ""
+        beside = f", and scaler.step() already ran at {scaled.place_in(event.file)}" if scaled else ""
         yield Hit(
             event.node,
-            f"optimizer.step() on gradients of the scaled loss (backward at line {last.line}){beside}",
+            f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}){beside}",
             "use scaler.step(optimizer), and drop the plain optimizer.step()",
             file=event.file,
         )
@@ -133,7 +133,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
                 yield Hit(
                     event.node,
-                    f"this backward is not scaled, but scaler.step() at line {step.line} divides its gradients by the scale",
+                    f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale",
                     "use scaler.scale(loss).backward()",
                     file=event.file,
                 )
@@ -176,7 +176,7 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"fp16 training without a loss scaler: {inside.at.region.label}, plain backward at line {event.line}",
+            f"fp16 training without a loss scaler: {inside.at.region.label_in(event.file)}, plain backward at line {event.line}",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
             file=event.file,
         )
