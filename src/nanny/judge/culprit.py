@@ -175,6 +175,8 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
     found = step.autopsy
     if found is None or step.loss is None:
         return None
+    if found.inside and step.outputs is not None and not step.bad_calls:
+        return None  # the layers were measured, and all were finite
     what = "NaN" if math.isnan(step.loss) else "infinite"
     code = "OVERFLOW" if found.dtype == "float16" and not found.nan else "NAN" if found.nan else "INF"
     evidence = {"op": found.op, "after": found.after, "modules": list(step.between), "loss": step.loss}

@@ -46,12 +46,12 @@ def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
         return None
     good: dict[Any, int] = {}  # nodes seen so far, all with good tensors, in order
     for node in _inputs_first(root.grad_fn):
-        bad, is_output = _bad_tensor(node)
+        bad, role = _bad_tensor(node)
         if bad is None:
             good[node] = len(good)
             continue
         seen: dict[str, Any] = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
-        if is_output:
+        if role.startswith(_OUTPUTS):
             return _about(node, parameters, seen, good)
         direct = [n for n, _ in node.next_functions if n is not None]
         poisoned = [w for n in direct if (w := _weight(n)) is not None and not _is_good(w)]
@@ -59,7 +59,7 @@ def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
             name = parameters.get(id(poisoned[0]), "")
             return Autopsy(op=_op(node), after=name, weight=name, **seen)
         maker = _latest(node, good)
-        if maker is not None:
+        if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
             return _about(maker, parameters, seen, good)
         return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
     return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
@@ -114,9 +114,9 @@ def _inputs_first(root: Any) -> Iterator[Any]:
             yield node
 
 
-def _bad_tensor(node: Any) -> tuple[Tensor | None, bool]:
-    """A tensor that the node saved and that is bad, and whether it is the node's own output; inputs go first."""
-    output = None
+def _bad_tensor(node: Any) -> tuple[Tensor | None, str]:
+    """A tensor that the node saved and that is bad, and in what role; inputs go before outputs."""
+    found: tuple[Tensor | None, str] = (None, "")
     for name in dir(node):
         if not name.startswith("_saved_"):
             continue
@@ -124,9 +124,9 @@ def _bad_tensor(node: Any) -> tuple[Tensor | None, bool]:
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, Tensor) and not _is_good(tensor):
                 if not name.startswith(_OUTPUTS):
-                    return tensor, False
-                output = tensor
-    return output, True
+                    return tensor, name
+                found = tensor, name
+    return found
 
 
 def _is_good(tensor: Tensor) -> bool:

@@ -45,6 +45,7 @@ class StepCapture:
     losses: list[Tensor] = field(default_factory=list)
     loss_dtype: str = ""
     backwards: int = 0
+    ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
     backward_scaled: bool = False
     unscaled: set[int] = field(default_factory=set)
     stale: list[str] = field(default_factory=list)

@@ -24,6 +24,8 @@ from .names import is_compiled, plain_name, short_dtype, unwrapped
 from .trace import StepTrace, Suspect
 from .updates import UpdateProbe, lr_of, optimizer_state
 
+MOST_BACKWARDS = 1024  # per step, whose losses are averaged
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -130,6 +132,7 @@ class Recorder:
         """The user's block is over. Gradients are read at the optimizer; here, for now, if none is known to come."""
         if self.capture is None:
             return
+        self.capture.ended = True
         if self.capture.trace is not None:
             self.capture.trace.close()
         if not self.capture.reads and not self.optimizers:
@@ -236,7 +239,7 @@ class Recorder:
     @guarded
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         capture = self.capture
-        if capture is None or not roots:
+        if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
         if root.numel() == 1 and root.is_floating_point():
