@@ -687,3 +687,40 @@ def test_inputs_of_ten_thousands_in_fp32():
         return F.l1_loss(model(x * 1e4) / 1e4, y)
 
     loop(model, Adam(model.parameters(), lr=1e-3), loss_of)
+
+
+def test_infinite_distances_that_a_minimum_removes():
+    """Nearest neighbours: the diagonal is put to infinity so that nobody is his own neighbour. Loss and gradients are finite."""
+    torch.manual_seed(0)
+
+    class Distances(nn.Module):
+        def forward(self, e: Tensor) -> Tensor:
+            return torch.cdist(e, e).masked_fill(torch.eye(len(e), dtype=torch.bool), math.inf)
+
+    model = nn.Sequential(nn.Linear(8, 8), Distances())
+    batches = regression()
+
+    def loss_of(step: int) -> Tensor:
+        return -model(batches(step)[0]).min(-1).values.clamp(max=2.0).mean()
+
+    loop(model, Adam(model.parameters(), lr=1e-3), loss_of)
+
+
+def test_missing_values_in_the_data_that_the_model_handles_itself():
+    torch.manual_seed(0)
+
+    class Imputes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fill, self.net = nn.Parameter(torch.zeros(8)), mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(torch.where(x.isnan(), self.fill, torch.nan_to_num(x)))
+
+    model, batches = Imputes(), regression()
+
+    def loss_of(step: int) -> Tensor:
+        x, y = batches(step)
+        return F.mse_loss(model(torch.where(x > 1.2, math.nan, x)), y)
+
+    loop(model, Adam(model.parameters(), lr=3e-3), loss_of)
