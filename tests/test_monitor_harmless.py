@@ -299,6 +299,109 @@ def test_a_submodule_that_the_user_called_module_keeps_its_name(tmp_path):
     assert all(name.rpartition(".")[2] in ("weight", "bias") for name in names)
 
 
+def per_sample_gradients(model: nn.Module, x: Tensor) -> None:
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: Any, row: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (row[None],)).square().mean()
+
+    torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+
+
+def fake(model: nn.Module, x: Tensor) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.empty(4, 8))
+
+
+TOOLS: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "vmap": per_sample_gradients,
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (torch.ones_like(x),)),
+    "fx": lambda model, x: torch.fx.symbolic_trace(model),
+    "jit_trace": lambda model, x: torch.jit.trace(model, x),
+    "export": lambda model, x: torch.export.export(model, (x,)),
+    "fake": fake,
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("tool", TOOLS)
+def test_tools_that_trace_the_model_inside_a_traced_step_see_nothing_of_the_nanny(tool, tmp_path):
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, output_dir=tmp_path) as nanny:
+        for step in range(2):
+            x, y = regression(rows=4)(step)
+            optimizer.zero_grad()
+            with nanny.step(step):
+                TOOLS[tool](model, x)
+                F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    assert above_info(nanny.findings) == []
+    assert recorded(tmp_path, "output", 1)["0"] > 0
+
+
+def inference_features(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x * 2
+
+
+ODD_OUTPUTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "inference": (inference_features, lambda out: out.clone()),
+    "nested": (lambda x: torch.nested.nested_tensor([x[:2], x[2:]]), lambda out: out.to_padded_tensor(0.0)),
+    "sparse": (lambda x: x.relu().to_sparse(), lambda out: out.to_dense()),
+    "complex": (torch.fft.fft, lambda out: out.abs()),
+    "float8": (lambda x: x.to(torch.float8_e4m3fn), lambda out: out.float()),
+    "expanded": (lambda x: x[:1].expand(4, 8), lambda out: out),
+    "transposed": (lambda x: x.T, lambda out: out.T),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ODD_OUTPUTS)
+def test_unusual_tensors_do_not_stop_the_nanny(kind, tmp_path):
+    make, back = ODD_OUTPUTS[kind]
+    model = nn.ModuleDict({"odd": Apply(make), "same": nn.Identity(), "head": nn.Linear(8, 1)})
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, output_dir=tmp_path) as nanny:
+        for step in range(3):
+            with nanny.step(step):
+                model["head"](back(model["same"](model["odd"](torch.rand(4, 8))))).mean().backward()
+            optimizer.step()
+    assert above_info(nanny.findings) == []
+    assert recorded(tmp_path, "output", 2)["head"] > 0
+
+
+def test_lazy_modules_are_watched_once_they_know_their_size(tmp_path):
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
+    with watch(model, output_dir=tmp_path) as nanny:
+        for step in range(3):
+            with nanny.step(step):
+                model(torch.rand(4, 6)).mean().backward()
+    assert "0.weight" in recorded(tmp_path, "grad", 2)
+    assert above_info(nanny.findings) == []
+
+
+def test_an_optimizer_that_steps_inside_backward_is_seen(tmp_path):
+    """One optimizer per parameter, run by the hook of its gradient, which is gone when backward ends."""
+    model = mlp()
+    optimizers = {p: SGD([p], lr=1e-3) for p in model.parameters()}
+
+    def step_now(p: Tensor) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step_now)
+    with watch(model, output_dir=tmp_path) as nanny:
+        for step in range(3):
+            with nanny.step(step):
+                F.mse_loss(model(torch.rand(4, 8)), torch.zeros(4, 1)).backward()
+    assert set(recorded(tmp_path, "grad", 2)) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert above_info(nanny.findings) == []
+
+
 # nothing left behind
 
 

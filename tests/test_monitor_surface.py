@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules import module as module_hooks
 from torch.optim import SGD, Adam
-from training import Apply, above_info, autocast, mlp, regression, said, scalar, store_of, the, watch
+from training import Apply, above_info, autocast, mlp, recorded, regression, said, scalar, store_of, the, watch
 
 from nanny import MixedPrecisionNanny, Severity, check_loss_scale, watch_model
 from nanny.store import reader
@@ -300,3 +300,17 @@ def test_a_second_model_has_its_own_names(tmp_path):
         generator(torch.rand(4, 8)).mean().backward()
     nanny.close()
     assert said(nanny.findings, "NAN")[0].site == "critic.1"
+
+
+def test_a_head_that_is_replaced_after_the_nanny_was_made_is_watched_too(tmp_path):
+    model = nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 1)})
+    nanny = watch(model, output_dir=tmp_path)
+    model["head"] = nn.Linear(8, 2)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    for step in range(3):
+        with nanny.step(step):
+            model["head"](model["body"](torch.rand(4, 8))).mean().backward()
+        optimizer.step()
+    nanny.close()
+    assert {"head.weight", "head.bias"} <= set(recorded(tmp_path, "grad", 2))
+    assert "head" in recorded(tmp_path, "output", 2)
