@@ -16,6 +16,8 @@ _HOME = {
     "NannyWarning": "records",
     "Severity": "records",
     "analyze_tensor": "tensor",
+    "auto_diff": "diff",
+    "DiffReport": "diff",
     "TensorReport": "tensor",
     "MixedPrecisionNanny": "monitor",
     "watch_model": "monitor",

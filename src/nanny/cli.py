@@ -13,6 +13,7 @@ from .records import NannyError
 COMMANDS = {
     "check": ("nanny.check.command", "find mixed-precision mistakes in source code, before training"),
     "tensor": ("nanny.tensor", "what fp16, bf16 or fp8 would do to a stored tensor"),
+    "diff": ("nanny.diff", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
     "run": ("nanny.run", "run a training script under the monitor, without changing it"),
     "summary": ("nanny.query", "verdict on a recorded run, first culprit first"),
     "alerts": ("nanny.query", "findings of a run, with filters"),

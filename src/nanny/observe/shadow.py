@@ -31,10 +31,12 @@ LOW = frozenset(
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _SEEDED = torch.Tag.nondeterministic_seeded
 # The schemas of these do not say that running statistics (arguments 3 and 4) are written.
-_WRITES_SILENTLY = {name: (3, 4) for name in ("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm")}
+_WRITES_SILENTLY = dict.fromkeys(("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"), (3, 4))
 _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argument asks for half -> float, on CUDA
 # Random numbers that depend on nothing else. fp32 draws what bf16 and fp16 draw, before rounding; fp64 draws other numbers.
-_DRAWS = frozenset("rand rand_like randn randn_like uniform_ normal_ exponential_ cauchy_ log_normal_ geometric_".split())
+_DRAWS = frozenset(
+    ["rand", "rand_like", "randn", "randn_like", "uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_"]
+)
 _SWEEP_OPS = 64
 _SWEEP_BYTES = 4 << 20
 # What a kernel raises when it has no implementation for the wide type or the twin's shape does not fit.
@@ -50,6 +52,7 @@ class Operation:
     kwargs: Mapping[str, Any]
     out: Any
     twin_out: Any
+    is_view: bool  # of an input: nothing was computed
 
     @property
     def name(self) -> str:
@@ -85,8 +88,11 @@ class _Buffers:
         """Enters `value` for a tensor; an `owned` value that fills the same memory layout becomes the buffer itself."""
         storage = tensor.untyped_storage()
         elements = storage.nbytes() // tensor.element_size()
-        if owned and value.stride() == tensor.stride() and value.storage_offset() == tensor.storage_offset() == 0 and (
-            value.untyped_storage().nbytes() // value.element_size() == elements
+        if (
+            owned
+            and value.stride() == tensor.stride()
+            and value.storage_offset() == tensor.storage_offset() == 0
+            and (value.untyped_storage().nbytes() // value.element_size() == elements)
         ):
             buffer = value.as_strided((elements,), (1,), 0)
         else:
@@ -125,33 +131,43 @@ class CarriedShadows(TorchDispatchMode):
     """Keeps the twins while it is entered, and answers for them afterwards as long as the real tensors live.
 
     `own=True` keeps a third value: what the operations of the innermost open `frame` make, in the program's own precision,
-    of exact inputs. It tells the error that a module adds from the error that it was given.
+    of exact inputs. It tells the error that a module adds from the error that it was given. `before_write` sees every tensor
+    that is about to be written.
     """
 
     def __init__(
-        self, dtype: torch.dtype = torch.float32, on_op: Callable[[Operation], None] | None = None, own: bool = False
+        self,
+        dtype: torch.dtype = torch.float32,
+        on_op: Callable[[Operation], None] | None = None,
+        own: bool = False,
+        before_write: Callable[[Tensor], None] | None = None,
     ) -> None:
         super().__init__()
         self._wide = dtype
         self._on_op = on_op
+        self._before_write = before_write
         self._twins = _Buffers()
         self._frames: list[_Buffers] | None = [_Buffers()] if own else None
         self.reseeds: Counter[tuple[str, str]] = Counter()  # (operation, why its twin starts anew from the real value)
         self.operations = 0  # that ran on twins too
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, torch's default, imports the compiler (seconds) at the first operation
+
     def twin(self, tensor: Tensor) -> Tensor:
         """The reference value; the tensor itself if no low-precision value ever reached it."""
-        with _aside():
+        with aside():
             return self._twin(tensor)
 
     def own_value(self, tensor: Tensor) -> Tensor | None:
         """What the innermost frame made of exact inputs, in the real dtype; None if it did not make this tensor."""
-        with _aside():
+        with aside():
             return self._frames[-1].find(tensor) if self._frames and _carried(tensor) else None
 
     def adopt(self, tensor: Tensor, reference: Tensor) -> None:
         """Gives a tensor its reference value from outside: FP32 weights that were cast before the run."""
-        with _aside():
+        with aside():
             self._twins.put(tensor.detach(), reference.detach().to(self._dtype_beside(tensor.dtype)), owned=False)
 
     @contextmanager
@@ -177,9 +193,14 @@ class CarriedShadows(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [t for t in _tensors((args, kwargs)) if _carried(t)]
-        if not self._concerned(tensors, args, kwargs):
-            return func(*args, **kwargs)
         written = _written(func, args, kwargs)
+        if self._before_write is not None:
+            for tensor in written:
+                self._before_write(tensor)
+        if not self._concerned(tensors, args, kwargs):
+            out = func(*args, **kwargs)
+            self._report(func, args, kwargs, out, out, written)
+            return out
         if all(_carried(t) or not t.numel() for t in written):
             return self._run_beside(func, args, kwargs, written)
         out = func(*args, **kwargs)  # a second run would write into the program's own sparse tensor
@@ -199,11 +220,11 @@ class CarriedShadows(TorchDispatchMode):
         for tensor in written:  # before the operation runs: it overwrites the value to seed from
             if _carried(tensor) and self._twins.find(tensor) is None:
                 self._twins.put_storage(tensor, self._dtype_beside(tensor.dtype))
-        frame = self._frames[-1] if self._frames is not None and not _in_backward() else None
+        frame = self._frames[-1] if self._frames is not None and not in_backward() else None
         if frame is not None:
             self._seed_frame(frame, written)
         randomness = _Randomness(args, kwargs) if _SEEDED in func.tags else None
-        own_args, own_kwargs = (_mapped((args, kwargs), self._own) if frame is not None else (None, None))
+        own_args, own_kwargs = _mapped((args, kwargs), self._own) if frame is not None else (None, None)
         out = func(*args, **kwargs)
         is_view = not written and _is_view(out, (args, kwargs))
         if randomness is not None:
@@ -216,9 +237,12 @@ class CarriedShadows(TorchDispatchMode):
         if randomness is not None:
             randomness.resume()
         self.operations += 1
-        if self._on_op is not None:
-            self._on_op(Operation(func, args, kwargs, out, twin_out))
+        self._report(func, args, kwargs, out, twin_out, written)
         return out
+
+    def _report(self, func: Any, args: Any, kwargs: Any, out: Any, twin_out: Any, written: list[Tensor]) -> None:
+        if self._on_op is not None:
+            self._on_op(Operation(func, args, kwargs, out, twin_out, not written and _is_view(out, (args, kwargs))))
 
     def _twin_run(self, func: Any, args: Any, kwargs: Any, out: Any, written: list[Tensor], is_view: bool) -> Any:
         if is_view:
@@ -338,9 +362,9 @@ class _Randomness:
 
 
 @contextmanager
-def _aside() -> Iterator[None]:
+def aside() -> Iterator[None]:
     """Outside every mode, graph and autocast: what is computed here is nobody's program."""
-    with _disable_current_modes(), torch.no_grad():
+    with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
 
 
@@ -361,7 +385,7 @@ def _is_low(value: Any) -> bool:
     return isinstance(value, torch.dtype) and value in LOW
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 

@@ -1,0 +1,467 @@
+"""Where a model in BF16 or FP16 parts from its FP32 self: which layer, how much, and whether it is the layer's own fault.
+
+    report = nanny.auto_diff(model, batch, torch.bfloat16, loss_fn=loss)      print(report)
+    nanny diff --model model.py --input sample.pt --dtype bf16                 python -m nanny.diff ...
+
+Both precisions run in one pass (`observe.shadow`), on the same weights, inputs and random numbers. The model, its gradients,
+its buffers and the random state are left as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .diff_records import CallDiff, DiffReport, Failure, Flip, GradDiff, GradTotals, OpUse
+from .formats import Format, format_of
+from .judge.diff_rules import judge_diff, needs_floor
+from .limits import Limits
+from .records import NannyError, Severity
+from .show.diff_text import render_diff
+from .show.jsontext import to_text
+from .show.term import wants_colour, width_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from .observe.pairs import PairWatcher
+
+__all__ = ["DiffReport", "auto_diff", "main"]
+
+REFERENCES = ("fp32", "fp64")
+FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
+
+
+@dataclass(frozen=True)
+class _Settings:
+    target: Format
+    reference: str
+    policy: str
+    backward: bool
+    own: bool
+    loss_fn: Callable[..., Any] | None
+    loss_scale: float | None
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One batch, measured."""
+
+    watcher: PairWatcher
+    gradients: tuple[GradDiff, ...]
+    total: GradTotals | None
+    loss: float | None
+    reference_loss: float | None
+    reseeds: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def auto_diff(
+    model: nn.Module,
+    sample_input: Any,
+    target_dtype: torch.dtype | str = "bfloat16",
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    target: Any = None,
+    backward: bool = True,
+    own: bool = True,
+    policy: str = "native",
+    reference: str = "fp32",
+    loss_scale: float | None = None,
+    rel_warn: float | None = None,
+    rel_error: float | None = None,
+    limits: Limits | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DiffReport:
+    """Runs `model` on `sample_input` in the target precision and in the reference at once, and compares every module call.
+
+    `sample_input`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches. `loss_fn(output)`, or
+    `loss_fn(output, target)` with a target (a list of them for a list of batches). `own=False` leaves out the layers' own errors
+    and is faster. `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
+    """
+    from .observe.names import unwrapped
+    from .observe.policy import POLICIES
+
+    chosen = target_format(target_dtype)
+    if reference not in REFERENCES:
+        raise NannyError(f"unknown reference {reference!r}; use one of: {', '.join(REFERENCES)}")
+    if policy not in POLICIES:
+        raise NannyError(f"unknown policy {policy!r}; use one of: {', '.join(POLICIES)}")
+    device = device_of(model)
+    batches = as_batches(sample_input)
+    targets = as_targets(target, sample_input, len(batches))
+    settings = _Settings(chosen, reference, policy, backward, own, loss_fn, loss_scale, limits or Limits())
+    passes: list[_Pass] = []
+    failure: Failure | None = None
+    notes: list[str] = []
+    for number, (batch, wanted) in enumerate(zip(batches, targets)):
+        if progress is not None:
+            progress(number, len(batches))
+        try:
+            outcome = _measure_batch(unwrapped(model), batch, wanted, settings, device)
+        except KeyboardInterrupt:
+            if not passes:
+                raise
+            notes.append(f"interrupted after {number} of {len(batches)} batches; the numbers are of those")
+            break
+        if isinstance(outcome, Failure):
+            failure = outcome
+            break
+        passes.append(outcome)
+    report = _report(model, settings, device, passes, failure, notes)
+    if needs_floor(report, settings.limits):
+        from .observe.floor import rounding_floor
+
+        output_floor, gradient_floor = rounding_floor(
+            unwrapped(model), batches[0], lambda output: _loss(output, targets[0], settings)[0] if backward else None, chosen
+        )
+        report = replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
+    return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
+
+
+def target_format(dtype: object) -> Format:
+    target = format_of(dtype)
+    if target.name not in ("fp16", "bf16"):
+        raise NannyError(f"{target.name} is no target that a model can run in; use bf16 or fp16")
+    return target
+
+
+def device_of(model: Any) -> str:
+    from itertools import chain
+
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise NannyError(f"auto_diff needs a torch.nn.Module, not {type(model).__name__}")
+    devices = {t.device.type for t in chain(model.parameters(), model.buffers())}
+    if "meta" in devices:
+        raise NannyError("the model is on the meta device and holds no values; load its weights first (model.to_empty, load_state_dict)")
+    return next(iter(devices - {"cpu"}), "cpu")
+
+
+def as_batches(sample: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A list is a list of batches; a tuple is the arguments of one call, a dict its keyword arguments."""
+    batches = sample if isinstance(sample, list) else [sample]
+    if not batches:
+        raise NannyError("the list of sample inputs is empty; give at least one batch")
+    out: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    for batch in batches:
+        if isinstance(batch, dict):
+            if not all(isinstance(key, str) for key in batch):
+                raise NannyError("a dict of inputs is passed as keyword arguments; its keys must be names")
+            out.append(((), dict(batch)))
+        elif isinstance(batch, (tuple, list)):
+            out.append((tuple(batch), {}))
+        else:
+            out.append(((batch,), {}))
+    return out
+
+
+def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
+    if not isinstance(sample, list):
+        return [target]
+    if target is None:
+        return [None] * count
+    if not isinstance(target, (list, tuple)) or len(target) != count:
+        raise NannyError(f"there are {count} batches; give a list of {count} targets, one for each")
+    return list(target)
+
+
+def _measure_batch(model: nn.Module, batch: Any, target: Any, settings: _Settings, device: str) -> _Pass | Failure:
+    """One pass; again with a smaller loss scale if fp16 gradients overflow, or without oneDNN if it lacks a kernel."""
+    from .observe.policy import without_onednn
+
+    scales = (1.0,) if settings.target.name != "fp16" else FP16_SCALES
+    if settings.loss_scale is not None:
+        scales = (settings.loss_scale,)
+    did_without = False
+    outcome: _Pass | Failure | None = None
+    for scale in scales:
+        outcome = _one_pass(model, batch, target, settings, device, scale, nullcontext())
+        if isinstance(outcome, Failure) and "primitive" in outcome.message:
+            did_without = True
+            outcome = _one_pass(model, batch, target, settings, device, scale, without_onednn())
+        if isinstance(outcome, Failure) or not _overflowed_in_backward(outcome):
+            break
+    assert outcome is not None
+    if isinstance(outcome, Failure):
+        return outcome
+    if did_without:
+        outcome = replace(outcome, notes=(*outcome.notes, "oneDNN has no kernel for this model in the target type here; run without it"))
+    return outcome
+
+
+def _overflowed_in_backward(outcome: _Pass) -> bool:
+    forward = any(call.error.spoiled for call in outcome.watcher.calls) or not math.isfinite(outcome.loss or 0.0)
+    return not forward and any(g.error.spoiled for g in outcome.gradients)
+
+
+def _one_pass(
+    model: nn.Module, batch: Any, target: Any, settings: _Settings, device: str, scale: float, kernels: AbstractContextManager[Any]
+) -> _Pass | Failure:
+    import torch
+
+    from .observe.kept_state import kept_state
+    from .observe.pairs import PairWatcher
+    from .observe.policy import cast_inputs, cast_model, precision
+    from .observe.shadow import CarriedShadows
+
+    dtype = getattr(torch, settings.target.torch_name)
+    watcher = PairWatcher(settings.target, settings.limits, settings.backward)
+    watcher.loss_scale = scale
+    args, kwargs = batch
+    error: Exception | None = None
+    with ExitStack() as stack:
+        state = stack.enter_context(kept_state(model, (args, kwargs, target)))
+        wide = torch.float64 if settings.reference == "fp64" else torch.float32
+        shadows = CarriedShadows(wide, on_op=watcher.on_op, own=settings.own, before_write=state.before_write)
+        stack.enter_context(kernels)
+        stack.enter_context(watcher.watching(model, shadows))
+        if settings.policy == "full":
+            stack.enter_context(cast_model(model, dtype, shadows))
+            args, kwargs = cast_inputs((args, kwargs), dtype, shadows)
+        stack.enter_context(torch.set_grad_enabled(settings.backward))
+        try:
+            with shadows, precision(settings.policy, dtype, device):
+                output = model(*args, **kwargs)
+                loss, note = _loss(output, target, settings) if settings.backward else (None, "")
+            if loss is not None:
+                with shadows:
+                    (loss * scale).backward()
+        except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
+            error = raised
+        else:
+            return _measured(model, watcher, shadows, loss, scale, settings, [*_notes(state), *([note] if note else [])])
+    assert error is not None
+    return _failure(model, batch, target, watcher, error, settings)
+
+
+def _notes(state: Any) -> list[str]:
+    written = state.written_parameters
+    return [f"the forward pass writes into the parameter {written[0]}; it was put back"] if written else []
+
+
+def _loss(output: Any, target: Any, settings: _Settings) -> tuple[torch.Tensor | None, str]:
+    """The loss to go backward from: the user's, the model's own, or a fixed mix of its outputs."""
+    import torch
+
+    from .observe.names import float_leaves
+
+    if settings.loss_fn is not None:
+        loss = settings.loss_fn(output) if target is None else settings.loss_fn(output, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise NannyError("loss_fn must return a tensor with a single number")
+        return (loss, "") if loss.requires_grad else (None, "the loss does not depend on any parameter; no backward pass")
+    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor) and own.numel() == 1 and own.requires_grad:
+        return own, "backward from the loss that the model returns"
+    leaves = [t for t in float_leaves(output) if t.requires_grad]
+    if not leaves:
+        return None, "the output does not depend on any parameter; no backward pass"
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for leaf in leaves:
+        weights = torch.randn(leaf.shape, generator=generator).to(leaf.device)
+        parts.append((leaf.float() * weights).mean())
+    return torch.stack(parts).sum(), "no loss_fn: gradients are of a fixed random mix of the outputs; give the real loss for real ones"
+
+
+def _measured(
+    model: nn.Module, watcher: PairWatcher, shadows: Any, loss: Any, scale: float, settings: _Settings, notes: list[str]
+) -> _Pass:
+    from .observe.gradients import parameter_gradients
+
+    gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits) if loss is not None else ((), None)
+    return _Pass(
+        watcher=watcher,
+        gradients=gradients,
+        total=total,
+        loss=None if loss is None else float(loss.detach()),
+        reference_loss=None if loss is None else float(shadows.twin(loss)),
+        reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
+        notes=tuple(notes),
+    )
+
+
+def _failure(
+    model: nn.Module, batch: Any, target: Any, watcher: PairWatcher, error: Exception, settings: _Settings
+) -> Failure:
+    """What the model raised, if it does so in the target precision only."""
+    import torch
+
+    from .observe.kept_state import kept_state
+
+    if isinstance(error, NannyError):
+        raise error
+    args, kwargs = batch
+    where = watcher.failed_at or "the model's own forward"
+    said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    try:
+        with kept_state(model, (batch, target)), torch.set_grad_enabled(settings.backward):
+            output = model(*args, **kwargs)
+            if settings.backward:
+                _loss(output, target, settings)
+    except Exception as again:  # noqa: BLE001 - the user's model may raise anything
+        raise NannyError(
+            f"the model raises in FP32 too, so the sample input does not fit it ({type(again).__name__} in {where}: "
+            f"{str(again).strip().partition(chr(10))[0]}); save an input that model(input) accepts"
+        ) from again
+    return Failure("target", watcher.failed_at or "", said)
+
+
+def _report(
+    model: nn.Module, settings: _Settings, device: str, passes: Sequence[_Pass], failure: Failure | None, notes: Sequence[str]
+) -> DiffReport:
+    calls = _worst_calls([p.watcher.calls for p in passes])
+    leaves = [c for c in calls if not any(d.site.startswith(f"{c.site}." if c.site else "") and d.site != c.site for d in calls)]
+    return DiffReport(
+        model=type(model).__name__,
+        target=settings.target.name,
+        reference=settings.reference,
+        policy=settings.policy,
+        device=device,
+        training=model.training,
+        batches=len(passes),
+        calls=calls,
+        gradients=_worst_gradients([p.gradients for p in passes]),
+        activation_gradients=_worst_gradients([p.watcher.gradients for p in passes]),
+        total=max((p.total for p in passes if p.total), key=lambda t: t.rel_l2, default=None),
+        loss=passes[-1].loss if passes else None,
+        reference_loss=passes[-1].reference_loss if passes else None,
+        floor=settings.target.unit_roundoff * max(len(leaves), 1) ** 0.5,
+        flips=_flips(passes),
+        operations=_operations(passes),
+        integers=tuple({key: lost for p in passes for key, lost in p.watcher.integers.items()}.values()),
+        faults=tuple({site: fault for p in passes for site, fault in p.watcher.faults.items()}.values()),
+        failure=failure,
+        reseeds={why: n for p in passes for why, n in p.reseeds.items()},
+        notes=tuple(dict.fromkeys([*notes, *(note for p in passes for note in p.notes)])),
+    )
+
+
+def _worst_calls(batches: Sequence[Sequence[CallDiff]]) -> tuple[CallDiff, ...]:
+    """Each call with the numbers of its worst batch, and the mean of its relative error over all."""
+    groups: dict[tuple[str, int], list[CallDiff]] = {}
+    for number, calls in enumerate(batches):
+        for call in calls:
+            groups.setdefault((call.site, call.call), []).append(replace(call, batch=number))
+    worst = []
+    for group in groups.values():
+        one = max(group, key=lambda c: (c.error.spoiled > 0, c.error.worst))
+        worst.append(replace(one, mean_rel_l2=sum(c.error.rel_l2 for c in group) / len(group)))
+    return tuple(sorted(worst, key=lambda c: c.order))
+
+
+def _worst_gradients(batches: Sequence[Sequence[GradDiff]]) -> tuple[GradDiff, ...]:
+    worst: dict[tuple[str, int], GradDiff] = {}
+    for gradients in batches:
+        for one in gradients:
+            held = worst.get((one.name, one.call))
+            if held is None or (one.error.spoiled > 0, one.error.rel_l2) > (held.error.spoiled > 0, held.error.rel_l2):
+                worst[(one.name, one.call)] = one
+    return tuple(sorted(worst.values(), key=lambda g: g.order))
+
+
+def _flips(passes: Sequence[_Pass]) -> tuple[Flip, ...]:
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in passes:
+        for key, (flipped, count) in one.watcher.flips.items():
+            before = sums.get(key, (0, 0))
+            sums[key] = (before[0] + flipped, before[1] + count)
+    return tuple(Flip(site, op, flipped, count) for (site, op), (flipped, count) in sums.items() if flipped)
+
+
+def _operations(passes: Sequence[_Pass]) -> tuple[OpUse, ...]:
+    return tuple(OpUse(*key, count) for key, count in passes[0].watcher.operations.items()) if passes else ()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise NannyError(f"{message}; type `nanny diff --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="nanny diff",
+        description="Where a model in bf16 or fp16 parts from its FP32 self. Runs the code in the model file.",
+    )
+    parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="a file with a model: a class, function or module")
+    parser.add_argument("--input", metavar="FILE.pt", help="what torch.save wrote: a tensor, tuple of arguments, dict or list of batches")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="target format (default: bf16)")
+    parser.add_argument("--loss", metavar="MODULE:FN", help="loss function of the output: file.py:fn or package.module:fn")
+    parser.add_argument("--policy", default="native", choices=("native", "cuda", "cpu", "full"), help="who decides the precision of an operation")
+    parser.add_argument("--reference", default="fp32", choices=REFERENCES)
+    parser.add_argument("--weights", metavar="FILE", help="state_dict to load into the model first")
+    parser.add_argument("--no-backward", action="store_true", help="forward only")
+    parser.add_argument("--no-own", action="store_true", help="without each layer's own error (faster)")
+    parser.add_argument("--eval", action="store_true", help="put the model into eval mode first")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    parser.add_argument("--rel-warn", type=float, metavar="X", help="make a relative error above X a warning, for every layer")
+    parser.add_argument("--rel-error", type=float, metavar="X", help="make a relative error above X an error, for every layer")
+    parser.add_argument("--all", action="store_true", help="list every call")
+    parser.add_argument("--format", default="text", choices=("text", "json"), help="output (default: text)")
+    parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 if there is a finding of `--fail-on` or above."""
+    args = _parser().parse_args(argv)
+    import torch
+
+    from .observe.model_files import load_function, load_input, load_model, load_weights
+
+    print(f"nanny: running the code in {args.model}", file=sys.stderr)
+    torch.manual_seed(args.seed)
+    model = load_model(args.model)
+    if args.weights:
+        load_weights(model, args.weights)
+    sample = load_input(args.input, model)
+    report = auto_diff(
+        model.eval() if args.eval else model,
+        sample,
+        args.dtype,
+        loss_fn=load_function(args.loss) if args.loss else None,
+        backward=not args.no_backward,
+        own=not args.no_own,
+        policy=args.policy,
+        reference=args.reference,
+        rel_warn=args.rel_warn,
+        rel_error=args.rel_error,
+        progress=_show_progress if sys.stderr.isatty() else None,
+    )
+    plain = args.format == "json"
+    to_terminal = not args.output
+    text = to_text(report.to_json()) if plain else render_diff(
+        report, wants_colour(sys.stdout) and to_terminal, width_of(sys.stdout), args.all
+    )  # fmt: skip
+    if args.output:
+        try:
+            Path(args.output).write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise NannyError(f"{args.output}: cannot be written ({error.strerror or error})") from None
+    else:
+        print(text)
+    if args.fail_on == "never":
+        return 0
+    return 1 if report.worst is not None and report.worst >= Severity.parse(args.fail_on) else 0
+
+
+def _show_progress(done: int, total: int) -> None:
+    if total > 1:
+        print(f"\rbatch {done + 1} of {total}", end="\n" if done + 1 == total else "", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    from .cli import main as nanny_main
+
+    sys.exit(nanny_main(["diff", *sys.argv[1:]]))

@@ -1,0 +1,105 @@
+"""Leaves a model as it was: gradients, buffers, parameters, inputs, plain attributes and random state, whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (list, dict, set)
+
+
+class KeptState:
+    """Copies a protected tensor just before the first write into it, so that an untouched model costs no memory."""
+
+    def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
+        self._model = model
+        self._grads = [(p, p.grad) for p in model.parameters()]
+        self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
+        tensors = [*model.parameters(), *model.buffers(), *_leaves(inputs)]
+        self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._names = {id(p): name for name, p in model.named_parameters()}
+
+    def before_write(self, tensor: Tensor) -> None:
+        key = tensor.untyped_storage()._cdata
+        if key in self._protected and key not in self._copies:
+            real = self._protected[key].detach()
+            elements = real.untyped_storage().nbytes() // real.element_size()
+            whole = real.as_strided((elements,), (1,), 0)
+            self._copies[key] = (whole, whole.clone())
+
+    @property
+    def written_parameters(self) -> list[str]:
+        """Parameters that a forward pass wrote into, which a forward pass should not."""
+        return [self._names[id(t)] for key, t in self._protected.items() if key in self._copies and id(t) in self._names]
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for whole, copy in self._copies.values():
+                whole.copy_(copy)
+            for parameter, grad in self._grads:
+                parameter.grad = grad
+        for module, attributes, contents in self._attributes:
+            _restore(vars(module), attributes)
+            for value, content in contents:
+                _refill(value, content)
+
+
+def _plain_contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    return [(value, value.copy()) for value in vars(module).values() if isinstance(value, _PLAIN)]
+
+
+def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [name for name in now if name not in before]:
+        del now[name]
+    for name, value in before.items():
+        if now.get(name, _PLAIN) is not value:
+            now[name] = value
+
+
+def _refill(value: Any, content: Any) -> None:
+    if isinstance(value, list):
+        if len(value) != len(content) or any(a is not b for a, b in zip(value, content)):
+            value[:] = content
+    elif isinstance(value, dict):
+        if list(value) != list(content) or any(value[k] is not content[k] for k in content):
+            value.clear()
+            value.update(content)
+    elif value != content:
+        value.clear()
+        value.update(content)
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+
+
+@contextmanager
+def kept_randomness() -> Iterator[None]:
+    """The random streams of all devices stand afterwards where they stood before."""
+    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=cuda):
+        yield
+
+
+@contextmanager
+def kept_state(model: nn.Module, inputs: Any = ()) -> Iterator[KeptState]:
+    state = KeptState(model, inputs)
+    try:
+        with kept_randomness():
+            for parameter in model.parameters():
+                parameter.grad = None
+            yield state
+    finally:
+        state.put_back()

@@ -1,0 +1,135 @@
+"""Which precision each operation runs in: the device's own autocast, the CUDA lists on a CPU, or a plain cast of the model.
+
+On a CPU, `policy="cuda"` replaces the CPU's autocast kernels by ones that follow the CUDA lists (`check.optable`) while the
+context is open; they sit where autocast sits, so composed functions, losses and backward behave as on a GPU. What a GPU's
+kernels compute inside one operation is not imitated.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..check import optable
+from ..records import NannyError
+from .shadow import CarriedShadows
+
+POLICIES = ("native", "cuda", "cpu", "full")
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def precision(policy: str, dtype: torch.dtype, device: str) -> AbstractContextManager[Any]:
+    """The autocast context of a policy on a device."""
+    if policy not in POLICIES:
+        raise NannyError(f"unknown policy {policy!r}; use one of: {', '.join(POLICIES)}")
+    if policy == "full":
+        return nullcontext()
+    if policy == "cuda" and device == "cpu":
+        return _cuda_lists_on_cpu(dtype)
+    if policy in ("cpu", "cuda") and policy != device:
+        raise NannyError(f"policy {policy!r} cannot be imitated on {device}; move the model to the CPU, or leave --policy out")
+    return torch.autocast(device, dtype, cache_enabled=False)
+
+
+@contextmanager
+def _cuda_lists_on_cpu(dtype: torch.dtype) -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced, which is meant
+            for name in sorted(optable.CUDA_LOWER | optable.CUDA_FLOAT32 | optable.CUDA_WIDEST | optable.CPU_FLOAT32):
+                wanted = optable.autocast_list(name, "cuda")
+                if wanted != optable.autocast_list(name, "cpu"):
+                    for overload in _overloads(name.replace(".", "_")):
+                        library.impl(overload, _kernel(overload, wanted, dtype), "AutocastCPU")
+        with torch.autocast("cpu", dtype, cache_enabled=False):
+            yield
+    finally:
+        library._destroy()
+
+
+def _overloads(name: str) -> Iterator[Any]:
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return
+    for overload in packet.overloads():
+        function = getattr(packet, overload)
+        if not function._schema.is_mutable and "Dimname" not in overload:
+            yield function
+
+
+def _kernel(function: Any, wanted: str, low: torch.dtype) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            dtype = {"lower": low, "float32": torch.float32, "widest": _widest(args)}.get(wanted)
+            return function(*_cast(args, dtype), **_cast(kwargs, dtype)) if dtype else function(*args, **kwargs)
+
+    return run
+
+
+def _widest(value: Any) -> torch.dtype | None:
+    """fp32 if any operand has it; nothing to do otherwise."""
+    items = value if isinstance(value, (tuple, list)) else [value]
+    tensors = [t for item in items for t in (item if isinstance(item, (tuple, list)) else [item])]
+    return torch.float32 if any(isinstance(t, Tensor) and t.dtype == torch.float32 for t in tensors) else None
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        eligible = value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if eligible else value
+    if isinstance(value, (tuple, list)):
+        return type(value)(_cast(item, dtype) for item in value)
+    return {key: _cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@contextmanager
+def cast_model(model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows) -> Iterator[None]:
+    """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before."""
+    owners = [p for p in model.parameters() if p.dtype in (torch.float32, torch.float64)]
+    buffers = [(m, n, b) for m in model.modules() for n, b in m._buffers.items() if b is not None and b.is_floating_point()]
+    before = [p.data for p in owners]
+    try:
+        for parameter, wide in zip(owners, before):
+            parameter.data = wide.to(dtype)
+            shadows.adopt(parameter, wide)
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer.to(dtype)
+            shadows.adopt(module._buffers[name], buffer)  # type: ignore[arg-type]
+        yield
+    finally:
+        for parameter, wide in zip(owners, before):
+            parameter.grad = None
+            parameter.data = wide
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer
+
+
+def cast_inputs(value: Any, dtype: torch.dtype, shadows: CarriedShadows) -> Any:
+    if isinstance(value, Tensor):
+        if value.dtype not in (torch.float32, torch.float64):
+            return value
+        low = value.to(dtype)
+        shadows.adopt(low, value)
+        return low
+    if isinstance(value, (tuple, list)):
+        return type(value)(cast_inputs(item, dtype, shadows) for item in value)
+    if isinstance(value, dict):
+        return {key: cast_inputs(item, dtype, shadows) for key, item in value.items()}
+    return value
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Torch's own kernels: oneDNN refuses some layers (LSTM) in bf16 and fp16 on processors without those types."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

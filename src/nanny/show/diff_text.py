@@ -1,0 +1,190 @@
+"""The text report of `auto_diff`: verdict first, then the numbers behind it. Computes nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+
+from ..diff_records import CallDiff, DiffReport, GradDiff
+from ..limits import Limits
+from ..records import Severity
+from .findings import render_text
+from .numbers import counted, share, short
+from .tables import Column, Table, table_text
+from .term import DEFAULT_WIDTH, painted
+
+MOST_CALLS = 40
+MOST_GRADIENTS = 12
+MOST_OPERATIONS = 16
+_STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}
+COMPUTES_NOTHING = frozenset(["_to_copy", "clone", "copy_", "empty", "empty_like", "zeros", "ones", "fill_", "detach"])
+
+
+def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_WIDTH, every_call: bool = False) -> str:
+    sections = [
+        _head(report, colour),
+        render_text(report.findings, colour=colour, width=width),
+        _calls(report, width, colour, every_call),
+        _gradients(report, width, colour),
+        _dimensions(report),
+        _flips(report),
+        _operations(report, width),
+        _notes(report, width),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def verdict(report: DiffReport) -> str:
+    serious = [f for f in report.findings if f.severity >= Severity.WARNING]
+    if not serious:
+        return f"healthy in {report.target}"
+    errors = sum(f.severity == Severity.ERROR for f in serious)
+    parts = [counted(n, word) for n, word in ((errors, "error"), (len(serious) - errors, "warning")) if n]
+    return f"{'not safe' if errors else 'risky'} in {report.target}: {' and '.join(parts)}"
+
+
+def _head(report: DiffReport, colour: bool) -> str:
+    mode = "training" if report.training else "eval"
+    lines = [
+        f"{report.model}: {painted(verdict(report), _STYLES[report.worst or Severity.INFO], colour)}",
+        f"{report.target} ({report.policy} policy, {report.device}) against {report.reference}, {mode} mode, "
+        f"{counted(report.batches, 'batch', 'batches')}",
+    ]
+    for out in report.outputs:
+        lines.append(f"output    {_error(out.error.rel_l2)} off; rounding alone explains about {share(report.floor)} at this depth")
+    if report.loss is not None and report.reference_loss is not None:
+        lines.append(f"loss      {short(report.loss, 6)}, {report.reference} {short(report.reference_loss, 6)}")
+    if report.total is not None:
+        scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
+        lines.append(f"gradient  {_error(report.total.rel_l2)} off as a whole{scale}")
+    return "\n".join(lines)
+
+
+def _error(value: float | None) -> str:
+    return "-" if value is None else "Inf" if value == float("inf") else share(value)
+
+
+def _bad(call: CallDiff | GradDiff) -> str:
+    parts = [f"{n} {word}" for n, word in ((call.error.nan, "NaN"), (call.error.inf, "Inf")) if n]
+    return " ".join(parts)
+
+
+def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> str:
+    limits = Limits()
+    columns = (
+        Column("site", "module", elastic=True),
+        Column("dtype"),
+        Column("shape"),
+        Column("error", "error", _error),
+        Column("own", "own", _error),
+        Column("inherited", "inherited", _error),
+        Column("centred", "centred", _error),
+        Column("max_abs", "max abs"),
+        Column("cosine", "1-cos"),
+        Column("ulps", "ulp p50/p99"),
+        Column("bias"),
+        Column("bad", ""),
+    )
+    rows, styles = [], []
+    for call in report.calls:
+        e = call.error
+        marked = "!!" if e.rel_l2 > limits.rel_mark_error else "!" if e.rel_l2 > limits.rel_mark_warn else ""
+        rows.append(
+            (
+                f"{call.name} ({call.module})",
+                call.dtype,
+                "x".join(map(str, call.shape)),
+                e.rel_l2,
+                call.own.rel_l2 if call.own else None,
+                call.inherited,
+                e.centred,
+                e.max_abs,
+                None if e.cosine is None else 1 - e.cosine,
+                f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}",
+                e.bias,
+                " ".join(part for part in (marked, _bad(call)) if part),
+            )
+        )
+        styles.append("error" if e.spoiled else "")
+    most = None if every_call else MOST_CALLS
+    table = Table(columns, rows, "module calls, in the order in which they ended (! above 1 %, !! above 10 %)", most, "calls", styles)
+    return table_text(table, max(width, 140), colour) if rows else ""
+
+
+def _gradients(report: DiffReport, width: int, colour: bool) -> str:
+    columns = (
+        Column("name", "gradient of", elastic=True),
+        Column("dtype"),
+        Column("error", "error", _error),
+        Column("energy", "share of gradient", _error),
+        Column("norm", f"{report.reference} norm"),
+        Column("cosine", "1-cos"),
+        Column("bad", ""),
+    )
+    parts = []
+    for title, gradients in (
+        ("parameter gradients, largest error first", report.gradients),
+        ("activation gradients, largest error first", report.activation_gradients),
+    ):
+        chosen = sorted(gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * (g.energy or 1.0) ** 0.5))
+        rows = [
+            (
+                f"{g.name or '(model)'}{f'#{g.call}' if g.call else ''}",
+                g.dtype,
+                g.error.rel_l2,
+                g.energy if g.kind == "parameter" else None,
+                g.error.reference_norm,
+                None if g.error.cosine is None else 1 - g.error.cosine,
+                _bad(g),
+            )
+            for g in chosen
+        ]
+        if rows:
+            parts.append(table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour))
+    return "\n\n".join(parts)
+
+
+def _dimensions(report: DiffReport) -> str:
+    lines = []
+    for call in report.calls:
+        for d in call.dimensions:
+            ratio = "-" if d.rms_ratio is None else f"{short(d.rms_ratio)} times the median"
+            lines.append(
+                f"  {call.name}, dim {d.dim} of {d.size}: index {d.index} has {share(d.error_share)} of the error; loudest "
+                f"index {d.loudest} ({ratio}; rms {short(d.rms_min)} to {short(d.rms_max)})"
+            )
+    return "\n".join(["where the error sits, in calls that stand out", *lines[:MOST_CALLS]]) if lines else ""
+
+
+def _flips(report: DiffReport) -> str:
+    lines = [f"  {f.site or '(model)'}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
+    return "\n".join([f"decisions that {report.reference} makes otherwise", *lines[:MOST_OPERATIONS]]) if lines else ""
+
+
+def _operations(report: DiffReport, width: int) -> str:
+    by_type: Counter[tuple[str, str]] = Counter()
+    for use in report.operations:
+        if use.op not in COMPUTES_NOTHING:
+            by_type[(use.op, use.dtype)] += use.count
+    if not by_type:
+        return ""
+    dtypes = sorted({dtype for _, dtype in by_type})
+    totals = Counter[str]()
+    for (op, _), count in by_type.items():
+        totals[op] += count
+    rows = [(op, *(by_type.get((op, dtype)) for dtype in dtypes)) for op, _ in totals.most_common()]
+    columns = (Column("operation"), *(Column(dtype) for dtype in dtypes))
+    title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module in the JSON)"
+    return table_text(Table(columns, rows, title, MOST_OPERATIONS, "operations"), width)
+
+
+def _notes(report: DiffReport, width: int) -> str:
+    texts: Sequence[str] = [
+        *report.notes,
+        *(f"the reference starts anew from the {report.target} value at {why} ({n} times)" for why, n in report.reseeds.items()),
+    ]
+    if not texts:
+        return ""
+    lines = [line for t in texts for line in textwrap.wrap(t, width, initial_indent="  - ", subsequent_indent="    ")]
+    return "\n".join(["notes", *lines])
