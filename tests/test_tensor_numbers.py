@@ -403,3 +403,33 @@ def test_autocast_default_dtype_and_default_device_do_not_change_the_report():
             assert analyze_tensor(x, "fp16") == want
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+anything = st.one_of(
+    st.sampled_from([math.nan, math.inf, -math.inf, 5e-324, 1.7e308, -1.7e308, *exact.HOSTILE]), st.floats(width=64), floats
+)
+
+
+@given(st.lists(anything, min_size=1, max_size=24), st.sampled_from(SOURCES), names)
+@EXAMPLES
+def test_any_mixture_is_counted_right_and_every_share_is_a_share(values, dtype, name):
+    x = torch.tensor(values, dtype=torch.float64).to(dtype)
+    source = as_list(x)
+    finite = [v for v in source if math.isfinite(v)]
+    if not finite:
+        return
+    report = analyze_tensor(torch.stack([x, x]), name, tile=(1, 16))
+    v = report.values
+    assert (v.nan, v.posinf, v.neginf) == (
+        2 * sum(map(math.isnan, source)), 2 * source.count(math.inf), 2 * source.count(-math.inf),
+    )  # fmt: skip
+    assert (v.minimum, v.maximum) == (min(finite), max(finite))
+    assert v.nonzero == 2 * sum(e != 0 for e in finite)
+    peak = max(map(abs, finite))
+    if peak:
+        scaled = [float(Fraction(e) / Fraction(peak)) for e in finite]
+        assert v.rms / peak == pytest.approx(math.sqrt(math.fsum(e * e for e in scaled) / len(finite)))
+    for fit in report.ranges:
+        shares = [fit.flushed, fit.subnormal, fit.overflowed, fit.flushed_energy, fit.subnormal_energy, fit.overflowed_energy]
+        assert all(0 <= share <= 1 + 1e-12 for share in shares)
+    assert str(report)

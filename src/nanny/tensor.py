@@ -166,7 +166,7 @@ def notes_on(report: TensorReport) -> list[str]:
             f"({target.significand} significant bits)"
         )
     if report.values.sampled < report.values.count:
-        out.append(f"quantiles are from {report.values.sampled} elements spread over the tensor; everything else is exact")
+        out.append(f"quantiles are from {report.values.sampled} elements spread over the tensor, counts and energies from all")
     return out
 
 

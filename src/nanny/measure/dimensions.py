@@ -81,7 +81,7 @@ def _summary(profile: Profile, per_index: int, seen: Scan) -> Dimension:
         )
 
     all_fit = entries <= 2 * LISTED
-    sounding = [int(i) for i in order[: int(alive.sum())]]
+    quietest = order[: int(alive.sum())][-LISTED:].tolist()[::-1]
     return Dimension(
         dim=profile.dim,
         size=profile.size,
@@ -89,8 +89,8 @@ def _summary(profile: Profile, per_index: int, seen: Scan) -> Dimension:
         silent=entries - int(alive.sum()),
         rms_ratio=float(loud.max() / loud.median()) if loud.numel() else None,
         max_ratio=float(peaks.max() / peaks.min()) if peaks.numel() else None,
-        top=tuple(stats(int(i)) for i in (order if all_fit else order[:LISTED])),
-        bottom=() if all_fit else tuple(stats(i) for i in sounding[-LISTED:][::-1]),
+        top=tuple(stats(i) for i in (order if all_fit else order[:LISTED]).tolist()),
+        bottom=() if all_fit else tuple(stats(i) for i in quietest),
         heat=tuple(_stretches(profile.energy, lengths * per_index, unit)),
     )
 
@@ -101,7 +101,7 @@ def _stretches(energy: Tensor, counts: Tensor, unit: float) -> list[float]:
     place = torch.arange(len(energy)) * bins // len(energy)
     sums = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, energy)
     sizes = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, counts)
-    return [float(v) * unit for v in (sums / sizes).sqrt()]
+    return [v * unit for v in (sums / sizes).sqrt().tolist()]
 
 
 def tile_shape(tile: int | tuple[int, int], dims: int) -> tuple[int, int]:
@@ -201,4 +201,4 @@ def _pooled(energy: Tensor, down: Tensor, right: Tensor, unit: float) -> tuple[t
         return torch.zeros(height, width, dtype=torch.float64).index_add_(1, column, bands)
 
     rms = (pool(energy) / pool(down[:, None] * right[None, :])).sqrt() * unit
-    return tuple(tuple(float(v) for v in line) for line in rms)
+    return tuple(tuple(line) for line in rms.tolist())

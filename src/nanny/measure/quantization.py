@@ -54,8 +54,8 @@ class Scan:
 
     @property
     def exponent(self) -> int:
-        """Values times 2**-exponent are below 1."""
-        return max(math.frexp(self.absmax)[1], -1000)
+        """Values times 2**-exponent are below 2."""
+        return max(math.frexp(self.absmax)[1] - 1, -1000)
 
 
 def scan(x: Tensor) -> Scan:
@@ -82,7 +82,7 @@ def scan(x: Tensor) -> Scan:
 
 
 def scaled(block: Tensor, seen: Scan) -> Tensor:
-    """The block as float64 below 1 in magnitude, with 0 in place of what is not finite."""
+    """The block as float64 below 2 in magnitude, with 0 in place of what is not finite."""
     v = as_float(block).to(torch.float64) * math.ldexp(1.0, -seen.exponent)
     return v if seen.clean else v.masked_fill_(~v.isfinite(), 0.0)
 

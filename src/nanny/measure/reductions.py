@@ -117,7 +117,7 @@ def exact_rows(rows: Tensor) -> Exact:
     sums = torch.zeros(count, dtype=torch.float64)
     magnitudes, squares = torch.zeros_like(sums), torch.zeros_like(sums)
     peak = max(float(as_float(block).abs().max()) for _, block in blocks(rows)) or 1.0
-    unit = math.ldexp(1.0, max(math.frexp(peak)[1], -1000))
+    unit = math.ldexp(1.0, max(math.frexp(peak)[1] - 1, -1000))
     for spans, block in blocks(rows, BLOCK):
         v = as_float(block).to(torch.float64) / unit
         sums[spans[0]] += v.sum(1)

@@ -57,7 +57,7 @@ def _values(report: TensorReport) -> str:
     v = report.values
     lines = [
         f"values      {v.count} elements, {v.zero} zero, {v.count - v.finite} not finite",
-        f"            from {short(v.minimum)} to {short(v.maximum)}, mean {short(v.mean)}, rms {short(v.rms)}",
+        f"            from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}",
     ]
     if v.absmin is not None:
         lines.append(f"            non-zero magnitudes from {short(v.absmin)}, 1 % of them below {short(v.low_quantile)}")
