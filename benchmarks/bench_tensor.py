@@ -4,7 +4,8 @@
 
 Every case runs in a process of its own. Memory is the highest resident set during the analysis less the resident set before it,
 so the tensor itself is not counted. The analysis uses one thread: its processor time is what the clock shows on a quiet
-machine, and the bar is held against the smaller of the two, both printed. The A/A column is the same measurement twice: what it differs from 1 is noise.
+machine, and the bar is held against the smaller of the two, both printed. The A/A column is the same measurement twice: what
+it differs from 1 is noise.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def main() -> int:
     """0 if every case keeps both bars in its best repetition."""
     print(f"analyze_tensor, {ELEMENTS} elements; bars: {SECONDS} s, {MEMORY:g} x the tensor's memory; {REPEATS} repetitions")
     print(
-        f"{'shape':>14} {'source':>9} {'target':>9} {'best s':>7} {'median s':>9} {'cpu s':>6} {'A/A':>5} {'extra MB':>9} {'x tensor':>9}"
+        f"{'shape':>14} {'source':>9} {'target':>9} "
+        f"{'best s':>7} {'median s':>9} {'cpu s':>6} {'A/A':>5} {'extra MB':>9} {'x tensor':>9}"
     )
     missed = 0
     for case in CASES:
@@ -75,7 +77,8 @@ def main() -> int:
         over = min(*times, *got["cpu"]) > SECONDS or ratio > MEMORY
         missed += over
         print(
-            f"{case[0]:>14} {case[1]:>9} {case[2]:>9} {min(times):7.2f} {statistics.median(times):9.2f} {min(got['cpu']):6.2f} {control:5.2f} "
+            f"{case[0]:>14} {case[1]:>9} {case[2]:>9} {min(times):7.2f} {statistics.median(times):9.2f} {min(got['cpu']):6.2f} "
+            f"{control:5.2f} "
             f"{got['peak']:9.0f} {ratio:9.2f}{'  over the bar' if over else ''}",
             flush=True,
         )
