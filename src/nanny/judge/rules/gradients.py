@@ -50,7 +50,10 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
-    """Before there is a history a huge norm counts only with a consequence: huge outputs, or updates that replace the weights."""
+    """Before there is a history a huge norm counts only beside something else that is huge.
+
+    Outputs, updates that replace the weights, or the growth since the first steps: a run that diverges is over by step 20.
+    """
     limits = run.limits
     if norm <= limits.grad_rail_high:
         return
@@ -61,16 +64,19 @@ def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
         values = norms[n > 0] / np.sqrt(n[n > 0])
         rms = float(np.max(values[np.isfinite(values)], initial=0.0))
     replaced = max((u.update_rms / u.weight_rms for u in step.updates if u.weight_rms > 0), default=0.0)
-    if rms > limits.activation_rail or replaced > limits.update_rail:
+    known = deviation(run.norms, norm)
+    grown = known.ratio if known is not None else 0.0
+    if rms > limits.activation_rail or replaced > limits.update_rail or grown > limits.explosion_ratio:
         worst = _largest_layer(step)
         yield Seen(
             f"gradient norm {norm:.3g} at the very start"
             + (f", with outputs of {rms:.3g} (rms)" if rms > limits.activation_rail else "")
+            + (f", {grown:.3g} times the steps before" if grown > limits.explosion_ratio else "")
             + (f", and the update is {replaced:.3g} times the weights" if replaced > limits.update_rail else ""),
             worst or "gradients",
             value=norm,
             limit=limits.grad_rail_high,
-            evidence={"output_rms": rms, "update_ratio": replaced},
+            evidence={"output_rms": rms, "update_ratio": replaced, "ratio": grown},
             hint="check the initialisation and the scale of inputs and targets; then the learning rate",
         )
 
@@ -166,18 +172,22 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
     whole = deviation(run.norms, norm)
     if step.grads is None or len(run.norms) < run.limits.baseline_steps or whole is None or whole.ratio < 0.1:
         return
-    run.grads.columns(step.grads.names)
     norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
-    at = {n: i for i, n in enumerate(run.grads.names)}
-    for i, name in enumerate(step.grads.names):
-        if not norms[i] > 0 or run.grads.low_steps[at[name]] + 1 < run.limits.vanish_steps:
-            continue
-        known = deviation(run.grads.past(name), float(norms[i]))
+    at = run.grads.columns(step.grads.names)  # may make new ones, so it comes first
+    low = run.grads.low_steps[at] + 1 >= run.limits.vanish_steps
+    vanished: list[tuple[float, float, str]] = []
+    for i in np.flatnonzero(low & (norms > 0)):
+        known = deviation(run.grads.past(step.grads.names[i]), float(norms[i]))
         if known and known.ratio < run.limits.grad_vanish_ratio and -known.zscore > run.limits.grad_zscore:
-            yield Seen(
-                f"gradient norm {norms[i]:.3g} is {known.ratio:.1e} of its own median {known.median:.3g}, others are as before",
-                name, value=float(norms[i]), limit=known.median * run.limits.grad_vanish_ratio,
-            )  # fmt: skip
+            vanished.append((known.ratio, float(norms[i]), step.grads.names[i]))
+    if vanished:
+        ratio, value, name = min(vanished)
+        also = f" (and {len(vanished) - 1} more)" if len(vanished) > 1 else ""
+        yield Seen(
+            f"gradient norm {value:.3g} is {ratio:.1e} of its own median{also}, others are as before",
+            name, value=value, limit=value / ratio * run.limits.grad_vanish_ratio,
+            evidence={"parameters": [n for _, _, n in vanished]},
+        )  # fmt: skip
 
 
 @rule("DEAD_LAYER", Severity.WARNING)
@@ -200,16 +210,21 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     layers: dict[str, list[int]] = {}
     for i, name in enumerate(step.grads.names):
         layers.setdefault(name.rpartition(".")[0], []).append(i)
+    dead: dict[str, int] = {}
     for layer, members in layers.items():
         steps = min(int(run.grads.zero_steps[at[step.grads.names[i]]]) + 1 for i in members)
         usual = max(int(run.grads.zero_record[at[step.grads.names[i]]]) for i in members)
         if layer in step.called and all(norms[i] == 0 for i in members) and steps >= max(run.limits.dead_steps, 4 * usual):
-            fp16 = step.amp_dtype == "float16"
-            yield Seen(
-                f"its gradients have been exactly 0 for {steps} steps while the rest learns"
-                + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16, no GradScaler)" if fp16 else ""),
-                layer, value=0.0, evidence={"parameters": [step.grads.names[i] for i in members], "steps": steps},
-            )  # fmt: skip
+            dead[layer] = steps
+    if dead:
+        layer, steps = list(dead.items())[-1]  # the one nearest to the loss: behind it the gradient is zero for all
+        fp16 = step.amp_dtype == "float16"
+        yield Seen(
+            f"its gradients have been exactly 0 for {steps} steps while the rest learns"
+            + (f", and those of {len(dead) - 1} more layers" if len(dead) > 1 else "")
+            + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16, no GradScaler)" if fp16 else ""),
+            layer, value=0.0, evidence={"layers": list(dead), "steps": steps},
+        )  # fmt: skip
 
 
 @rule("UNDERFLOW", Severity.WARNING)

@@ -106,13 +106,14 @@ def near_overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """
     if step.bad_calls:
         return
-    for site, largest in _largest_fp16(step.outputs):
-        headroom = np.log2(FP16.max / largest)
-        if headroom < run.limits.headroom_warn_bits:
-            yield Seen(
-                f"reaches {largest:,.0f} in fp16, {headroom:.1f} bits below the limit {FP16.max:,.0f}", site,
-                value=float(largest), limit=FP16.max,
-            )  # fmt: skip
+    close = [(site, x) for site, x in _largest_fp16(step.outputs) if np.log2(FP16.max / x) < run.limits.headroom_warn_bits]
+    if close:
+        site, largest = close[0]  # in the order of execution; the others are mostly those it is handed on to
+        also = f", and {len(close) - 1} later modules" if len(close) > 1 else ""
+        yield Seen(
+            f"reaches {largest:,.0f} in fp16, {np.log2(FP16.max / largest):.1f} bits below the limit {FP16.max:,.0f}{also}", site,
+            value=largest, limit=FP16.max, evidence={"passed_on": [name for name, _ in close[1:]]},
+        )  # fmt: skip
 
 
 def _largest_fp16(table: SiteTable | None) -> Iterator[tuple[str, float]]:
