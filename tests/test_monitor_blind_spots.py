@@ -371,3 +371,45 @@ def test_two_independent_branches_that_break_are_both_told_or_the_first_one_is()
 
     found = train(Two(), steps=1)
     assert errors(found)[0] == ("NAN", "left", 0)
+
+
+@pytest.mark.parametrize("lr", [10.0, 100.0])
+def test_a_run_that_diverges_in_its_first_steps_is_an_explosion_before_it_is_a_nan(lr):
+    """Only step 0 is traced, and all is well there: the growth of the norm tells."""
+    found = train(mlp(8, 32, depth=2), lr=lr, steps=30, interval=100)
+    explosion, first_bad = (
+        said(found, "GRAD_EXPLOSION")[0],
+        min(f.step for f in found if f.code in ("NAN", "INF", "WEIGHT_NONFINITE")),
+    )
+    assert explosion.step < first_bad
+    assert explosion.severity is Severity.ERROR
+
+
+def test_many_dead_layers_are_one_finding_that_names_the_one_nearest_to_the_loss():
+    torch.manual_seed(0)
+    branch = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    with torch.no_grad():
+        branch[2].bias.fill_(-100.0)
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch, self.head = branch, nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(x + self.branch(x))
+
+    dead = the(train(Residual(), steps=6), "DEAD_LAYER")
+    assert dead.site == "branch.2"
+    assert dead.evidence["layers"] == ["branch.0", "branch.2"]
+
+
+def test_an_fp16_value_near_the_end_is_told_once_with_those_it_is_handed_on_to():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Flatten(), nn.Linear(16, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(2500.0)
+        model[3].weight.mul_(1e-3)
+    found = train(model, batches=lambda s: (torch.ones(4, 16), torch.zeros(4, 1)), amp=FP16, lr=1e-9, steps=2)
+    near = the(found, "NEAR_OVERFLOW")
+    assert near.site == "0"
+    assert near.evidence["passed_on"] == ["1", "2"]
