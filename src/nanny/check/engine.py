@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..records import Finding
 from . import calls, statements
 from .registry import Hit, Rule, event_rules, rules_on
+from .relevance import relevant_functions
 from .source import FunctionInfo, ModuleInfo, Project, parse_module, says_half, span
 from .trace import Context, FileView, Frame, Run, Trace
 from .values import Thing, Value
@@ -103,7 +104,7 @@ def walk(module: ModuleInfo, project: Project, options: Options) -> FileView:
         module.is_loaded = True
         statements.run_block(Frame(run, module, body, module.env), module.tree.body)
     called = {path.rpartition(".")[2] for path in module.called}
-    own = [f for f in module.functions if f.module is module]
+    own = relevant_functions(module, [f for f in module.functions if f.module is module])
     for function in sorted(own, key=lambda f: f.name in called):  # entry points first: they run their helpers
         if function.runs == 0:
             _enter(run, function)

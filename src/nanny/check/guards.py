@@ -28,7 +28,7 @@ def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Gu
     if isinstance(test, ast.BoolOp):
         every = isinstance(test.op, ast.And) == arm  # all parts hold (and, true arm) or all fail (or, false arm)
         is_modulo = "modulo" in value.tags
-        whole = ("mod:" if is_modulo else "") + ast.unparse(test), arm
+        whole = ("mod:" if is_modulo else "") + _text(test), arm
         if every:
             return (*(g for part in test.values for g in guards_of(frame, part, value, arm)), whole)
         return (whole,)
@@ -48,7 +48,7 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
         return AMP, arm
     known = frame.lookup(path)
     if known is not None and "modulo" in known.tags:  # the same test under another name is the same guard
-        return "mod:" + (ast.unparse(known.node) if known.node is not None else path), arm
+        return "mod:" + (_text(known.node) if known.node is not None else path), arm
     return ("mod:" if path.endswith("sync_gradients") else "") + path, arm
 
 
@@ -58,17 +58,26 @@ def _compare(test: ast.Compare, value: Value, arm: bool) -> Guard:
     if path and isinstance(op, (ast.Is, ast.IsNot)):
         return (AMP if is_amp_name(path) else path), arm is not is_negative
     if path and is_amp_name(path) and isinstance(op, (ast.Eq, ast.NotEq)):
-        text = ast.unparse(other)
+        text = _text(other)
         means_half = "16" in text or "half" in text or text == "True" or "amp" in text
         return AMP, arm is (means_half is isinstance(op, ast.Eq))
     return _opaque(test, "modulo" in value.tags or _has_modulo(test)), arm
 
 
 def _has_modulo(test: ast.AST) -> bool:
-    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+    return "%" in _text(test)
+
+
+def _text(test: ast.AST) -> str:
+    """The test's source, kept on the node: the same branch is met again whenever its function is followed."""
+    known: str | None = getattr(test, "text", None)
+    if known is None:
+        known = ast.unparse(test)
+        test.text = known  # type: ignore[attr-defined]
+    return known
 
 
 def _opaque(test: ast.expr, is_modulo: bool) -> str:
     if is_modulo or _has_modulo(test):
-        return "mod:" + ast.unparse(test)
-    return ast.unparse(test) if isinstance(test, (ast.Compare, ast.Call)) else f"@{test.lineno}:{test.col_offset}"
+        return "mod:" + _text(test)
+    return _text(test) if isinstance(test, (ast.Compare, ast.Call)) else f"@{test.lineno}:{test.col_offset}"

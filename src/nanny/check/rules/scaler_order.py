@@ -259,7 +259,7 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
         name = event.op.partition(".")[2]
         yield Hit(
             event.node,
-            f"{name}() runs for every micro-batch, {anchor.op.partition('.')[2]}() at {anchor.place_in(event.file)} once per window",
+            f"{name}() runs every micro-batch, {anchor.op.partition('.')[2]}() at {anchor.place_in(event.file)} once a window",
             f"move {name}() into the branch that ends the accumulation window",
             file=event.file,
         )
