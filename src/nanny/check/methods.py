@@ -13,7 +13,7 @@ from .optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE,
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
 from .trace import Frame
-from .values import NOTHING, UNKNOWN, Thing, Value, tensor
+from .values import UNKNOWN, Thing, Value, tensor
 
 _SCALER_NAME = re.compile(r"scaler", re.I)
 _OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:_?\w{0,3})?$", re.I)
@@ -374,6 +374,3 @@ def _tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: l
         out = replace(out, ref="values_and_indices")
     frame.emit(op, node, (base, *args), kwargs, out)
     return out
-
-
-__all__ = ["NOTHING", "call_layer", "call_method", "call_pretrained", "is_module", "knows", "module_call"]

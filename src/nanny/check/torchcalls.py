@@ -13,7 +13,7 @@ from .optable import ALIASES, CONTAINERS, CREATES
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .source import dotted
 from .trace import Frame
-from .values import NOTHING, UNKNOWN, Thing, Value, ancestors, constant, join, tensor
+from .values import NOTHING, UNKNOWN, Thing, Value, ancestors, constant, tensor
 
 GRAD_SCALERS = ("GradScaler", "ShardedGradScaler")
 _OPTIMIZER = re.compile(
@@ -381,4 +381,3 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "torch.get_autocast_dtype": _autocast_dtype, "torch.get_autocast_gpu_dtype": _autocast_dtype,
     "torch.get_autocast_cpu_dtype": _autocast_dtype, "deepspeed.initialize": _deepspeed,
 }  # fmt: skip
-__all__ = ["call_external", "decorator_context", "join", "kind_of_annotation", "parameter_owners"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ...formats import BF16, FP16, Format
@@ -10,9 +9,10 @@ from ...records import Severity
 from ..optable import SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors
+from ..values import HALF, Value, ancestors, constant
 from .half import is_position
 
+_NORMALIZE_EPS = 1e-12  # the default of F.normalize
 _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
 
 
@@ -120,9 +120,9 @@ def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
     elif event.op in ("normalize", "cosine_similarity"):
         if event.out.dtype != "fp16":
             return
-        eps = event.kwargs.get("eps", eps if False else Value())
-        if not eps.is_number:
-            return
+        eps = event.kwargs.get("eps") or event.arg(3) if event.op == "normalize" else event.kwargs.get("eps", Value())
+        if event.op == "normalize" and not eps.is_number and "eps" not in event.kwargs and len(event.args) < 4:
+            eps = constant(_NORMALIZE_EPS)
     if tensor.dtype != "fp16" or not eps.is_number or not 0 < abs(eps.const) <= FP16.flush_at:
         return
     if _feeds_log(event, view):
@@ -234,6 +234,3 @@ def _positions_in_product(event: Event) -> Iterator[Hit]:
                 "compute the angles in a block with autocast off, in float32, or by multiplication",
             )
             return
-
-
-__all__ = ["ast"]

@@ -9,7 +9,6 @@ from ...formats import FP16
 from ...records import Severity
 from ..optable import LOSSES, NORM_LAYERS, SHAPE
 from ..registry import Hit, rule
-from ..torchcalls import parameter_owners
 from ..trace import Event, FileView, Trace
 from ..training import half_parameters, has_master_copy, is_trained, trains_after
 from ..values import HALF, Value, ancestors
@@ -307,6 +306,3 @@ def _store(value: Value) -> Value | None:
         if made.op == "param" and made.dtype in HALF:
             return made
     return None
-
-
-__all__ = ["is_position", "parameter_owners"]

@@ -9,7 +9,7 @@ from ...records import Severity
 from ..optable import LOSSES, SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
-from ..values import HALF, Value, ancestors
+from ..values import HALF, Value
 
 _ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "loss"})
 _CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",
@@ -365,6 +365,3 @@ def _uses_matrices(node: ast.AST) -> bool:
         if isinstance(inner, ast.Attribute) and inner.attr in _MATRIX:
             return True
     return False
-
-
-__all__ = ["ancestors"]
