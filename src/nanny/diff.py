@@ -10,15 +10,13 @@ its buffers and the random state are left as they were.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .diff_records import CallDiff, DiffReport, Failure, Flip, GradDiff, GradTotals, OpUse
+from .diff_records import CallDiff, DiffReport, Failure, Flip, GradDiff, OpUse
 from .formats import Format, format_of
 from .judge.diff_rules import judge_diff, needs_floor
 from .limits import Limits
@@ -31,37 +29,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .observe.pairs import PairWatcher
+    from .observe.paired_run import Pass, Settings
 
 __all__ = ["DiffReport", "auto_diff", "main"]
 
 REFERENCES = ("fp32", "fp64")
-FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
-
-
-@dataclass(frozen=True)
-class _Settings:
-    target: Format
-    reference: str
-    policy: str
-    backward: bool
-    own: bool
-    loss_fn: Callable[..., Any] | None
-    loss_scale: float | None
-    limits: Limits
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """One batch, measured."""
-
-    watcher: PairWatcher
-    gradients: tuple[GradDiff, ...]
-    total: GradTotals | None
-    loss: float | None
-    reference_loss: float | None
-    reseeds: dict[str, int]
-    notes: tuple[str, ...]
+POLICIES = ("native", "cuda", "cpu", "full")  # the device's autocast, that of a GPU or a CPU, a plain .to(dtype)
 
 
 def auto_diff(
@@ -88,7 +61,7 @@ def auto_diff(
     and is faster. `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
     """
     from .observe.names import unwrapped
-    from .observe.policy import POLICIES
+    from .observe.paired_run import Settings, loss_of, run_batch
 
     chosen = target_format(target_dtype)
     if reference not in REFERENCES:
@@ -98,15 +71,15 @@ def auto_diff(
     device = device_of(model)
     batches = as_batches(sample_input)
     targets = as_targets(target, sample_input, len(batches))
-    settings = _Settings(chosen, reference, policy, backward, own, loss_fn, loss_scale, limits or Limits())
-    passes: list[_Pass] = []
+    settings = Settings(chosen, reference, policy, backward, own, loss_fn, loss_scale, limits or Limits())
+    passes: list[Pass] = []
     failure: Failure | None = None
     notes: list[str] = []
     for number, (batch, wanted) in enumerate(zip(batches, targets)):
         if progress is not None:
             progress(number, len(batches))
         try:
-            outcome = _measure_batch(unwrapped(model), batch, wanted, settings, device)
+            outcome = run_batch(unwrapped(model), batch, wanted, settings, device)
         except KeyboardInterrupt:
             if not passes:
                 raise
@@ -121,7 +94,7 @@ def auto_diff(
         from .observe.floor import rounding_floor
 
         output_floor, gradient_floor = rounding_floor(
-            unwrapped(model), batches[0], lambda output: _loss(output, targets[0], settings)[0] if backward else None, chosen
+            unwrapped(model), batches[0], lambda output: loss_of(output, targets[0], settings)[0] if backward else None, chosen
         )
         report = replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
     return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
@@ -143,7 +116,7 @@ def device_of(model: Any) -> str:
         raise NannyError(f"auto_diff needs a torch.nn.Module, not {type(model).__name__}")
     devices = {t.device.type for t in chain(model.parameters(), model.buffers())}
     if "meta" in devices:
-        raise NannyError("the model is on the meta device and holds no values; load its weights first (model.to_empty, load_state_dict)")
+        raise NannyError("the model is on the meta device and holds no values; load its weights first (load_state_dict)")
     return next(iter(devices - {"cpu"}), "cpu")
 
 
@@ -175,150 +148,8 @@ def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
     return list(target)
 
 
-def _measure_batch(model: nn.Module, batch: Any, target: Any, settings: _Settings, device: str) -> _Pass | Failure:
-    """One pass; again with a smaller loss scale if fp16 gradients overflow, or without oneDNN if it lacks a kernel."""
-    from .observe.policy import without_onednn
-
-    scales = (1.0,) if settings.target.name != "fp16" else FP16_SCALES
-    if settings.loss_scale is not None:
-        scales = (settings.loss_scale,)
-    did_without = False
-    outcome: _Pass | Failure | None = None
-    for scale in scales:
-        outcome = _one_pass(model, batch, target, settings, device, scale, nullcontext())
-        if isinstance(outcome, Failure) and "primitive" in outcome.message:
-            did_without = True
-            outcome = _one_pass(model, batch, target, settings, device, scale, without_onednn())
-        if isinstance(outcome, Failure) or not _overflowed_in_backward(outcome):
-            break
-    assert outcome is not None
-    if isinstance(outcome, Failure):
-        return outcome
-    if did_without:
-        outcome = replace(outcome, notes=(*outcome.notes, "oneDNN has no kernel for this model in the target type here; run without it"))
-    return outcome
-
-
-def _overflowed_in_backward(outcome: _Pass) -> bool:
-    forward = any(call.error.spoiled for call in outcome.watcher.calls) or not math.isfinite(outcome.loss or 0.0)
-    return not forward and any(g.error.spoiled for g in outcome.gradients)
-
-
-def _one_pass(
-    model: nn.Module, batch: Any, target: Any, settings: _Settings, device: str, scale: float, kernels: AbstractContextManager[Any]
-) -> _Pass | Failure:
-    import torch
-
-    from .observe.kept_state import kept_state
-    from .observe.pairs import PairWatcher
-    from .observe.policy import cast_inputs, cast_model, precision
-    from .observe.shadow import CarriedShadows
-
-    dtype = getattr(torch, settings.target.torch_name)
-    watcher = PairWatcher(settings.target, settings.limits, settings.backward)
-    watcher.loss_scale = scale
-    args, kwargs = batch
-    error: Exception | None = None
-    with ExitStack() as stack:
-        state = stack.enter_context(kept_state(model, (args, kwargs, target)))
-        wide = torch.float64 if settings.reference == "fp64" else torch.float32
-        shadows = CarriedShadows(wide, on_op=watcher.on_op, own=settings.own, before_write=state.before_write)
-        stack.enter_context(kernels)
-        stack.enter_context(watcher.watching(model, shadows))
-        if settings.policy == "full":
-            stack.enter_context(cast_model(model, dtype, shadows))
-            args, kwargs = cast_inputs((args, kwargs), dtype, shadows)
-        stack.enter_context(torch.set_grad_enabled(settings.backward))
-        try:
-            with shadows, precision(settings.policy, dtype, device):
-                output = model(*args, **kwargs)
-                loss, note = _loss(output, target, settings) if settings.backward else (None, "")
-            if loss is not None:
-                with shadows:
-                    (loss * scale).backward()
-        except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
-            error = raised
-        else:
-            return _measured(model, watcher, shadows, loss, scale, settings, [*_notes(state), *([note] if note else [])])
-    assert error is not None
-    return _failure(model, batch, target, watcher, error, settings)
-
-
-def _notes(state: Any) -> list[str]:
-    written = state.written_parameters
-    return [f"the forward pass writes into the parameter {written[0]}; it was put back"] if written else []
-
-
-def _loss(output: Any, target: Any, settings: _Settings) -> tuple[torch.Tensor | None, str]:
-    """The loss to go backward from: the user's, the model's own, or a fixed mix of its outputs."""
-    import torch
-
-    from .observe.names import float_leaves
-
-    if settings.loss_fn is not None:
-        loss = settings.loss_fn(output) if target is None else settings.loss_fn(output, target)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise NannyError("loss_fn must return a tensor with a single number")
-        return (loss, "") if loss.requires_grad else (None, "the loss does not depend on any parameter; no backward pass")
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if isinstance(own, torch.Tensor) and own.numel() == 1 and own.requires_grad:
-        return own, "backward from the loss that the model returns"
-    leaves = [t for t in float_leaves(output) if t.requires_grad]
-    if not leaves:
-        return None, "the output does not depend on any parameter; no backward pass"
-    generator = torch.Generator().manual_seed(0)
-    parts = []
-    for leaf in leaves:
-        weights = torch.randn(leaf.shape, generator=generator).to(leaf.device)
-        parts.append((leaf.float() * weights).mean())
-    return torch.stack(parts).sum(), "no loss_fn: gradients are of a fixed random mix of the outputs; give the real loss for real ones"
-
-
-def _measured(
-    model: nn.Module, watcher: PairWatcher, shadows: Any, loss: Any, scale: float, settings: _Settings, notes: list[str]
-) -> _Pass:
-    from .observe.gradients import parameter_gradients
-
-    gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits) if loss is not None else ((), None)
-    return _Pass(
-        watcher=watcher,
-        gradients=gradients,
-        total=total,
-        loss=None if loss is None else float(loss.detach()),
-        reference_loss=None if loss is None else float(shadows.twin(loss)),
-        reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
-        notes=tuple(notes),
-    )
-
-
-def _failure(
-    model: nn.Module, batch: Any, target: Any, watcher: PairWatcher, error: Exception, settings: _Settings
-) -> Failure:
-    """What the model raised, if it does so in the target precision only."""
-    import torch
-
-    from .observe.kept_state import kept_state
-
-    if isinstance(error, NannyError):
-        raise error
-    args, kwargs = batch
-    where = watcher.failed_at or "the model's own forward"
-    said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    try:
-        with kept_state(model, (batch, target)), torch.set_grad_enabled(settings.backward):
-            output = model(*args, **kwargs)
-            if settings.backward:
-                _loss(output, target, settings)
-    except Exception as again:  # noqa: BLE001 - the user's model may raise anything
-        raise NannyError(
-            f"the model raises in FP32 too, so the sample input does not fit it ({type(again).__name__} in {where}: "
-            f"{str(again).strip().partition(chr(10))[0]}); save an input that model(input) accepts"
-        ) from again
-    return Failure("target", watcher.failed_at or "", said)
-
-
 def _report(
-    model: nn.Module, settings: _Settings, device: str, passes: Sequence[_Pass], failure: Failure | None, notes: Sequence[str]
+    model: nn.Module, settings: Settings, device: str, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
 ) -> DiffReport:
     calls = _worst_calls([p.watcher.calls for p in passes])
     leaves = [c for c in calls if not any(d.site.startswith(f"{c.site}." if c.site else "") and d.site != c.site for d in calls)]
@@ -370,7 +201,7 @@ def _worst_gradients(batches: Sequence[Sequence[GradDiff]]) -> tuple[GradDiff, .
     return tuple(sorted(worst.values(), key=lambda g: g.order))
 
 
-def _flips(passes: Sequence[_Pass]) -> tuple[Flip, ...]:
+def _flips(passes: Sequence[Pass]) -> tuple[Flip, ...]:
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for one in passes:
         for key, (flipped, count) in one.watcher.flips.items():
@@ -379,7 +210,7 @@ def _flips(passes: Sequence[_Pass]) -> tuple[Flip, ...]:
     return tuple(Flip(site, op, flipped, count) for (site, op), (flipped, count) in sums.items() if flipped)
 
 
-def _operations(passes: Sequence[_Pass]) -> tuple[OpUse, ...]:
+def _operations(passes: Sequence[Pass]) -> tuple[OpUse, ...]:
     return tuple(OpUse(*key, count) for key, count in passes[0].watcher.operations.items()) if passes else ()
 
 
@@ -393,11 +224,11 @@ def _parser() -> argparse.ArgumentParser:
         prog="nanny diff",
         description="Where a model in bf16 or fp16 parts from its FP32 self. Runs the code in the model file.",
     )
-    parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="a file with a model: a class, function or module")
-    parser.add_argument("--input", metavar="FILE.pt", help="what torch.save wrote: a tensor, tuple of arguments, dict or list of batches")
+    parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="file with a model or a function that makes it")
+    parser.add_argument("--input", metavar="FILE.pt", help="from torch.save: tensor, tuple of arguments, dict, or list of batches")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="target format (default: bf16)")
     parser.add_argument("--loss", metavar="MODULE:FN", help="loss function of the output: file.py:fn or package.module:fn")
-    parser.add_argument("--policy", default="native", choices=("native", "cuda", "cpu", "full"), help="who decides the precision of an operation")
+    parser.add_argument("--policy", default="native", choices=POLICIES, help="who decides the precision of an operation")
     parser.add_argument("--reference", default="fp32", choices=REFERENCES)
     parser.add_argument("--weights", metavar="FILE", help="state_dict to load into the model first")
     parser.add_argument("--no-backward", action="store_true", help="forward only")

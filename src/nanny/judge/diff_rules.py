@@ -61,7 +61,7 @@ def _raises(report: DiffReport) -> Finding:
         "TARGET_RAISES",
         Severity.ERROR,
         f"the model runs in FP32, but raises in {report.target}: {failure.message}",
-        hint="an operation has no kernel for this type, or types are mixed: cast its inputs with .float(), or keep it out of autocast",
+        hint="an operation has no kernel for this type, or types are mixed: cast its inputs with .float()",
         site=failure.site,
     )
 
@@ -70,9 +70,9 @@ def _reference_trouble(report: DiffReport) -> Iterator[Finding]:
     """The FP32 counterfactual: what the reference has too, precision did not cause."""
     bad = [c for c in report.calls if c.error.reference_nan]
     infinite = [c for c in report.outputs if c.error.reference_inf]
-    first = (bad or infinite or [None])[0]
-    if first is None:
+    if not bad and not infinite:
         return
+    first = (bad or infinite)[0]
     what = f"{first.error.reference_nan} NaN" if first.error.reference_nan else f"{first.error.reference_inf} infinities"
     yield Finding(
         "REFERENCE_NONFINITE",
@@ -116,7 +116,8 @@ def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
             return f"the reference reaches {short(reach)}, {target.name} ends at {short(target.max)}"
         return f"an operation inside left the range of {target.name} ({short(target.min_subnormal)} to {short(target.max)})"
     if fault.reference_absmax >= target.overflow_at:
-        return f"`{fault.op}` makes the first: the reference reaches {short(fault.reference_absmax)}, {target.name} ends at {short(target.max)}"
+        ends = f"{target.name} ends at {short(target.max)}"
+        return f"`{fault.op}` makes the first: the reference reaches {short(fault.reference_absmax)}, {ends}"
     if fault.op in DIVISIONS and fault.input_absmin and fault.input_absmin[-1] == 0:
         return f"`{fault.op}` makes the first: it meets a 0 that is none in the reference"
     return f"`{fault.op}` makes the first, of finite values up to {short(max(fault.input_absmax, default=0.0))}"
@@ -154,8 +155,8 @@ def _own_error(
         what = f"its own operations are {share(own.rel_l2)} off on exact inputs"
     else:
         what = (
-            f"its own operations are only {share(own.rel_l2)} off, but that is {share(own.centred)} of what varies over the batch: "
-            f"a large common part hides it from {target.name}"
+            f"its own operations are only {share(own.rel_l2)} off, but that is {share(own.centred)} of what varies over the "
+            f"batch: a large common part hides it from {target.name}"
         )
     place = _place(chief)
     also = f"; also {listed(list(others))}" if others else ""
@@ -227,8 +228,9 @@ def _after_the_cause(report: DiffReport, limits: Limits, found: Iterator[Finding
     """A gradient that suffers from a layer that is blamed already is information."""
     chief = next((f for f in _own_errors(report, limits) if f.severity > Severity.INFO), None)
     for one in found:
-        follows = chief is not None and one.code != "GRADIENT_NONFINITE"
-        yield replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {chief.site}") if chief and follows else one
+        if chief is not None and one.code != "GRADIENT_NONFINITE":
+            one = replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {chief.site}")
+        yield one
 
 
 def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
@@ -245,16 +247,14 @@ def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     if total is None or total.rel_l2 <= limit:
         return
     worst = max(report.gradients, key=lambda g: g.error.rel_l2 * math.sqrt(g.energy) if g.energy else 0.0)
-    source = next(
-        (g for g in report.activation_gradients if g.name and g.error.rel_l2 > limit), None
-    )
+    source = next((g for g in report.activation_gradients if g.name and g.error.rel_l2 > limit), None)
     since = f"; in backward order it passes {share(limit)} first at {source.name}" if source else ""
     yield Finding(
         "GRADIENT_ERROR",
         Severity.ERROR if total.rel_l2 >= limits.diff_grad_error else Severity.WARNING,
         f"the whole gradient is {share(total.rel_l2)} off (rounding each layer once: {share(report.gradient_floor)}), most of it in "
         f"{worst.name} ({share(worst.error.rel_l2)}){since}",
-        hint="see the layer that is blamed first; if there is none, keep that part of the backward in FP32 (autocast off around its forward)",
+        hint="if no layer is blamed above, keep that part in FP32: autocast off around its forward",
         site=worst.name,
         value=total.rel_l2,
         limit=limit,
@@ -269,7 +269,7 @@ def _gradient_spoiled(report: DiffReport, spoiled: Sequence[GradDiff], parameter
         Severity.ERROR,
         f"the forward pass is finite, but its gradient has {first.error.nan} NaN and {first.error.inf} Inf at loss scale "
         f"{short(scale)}, finite in {report.reference}; {counted(len(parameters), 'parameter')} hit",
-        hint="a singular backward (sqrt, division, norm at 0) or a product beyond the range: compute it in FP32, add an eps that the format can hold",
+        hint="a singular backward (sqrt, division, norm at 0) or an overflow: compute it in FP32, with an eps that it can hold",
         site=first.name,
         value=float(first.error.spoiled),
         evidence={"parameters": [g.name for g in parameters]},

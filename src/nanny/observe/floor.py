@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..formats import Format
-from .kept_state import kept_state
+from .kept_state import WriteGuard, kept_state
 from .names import float_leaves
 
 
@@ -28,7 +28,7 @@ def rounding_floor(
 
 def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], target: Format | None) -> tuple[Tensor, Tensor]:
     args, kwargs = batch
-    with kept_state(model, batch):
+    with kept_state(model, batch) as state, WriteGuard(state):
         handles = _rounding_hooks(model, target) if target is not None else []
         try:
             if target is not None:

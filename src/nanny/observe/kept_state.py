@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .shadow import written_by
 
 _PLAIN = (list, dict, set)
 
@@ -47,6 +50,23 @@ class KeptState:
             _restore(vars(module), attributes)
             for value, content in contents:
                 _refill(value, content)
+
+
+class WriteGuard(TorchDispatchMode):
+    """Tells `before_write` of every write, for runs without carried shadows."""
+
+    def __init__(self, state: KeptState) -> None:
+        super().__init__()
+        self._state = state
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in written_by(func, args, kwargs or {}):
+            self._state.before_write(tensor)
+        return func(*args, **(kwargs or {}))
 
 
 def _plain_contents(module: nn.Module) -> list[tuple[Any, Any]]:

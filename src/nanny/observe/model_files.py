@@ -18,7 +18,10 @@ from torch import Tensor, nn
 from ..records import NannyError
 from ..show.numbers import listed
 
-HOW_TO_SAVE = "torch.save(x, 'sample.pt') for model(x), torch.save((a, b), ...) for model(a, b), torch.save({'ids': a}, ...) for model(ids=a)"
+HOW_TO_SAVE = (
+    "torch.save(x, 'sample.pt') for model(x), torch.save((a, b), 'sample.pt') for model(a, b), "
+    "torch.save({'ids': a}, 'sample.pt') for model(ids=a)"
+)
 FACTORY_NAMES = ("build_model", "make_model", "create_model", "get_model", "factory", "build", "model", "Model", "net")
 
 
@@ -35,7 +38,7 @@ def load_model(spec: str) -> nn.Module:
         return made
     if not callable(made):
         raise NannyError(f"{path}: {chosen} is a {type(made).__name__}; name a module, or a function or class that makes one")
-    needed = [p.name for p in _parameters(made) if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    needed = [p.name for p in _parameters(made) if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if needed:
         raise NannyError(
             f"{path}: {chosen} needs {', '.join(needed)}; write a function without arguments that makes the model, "
@@ -60,13 +63,14 @@ def _run_file(path: Path) -> Any:
     if path.suffix != ".py":
         raise NannyError(f"{path}: --model takes a Python file with the model's code; weights go to --weights")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001 - the user's file may raise anything
+    except Exception as error:
         raise NannyError(f"{path}: cannot be run ({type(error).__name__}: {error})") from error
     finally:
         sys.path.pop(0)
@@ -122,7 +126,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise NannyError(f"--loss {spec}: {head} has no function {name!r}")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def load_weights(model: nn.Module, file: str) -> None:
@@ -138,7 +142,8 @@ def load_weights(model: nn.Module, file: str) -> None:
 def load_input(file: str | None, model: nn.Module) -> Any:
     if file is None:
         takes = [p.name for p in _parameters(model.forward) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        raise NannyError(f"--input is missing: a file with what {type(model).__name__}.forward({', '.join(takes)}) takes. Save one with {HOW_TO_SAVE}")
+        call = f"{type(model).__name__}.forward({', '.join(takes)})"
+        raise NannyError(f"--input is missing: a file with what {call} takes. Save one with {HOW_TO_SAVE}")
     sample = _load(Path(file))
     if not _tensors_in(sample):
         raise NannyError(f"{file}: holds no tensor; save one with {HOW_TO_SAVE}")
@@ -158,7 +163,7 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if "GLOBAL" in str(error) or "Unsupported class" in str(error):
-            raise NannyError(f"{path}: loading it would run code from the file, which nanny never does; save only tensors") from None
+            raise NannyError(f"{path}: loading it would run code from it, which nanny never does; save only tensors") from None
         raise NannyError(f"{path}: not a file that torch.save wrote, or it is damaged; save it again") from None
     except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError, zipfile.BadZipFile):
         raise NannyError(f"{path}: not a file that torch.save wrote, or it is damaged; save it again") from None

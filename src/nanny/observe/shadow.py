@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from .beside import Buffers, carried, key_of
 
 aten = torch.ops.aten
 LOW = frozenset(
@@ -37,8 +38,6 @@ _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argu
 _DRAWS = frozenset(
     ["rand", "rand_like", "randn", "randn_like", "uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_"]
 )
-_SWEEP_OPS = 64
-_SWEEP_BYTES = 4 << 20
 # What a kernel raises when it has no implementation for the wide type or the twin's shape does not fit.
 _KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 
@@ -57,74 +56,6 @@ class Operation:
     @property
     def name(self) -> str:
         return str(self.func.overloadpacket.__name__)
-
-
-@dataclass(frozen=True)
-class _Beside:
-    alive: StorageWeakRef
-    element: int  # bytes of one element of the real storage
-    buffer: Tensor
-
-
-class _Buffers:
-    """Flat buffers that stand beside the storages of real tensors, for as long as those live."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, _Beside] = {}
-        self._ops = 0
-        self._new_bytes = 0
-
-    def find(self, tensor: Tensor) -> Tensor | None:
-        beside = self._held.get(_key(tensor))
-        if beside is None:
-            return None
-        grown = tensor.untyped_storage().nbytes() > beside.buffer.numel() * beside.element
-        if beside.alive.expired() or beside.element != tensor.element_size() or grown:
-            del self._held[_key(tensor)]
-            return None
-        return beside.buffer.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    def put(self, tensor: Tensor, value: Tensor, owned: bool) -> Tensor:
-        """Enters `value` for a tensor; an `owned` value that fills the same memory layout becomes the buffer itself."""
-        storage = tensor.untyped_storage()
-        elements = storage.nbytes() // tensor.element_size()
-        if (
-            owned
-            and value.stride() == tensor.stride()
-            and value.storage_offset() == tensor.storage_offset() == 0
-            and (value.untyped_storage().nbytes() // value.element_size() == elements)
-        ):
-            buffer = value.as_strided((elements,), (1,), 0)
-        else:
-            buffer = torch.zeros(elements, dtype=value.dtype, device=tensor.device)
-            buffer.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
-        self._held[storage._cdata] = _Beside(StorageWeakRef(storage), tensor.element_size(), buffer)
-        self._new_bytes += buffer.untyped_storage().nbytes()
-        return buffer.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
-    def put_storage(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Seeds a twin for the whole storage of a tensor, because other views of it may be read later."""
-        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        whole = tensor.as_strided((elements,), (1,), 0)
-        self.put(whole, whole.to(dtype, copy=True), owned=True)
-        found = self.find(tensor)
-        assert found is not None
-        return found
-
-    def drop(self, tensor: Tensor) -> None:
-        self._held.pop(_key(tensor), None)
-
-    def sweep(self) -> None:
-        """Forgets what stands beside dead storages: now and then, and soon after much was added."""
-        self._ops += 1
-        if self._ops >= _SWEEP_OPS or self._new_bytes > _SWEEP_BYTES:
-            self._ops = self._new_bytes = 0
-            for key in [key for key, beside in self._held.items() if beside.alive.expired()]:
-                del self._held[key]
-
-    @property
-    def bytes_held(self) -> int:
-        return sum(b.buffer.untyped_storage().nbytes() for b in self._held.values() if not b.alive.expired())
 
 
 class CarriedShadows(TorchDispatchMode):
@@ -146,8 +77,8 @@ class CarriedShadows(TorchDispatchMode):
         self._wide = dtype
         self._on_op = on_op
         self._before_write = before_write
-        self._twins = _Buffers()
-        self._frames: list[_Buffers] | None = [_Buffers()] if own else None
+        self._twins = Buffers()
+        self._frames: list[Buffers] | None = [Buffers()] if own else None
         self.reseeds: Counter[tuple[str, str]] = Counter()  # (operation, why its twin starts anew from the real value)
         self.operations = 0  # that ran on twins too
 
@@ -163,7 +94,7 @@ class CarriedShadows(TorchDispatchMode):
     def own_value(self, tensor: Tensor) -> Tensor | None:
         """What the innermost frame made of exact inputs, in the real dtype; None if it did not make this tensor."""
         with aside():
-            return self._frames[-1].find(tensor) if self._frames and _carried(tensor) else None
+            return self._frames[-1].find(tensor) if self._frames and carried(tensor) else None
 
     def adopt(self, tensor: Tensor, reference: Tensor) -> None:
         """Gives a tensor its reference value from outside: FP32 weights that were cast before the run."""
@@ -180,7 +111,7 @@ class CarriedShadows(TorchDispatchMode):
 
     def open_frame(self) -> None:
         if self._frames is not None:
-            self._frames.append(_Buffers())
+            self._frames.append(Buffers())
 
     def close_frame(self) -> None:
         if self._frames is not None and len(self._frames) > 1:
@@ -192,8 +123,8 @@ class CarriedShadows(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [t for t in _tensors((args, kwargs)) if _carried(t)]
-        written = _written(func, args, kwargs)
+        tensors = [t for t in _tensors((args, kwargs)) if carried(t)]
+        written = written_by(func, args, kwargs)
         if self._before_write is not None:
             for tensor in written:
                 self._before_write(tensor)
@@ -201,7 +132,7 @@ class CarriedShadows(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._report(func, args, kwargs, out, out, written)
             return out
-        if all(_carried(t) or not t.numel() for t in written):
+        if all(carried(t) or not t.numel() for t in written):
             return self._run_beside(func, args, kwargs, written)
         out = func(*args, **kwargs)  # a second run would write into the program's own sparse tensor
         self._start_anew(func, "it writes into a tensor without strides", [*written, *_tensors(out)])
@@ -218,7 +149,7 @@ class CarriedShadows(TorchDispatchMode):
     def _run_beside(self, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         self._twins.sweep()
         for tensor in written:  # before the operation runs: it overwrites the value to seed from
-            if _carried(tensor) and self._twins.find(tensor) is None:
+            if carried(tensor) and self._twins.find(tensor) is None:
                 self._twins.put_storage(tensor, self._dtype_beside(tensor.dtype))
         frame = self._frames[-1] if self._frames is not None and not in_backward() else None
         if frame is not None:
@@ -266,9 +197,9 @@ class CarriedShadows(TorchDispatchMode):
             for real, twin in zip(reals, made):
                 if not torch.equal(twin.to(real.dtype), real):
                     twin.copy_(real)
-        taken = {_key(t) for t in written}
+        taken = {key_of(t) for t in written}
         for real, twin in zip(reals, made):
-            if _carried(real) and _key(real) not in taken:
+            if carried(real) and key_of(real) not in taken:
                 self._enter(real, twin)
         return twin_out
 
@@ -282,11 +213,11 @@ class CarriedShadows(TorchDispatchMode):
     def _start_anew(self, func: Any, why: str, tensors: list[Tensor] | Iterator[Tensor]) -> None:
         self.reseeds[(func.overloadpacket.__name__, why)] += 1
         for tensor in tensors:
-            if _carried(tensor):
+            if carried(tensor):
                 self._twins.drop(tensor)
 
     def _twin(self, tensor: Tensor) -> Tensor:
-        if not _carried(tensor):
+        if not carried(tensor):
             return tensor
         found = self._twins.find(tensor)
         if found is not None:
@@ -307,7 +238,7 @@ class CarriedShadows(TorchDispatchMode):
     # The third value: exact inputs, own precision, one frame.
 
     def _own(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not _carried(value) or self._frames is None:
+        if not isinstance(value, Tensor) or not carried(value) or self._frames is None:
             return value
         found = self._frames[-1].find(value)
         if found is not None:
@@ -315,16 +246,16 @@ class CarriedShadows(TorchDispatchMode):
         twin = self._twins.find(value)
         return value if twin is None else twin.to(value.dtype)
 
-    def _seed_frame(self, frame: _Buffers, written: list[Tensor]) -> None:
+    def _seed_frame(self, frame: Buffers, written: list[Tensor]) -> None:
         for tensor in written:
-            if _carried(tensor) and frame.find(tensor) is None:
+            if carried(tensor) and frame.find(tensor) is None:
                 elements = tensor.untyped_storage().nbytes() // tensor.element_size()
                 whole = tensor.as_strided((elements,), (1,), 0)
                 frame.put(whole, self._own(whole).clone(), owned=True)
             for outer in (self._frames or [])[:-1]:
                 outer.drop(tensor)
 
-    def _own_run(self, frame: _Buffers, func: Any, args: Any, kwargs: Any, out: Any, written: list[Tensor]) -> None:
+    def _own_run(self, frame: Buffers, func: Any, args: Any, kwargs: Any, out: Any, written: list[Tensor]) -> None:
         frame.sweep()
         reals = list(_tensors(out))
         if not written and all(self._twins.find(t) is None for t in reals):
@@ -333,9 +264,9 @@ class CarriedShadows(TorchDispatchMode):
             made = list(_tensors(func(*args, **kwargs)))
         except _KERNEL_ERRORS:
             made = []
-        taken = {_key(t) for t in written}
+        taken = {key_of(t) for t in written}
         for real, own in zip(reals, made):
-            if _carried(real) and _key(real) not in taken and own.shape == real.shape:
+            if carried(real) and key_of(real) not in taken and own.shape == real.shape:
                 frame.put(real, own, owned=True)
 
 
@@ -368,19 +299,6 @@ def aside() -> Iterator[None]:
         yield
 
 
-def _key(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _carried(tensor: Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type != "meta"
-        and not tensor.is_quantized
-        and tensor.untyped_storage().nbytes() > 0
-    )
-
-
 def _is_low(value: Any) -> bool:
     return isinstance(value, torch.dtype) and value in LOW
 
@@ -409,7 +327,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+def written_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operation writes into."""
     schema = func._schema
     positions = _WRITES_SILENTLY.get(schema.name)
     if positions is not None:
@@ -424,8 +343,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def _is_view(out: Any, inputs: Any) -> bool:
-    made = [t for t in _tensors(out) if _carried(t)]
+    made = [t for t in _tensors(out) if carried(t)]
     if not made:
         return False
-    given = {_key(t) for t in _tensors(inputs) if _carried(t)}
-    return all(_key(t) in given for t in made)
+    given = {key_of(t) for t in _tensors(inputs) if carried(t)}
+    return all(key_of(t) in given for t in made)

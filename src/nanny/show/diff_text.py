@@ -52,7 +52,7 @@ def _head(report: DiffReport, colour: bool) -> str:
         f"{counted(report.batches, 'batch', 'batches')}",
     ]
     for out in report.outputs:
-        lines.append(f"output    {_error(out.error.rel_l2)} off; rounding alone explains about {share(report.floor)} at this depth")
+        lines.append(f"output    {_error(out.error.rel_l2)} off; at this depth rounding explains about {share(report.floor)}")
     if report.loss is not None and report.reference_loss is not None:
         lines.append(f"loss      {short(report.loss, 6)}, {report.reference} {short(report.reference_loss, 6)}")
     if report.total is not None:
@@ -108,7 +108,8 @@ def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> st
         )
         styles.append("error" if e.spoiled else "")
     most = None if every_call else MOST_CALLS
-    table = Table(columns, rows, "module calls, in the order in which they ended (! above 1 %, !! above 10 %)", most, "calls", styles)
+    title = "module calls, in the order in which they ended (! above 1 %, !! above 10 %)"
+    table = Table(columns, rows, title, most, "calls", styles)
     return table_text(table, max(width, 140), colour) if rows else ""
 
 
