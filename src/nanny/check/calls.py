@@ -222,7 +222,7 @@ def _call_unknown(frame: Frame, node: ast.Call, target: Value, args: list[Value]
     frame.emit("unknown_call", node, (target, *args), kwargs)
     inputs = (*args, *kwargs.values())
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
-    return Value(op=f"call:{last}", inputs=inputs, thing=Thing(""), node=node, tags=tags)
+    return Value(op=f"call:{last}", inputs=inputs, thing=frame.fresh(node), node=node, tags=tags)
 
 
 def construct(frame: Frame, info: ClassInfo, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:

@@ -190,7 +190,8 @@ def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: dict[str, V
         return None
     asked = kwargs.get("torch_dtype", kwargs.get("dtype", UNKNOWN))
     thing = Thing("", "module")
-    if asked.kind == "dtype" and asked.const in ("fp16", "bf16"):
+    is_quantised = any(k in kwargs for k in ("quantization_config", "load_in_8bit", "load_in_4bit"))
+    if asked.kind == "dtype" and asked.const in ("fp16", "bf16") and not is_quantised:
         thing.dtype, thing.cast, thing.cast_line, thing.cast_file = asked.const, node, node.lineno, frame.module.filename
     value = Value("module", ref=None, thing=thing, line=node.lineno, node=node)
     return frame.emit("from_pretrained", node, (), kwargs, value)

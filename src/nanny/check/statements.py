@@ -89,11 +89,20 @@ def _assign_attribute(frame: Frame, target: ast.Attribute, value: Value) -> None
 
 
 def _assign(frame: Frame, node: ast.Assign) -> None:
+    frame.spine = _spine(node)
     value = expressions.evaluate(frame, node.value)
+    frame.spine = (None, "")
     for target in node.targets:
         if value.op in ("add", "sub", "lerp") and value.dtype != "fp32":
             _notice_accumulation(frame, node, target, value)
         assign(frame, target, value)
+
+
+def _spine(node: ast.Assign) -> tuple[ast.AST | None, str]:
+    start: ast.AST = node.value
+    while isinstance(start, ast.Call) and isinstance(start.func, ast.Attribute) and isinstance(start.func.value, ast.Call):
+        start = start.func.value
+    return start, dotted(node.targets[0])
 
 
 def _notice_accumulation(frame: Frame, node: ast.Assign, target: ast.expr, value: Value) -> None:

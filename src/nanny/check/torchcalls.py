@@ -27,6 +27,10 @@ _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParalle
 _ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
             "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter",
             "builtins.next"}  # fmt: skip
+# calls of other packages that return a model: torchvision.models.resnet50, timm.create_model, SomeNet(...)
+_FACTORY = re.compile(
+    r"\.models\.\w+$|(?:create|build|make|get|load)_(?:\w*_)?(?:model|net|network|encoder|backbone)$|[A-Z]\w*(?:Model|Net)$"
+)
 _CLIPS = re.compile(r"clip_?grad", re.I)
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
 
@@ -319,10 +323,15 @@ def _other(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: d
         return frame.emit("loss", node, tuple(args), kwargs, out)
     inputs = (*args, *kwargs.values())
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
-    value = Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=Thing(""), node=node, tags=tags)
-    if name[:1].isupper() and value.thing is not None and calls.MODULE_NAME.search(name):
-        value.thing.kind = "module"
-    return value
+    thing = frame.fresh(node)
+    if _FACTORY.search(path):
+        thing.kind = "module"
+    if name.endswith("Trainer") and "peft_config" not in kwargs:
+        model = kwargs.get("model", args[0] if args else UNKNOWN)
+        if model.thing is not None:
+            model.thing.is_trained = True
+            frame.emit("framework.train", node, (model,), kwargs)
+    return Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=thing, node=node, tags=tags)
 
 
 def decorator_context(frame: Frame, decorator: ast.expr) -> Value:

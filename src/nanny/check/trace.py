@@ -165,6 +165,7 @@ class Frame:
     returns: list[Value] = field(default_factory=list)
     globals: set[str] = field(default_factory=set)
     entered: list[Region] = field(default_factory=list)  # by ExitStack.enter_context
+    spine: tuple[ast.AST | None, str] = (None, "")  # the call that starts what is being assigned, and the name it will get
     is_over: bool = False  # the current block has returned, raised, continued or broken
 
     def lookup(self, name: str) -> Value | None:
@@ -182,6 +183,10 @@ class Frame:
             found = Value(thing=Thing(path))
             self.env[path] = found
         return found
+
+    def fresh(self, node: ast.AST) -> Thing:
+        """A new object made by a call; named already if it is on its way into a variable (`model = make().cuda().half()`)."""
+        return Thing(self.spine[1] if node is self.spine[0] else "")
 
     def emit(
         self, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value] | None = None,

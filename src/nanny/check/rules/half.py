@@ -130,7 +130,12 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         kind = "" if frozen.const is False else value.dtype
     else:
         kind = value.thing.dtype if value.thing is not None and value.thing.cast is event.node else ""
-    if kind not in HALF or has_master_copy(view) or not view.is_training() or not view.of("optimizer.step", "scaler.step"):
+    if (
+        kind not in HALF
+        or has_master_copy(view)
+        or not view.is_training()
+        or not view.of("optimizer.step", "scaler.step", "framework.train")
+    ):
         return
     if value.thing is None or value.thing.is_frozen or (event.op == "from_pretrained" and not is_trained(value.thing, view)):
         return
