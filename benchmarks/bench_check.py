@@ -43,7 +43,7 @@ def source_tree() -> tuple[Path, str]:
 
 
 def peak_memory(process: subprocess.Popen[bytes]) -> int:
-    """Largest sum of resident memory over the process and its workers, in bytes, sampled until it ends."""
+    """Largest memory of the process and its workers in bytes, sampled until it ends; what they share counts once."""
     import psutil
 
     peak = 0
@@ -51,10 +51,11 @@ def peak_memory(process: subprocess.Popen[bytes]) -> int:
     while process.poll() is None:
         try:
             family = [main, *main.children(recursive=True)]
-            peak = max(peak, sum(member.memory_info().rss for member in family))
+            sizes = [member.memory_full_info() for member in family]
+            peak = max(peak, sum(getattr(size, "pss", size.uss) for size in sizes))
         except psutil.NoSuchProcess:
             continue
-        time.sleep(0.05)
+        time.sleep(0.1)
     return peak
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 STDIN = "<stdin>"
 NO_OVERRIDES = Config()
-SMALLEST_BATCH, LARGEST_BATCH = 48, 160  # files checked at a time: what they import is read once, and kept as long
+SMALLEST_BATCH, LARGEST_BATCH = 48, 90  # files checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
