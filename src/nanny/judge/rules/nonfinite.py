@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
 from ...formats import FP16
 from ...records import Severity, SiteTable, StepRecord
-from ..culprit import Culprit, counts, culprit_of, turned_to_nan
+from ..culprit import Culprit, bad_sites, counts, culprit_of, turned_to_nan
 from ..history import RunHistory
 from ..registry import Seen, rule
 
@@ -17,6 +18,17 @@ def _if_code(code: str, step: StepRecord) -> Iterator[Culprit]:
     culprit = culprit_of(step)
     if culprit is not None and culprit.code == code:
         yield culprit
+
+
+def _without_consequence(step: StepRecord, culprit: Culprit) -> bool:
+    """Seen in a module's output, but neither the loss nor any gradient is touched: distances put to infinity, unused outputs."""
+    arrived = step.grads if step.grads is not None else step.output_grads
+    if culprit.call is None or step.loss is None or not math.isfinite(step.loss) or arrived is None:
+        return False
+    return not bad_sites(arrived)
+
+
+_UNTOUCHED = "; loss and gradients are finite, so it has not reached them"
 
 
 @rule("NAN", Severity.ERROR)
@@ -29,7 +41,9 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     masked softmax row. In fp16 compute that part in FP32 (`with torch.autocast(device, enabled=False)` and `.float()`).
     """
     for culprit in _if_code("NAN", step):
-        yield Seen(culprit.message, culprit.site, evidence=culprit.evidence)
+        idle = _without_consequence(step, culprit)
+        said = culprit.message + _UNTOUCHED * idle
+        yield Seen(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence)
     first = culprit_of(step)
     turned = turned_to_nan(step, first) if first is not None else None
     if first is not None and turned is not None:
@@ -51,7 +65,9 @@ def inf(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     Fix: find what grows without bound or is divided by zero in the named module; add an eps inside the root or the logarithm.
     """
     for culprit in _if_code("INF", step):
-        yield Seen(culprit.message, culprit.site, evidence=culprit.evidence)
+        idle = _without_consequence(step, culprit)
+        said = culprit.message + _UNTOUCHED * idle
+        yield Seen(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence)
 
 
 @rule("OVERFLOW", Severity.ERROR)
