@@ -413,3 +413,12 @@ def test_an_fp16_value_near_the_end_is_told_once_with_those_it_is_handed_on_to()
     near = the(found, "NEAR_OVERFLOW")
     assert near.site == "0"
     assert near.evidence["passed_on"] == ["1", "2"]
+
+
+def test_a_nan_that_has_not_reached_the_loss_is_a_warning_and_an_infinity_is_information():
+    for function, code, severity in ((lambda x: (x, x.detach() * math.nan), "NAN", Severity.WARNING),
+                                     (lambda x: (x, x.detach().abs() / 0), "INF", Severity.INFO)):  # fmt: skip
+        model = nn.Sequential(nn.Linear(8, 8), Apply(function), Apply(lambda pair: pair[0]), nn.Linear(8, 1))
+        finding = the(train(model, steps=1), code)
+        assert finding.severity is severity
+        assert "has not reached" in finding.message

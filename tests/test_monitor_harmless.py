@@ -862,28 +862,39 @@ def test_a_forked_child_that_trains_and_exits_leaves_the_parent_s_record_alone(t
 # cost
 
 
-def test_memory_is_flat_over_two_thousand_steps(tmp_path):
+def memory_of_a_run(steps: int, folder: Any) -> list[tuple[Counter[str], int]]:
+    """Live objects by type and resident bytes, at each quarter of a training."""
     psutil = pytest.importorskip("psutil")
-    objects, resident = [], []
-    for folder in (None, tmp_path):  # objects are counted without the store, whose writer works in a thread of its own
-        model = mlp(4, 4)
-        optimizer = SGD(model.parameters(), lr=1e-3)
-        x, y = torch.rand(4, 4), torch.rand(4, 1)
-        with watch(model, optimizer, interval=10, output_dir=folder) as nanny:
-            for step in range(2000):
-                optimizer.zero_grad()
-                with nanny.step(step):
-                    F.mse_loss(model(x), y).backward()
-                optimizer.step()
-                if step % 400 == 399:
-                    gc.collect()
-                    resident.append(psutil.Process().memory_info().rss)
-                    objects.append(Counter(type(o).__name__ for o in gc.get_objects()))
-    # the history is full after 200 steps; behind that nothing may grow with the number of steps
-    grown = objects[4] - objects[1]
+    model = mlp(4, 4)
+    optimizer = SGD(model.parameters(), lr=1e-3)
+    x, y = torch.rand(4, 4), torch.rand(4, 1)
+    seen = []
+    with watch(model, optimizer, interval=10, output_dir=folder) as nanny:
+        for step in range(steps):
+            optimizer.zero_grad()
+            with nanny.step(step):
+                F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if (step + 1) % (steps // 4) == 0:
+                gc.collect()
+                seen.append((Counter(type(o).__name__ for o in gc.get_objects()), psutil.Process().memory_info().rss))
+    return seen
+
+
+def test_no_object_is_kept_per_step():
+    before, after = memory_of_a_run(480, None)[1::2]  # the history is full after 200 steps
+    grown = after[0] - before[0]
+    assert grown.total() < 100, grown.most_common(5)
+
+
+@pytest.mark.slow
+def test_memory_is_flat_over_two_thousand_steps(tmp_path):
+    quarters = memory_of_a_run(2000, None)
+    grown = quarters[3][0] - quarters[0][0]
     assert grown.total() < 200, grown.most_common(5)
-    assert resident[4] - resident[1] < 4 << 20, resident
-    assert resident[9] - resident[6] < 8 << 20, resident
+    assert quarters[3][1] - quarters[0][1] < 4 << 20
+    stored = memory_of_a_run(2000, tmp_path)  # the writer works in a thread of its own, so objects come and go
+    assert stored[3][1] - stored[0][1] < 8 << 20
 
 
 class ScalarReads(TorchDispatchMode):
