@@ -13,8 +13,6 @@ _PYTHON_2 = (
     "leading zeros in decimal integer literals",
     "inconsistent use of tabs and spaces",
 )
-
-
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
