@@ -102,7 +102,7 @@ def train(
 
 
 def above_info(findings: Iterable[Finding]) -> list[str]:
-    """`code@site` of everything that would bother a user, with its message for the failing test's output."""
+    """Everything that would bother a user, in words, so that a failing test tells what was said."""
     return [
         f"{f.severity.name} {f.code} at {f.site} in step {f.step}: {f.message}" for f in findings if f.severity > Severity.INFO
     ]
