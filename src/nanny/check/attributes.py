@@ -40,7 +40,8 @@ def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
         value = Value("tensor", op="grad", inputs=(base,), line=getattr(node, "lineno", 0), node=node, tags=frozenset({"grad"}))
         return frame.emit("grad_read", node, (base,), out=value)
     if name == "dtype":
-        return Value("dtype", const=base.dtype or (base.thing.dtype if base.thing else ""), op="dtype", inputs=(base,))
+        kind = base.dtype or (base.thing.dtype if base.thing else "")
+        return Value("dtype", const=kind, op="dtype", inputs=(base,), sure=base.sure)
     if name in ("shape", "ndim"):
         return Value("const" if name == "ndim" else "", dtype="int")
     if name == "type" and base.kind == "device":

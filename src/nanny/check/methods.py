@@ -225,7 +225,8 @@ def _cast(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value
             return replace(base, op="moved", inputs=(base,))
         return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor", tags=tags)
     text = f"`.{name}()` at line {node.lineno}" if name in _CASTS else f"cast at line {node.lineno}"
-    out = tensor(wanted, text, node.lineno, op="cast", inputs=(base,), tags=tags, node=node, thing=base.thing)
+    sure = all(v.sure for v in (*args, *kwargs.values()))
+    out = tensor(wanted, text, node.lineno, sure=sure, op="cast", inputs=(base,), tags=tags, node=node, thing=base.thing)
     return frame.emit("cast", node, (base, *args), kwargs, out)
 
 

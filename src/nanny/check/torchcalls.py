@@ -219,7 +219,9 @@ def _arange(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: 
     else:
         dtype = "fp32" if any(isinstance(a.const, float) for a in args) else "int"
     why = f"dtype= at line {node.lineno}" if asked is not None else ""
-    return frame.emit(op, node, tuple(args), kwargs, tensor(dtype, why, node.lineno, op=op, inputs=tuple(args), node=node))
+    sure = asked is None or asked.sure
+    out = tensor(dtype, why, node.lineno, sure=sure, op=op, inputs=tuple(args), node=node)
+    return frame.emit(op, node, tuple(args), kwargs, out)
 
 
 def _float(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:

@@ -171,7 +171,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         yield from _positions_in_product(event)
         return
     kind = event.out.dtype
-    if kind not in HALF:
+    if kind not in HALF or not event.out.sure:
         return
     if event.op in ("arange", "range", "linspace"):
         counted: Value | None = event.out

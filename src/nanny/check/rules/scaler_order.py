@@ -149,7 +149,7 @@ def _used_gradient(event: Event) -> Value | None:
     """The `.grad` that an event uses in a way that the scale changes."""
     if event.op in _NONLINEAR or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
         return _gradient(event.arg(0))
-    if event.op in ("mul_", "div_", "copy_") and _has_gradient(event.arg(1)):
+    if event.op in ("mul_", "div_") and _has_gradient(event.arg(1)):
         return _gradient(event.arg(0))
     if event.op == "augassign" and event.arg(2).const in ("Add", "Sub") and not _has_gradient(event.arg(1)):
         return _gradient(event.arg(0)) if event.arg(0).op == "grad" else None
