@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .diff_records import CallDiff, DiffReport, Failure, Flip, GradDiff, OpUse
+from .diff_records import CallDiff, DiffReport, Failure, Flip, GradDiff, OpFault, OpUse
 from .formats import Format, format_of
-from .judge.diff_rules import judge_diff, needs_floor
+from .judge.diff_rules import judge_diff, needs_floor, warn_limit
 from .limits import Limits
 from .records import NannyError, Severity
 from .show.diff_text import render_diff
@@ -52,13 +52,15 @@ def auto_diff(
     rel_warn: float | None = None,
     rel_error: float | None = None,
     limits: Limits | None = None,
+    advise: bool | float = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Runs `model` on `sample_input` in the target precision and in the reference at once, and compares every module call.
 
     `sample_input`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches. `loss_fn(output)`, or
     `loss_fn(output, target)` with a target (a list of them for a list of batches). `own=False` leaves out the layers' own errors
-    and is faster. `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
+    and is faster. `advise`: also look for the modules to keep in FP32 so that the output error falls below this number (True:
+    below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
     """
     from .observe.names import unwrapped
     from .observe.paired_run import Settings, loss_of, run_batch
@@ -68,12 +70,15 @@ def auto_diff(
         raise NannyError(f"unknown reference {reference!r}; use one of: {', '.join(REFERENCES)}")
     if policy not in POLICIES:
         raise NannyError(f"unknown policy {policy!r}; use one of: {', '.join(POLICIES)}")
+    if advise and (policy == "full" or not own):
+        raise NannyError("the advisor needs each layer's own error and autocast regions; leave out policy='full' and own=False")
     device = device_of(model)
     batches = as_batches(sample_input)
     targets = as_targets(target, sample_input, len(batches))
     settings = Settings(chosen, reference, policy, backward, own, loss_fn, loss_scale, limits or Limits())
     passes: list[Pass] = []
     failure: Failure | None = None
+    faults: tuple[OpFault, ...] = ()
     notes: list[str] = []
     for number, (batch, wanted) in enumerate(zip(batches, targets)):
         if progress is not None:
@@ -89,7 +94,12 @@ def auto_diff(
             failure = outcome
             break
         passes.append(outcome)
-    report = _report(model, settings, device, passes, failure, notes)
+        if any(call.error.spoiled for call in outcome.watcher.calls) and not faults:
+            again = run_batch(
+                unwrapped(model), batch, wanted, replace(settings, backward=False, own=False, look_for_faults=True), device
+            )
+            faults = () if isinstance(again, Failure) else tuple(again.watcher.faults.values())
+    report = replace(_report(model, settings, device, passes, failure, notes), faults=faults)
     if needs_floor(report, settings.limits):
         from .observe.floor import rounding_floor
 
@@ -97,6 +107,11 @@ def auto_diff(
             unwrapped(model), batches[0], lambda output: loss_of(output, targets[0], settings)[0] if backward else None, chosen
         )
         report = replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
+    if advise and failure is None:
+        from .advisor import find_advice
+
+        goal = warn_limit(report, settings.limits) if advise is True else float(advise)
+        report = replace(report, advice=find_advice(unwrapped(model), batches[0], targets[0], settings, report, goal))
     return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
 
 
@@ -171,7 +186,6 @@ def _report(
         flips=_flips(passes),
         operations=_operations(passes),
         integers=tuple({key: lost for p in passes for key, lost in p.watcher.integers.items()}.values()),
-        faults=tuple({site: fault for p in passes for site, fault in p.watcher.faults.items()}.values()),
         failure=failure,
         reseeds={why: n for p in passes for why, n in p.reseeds.items()},
         notes=tuple(dict.fromkeys([*notes, *(note for p in passes for note in p.notes)])),
@@ -225,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Where a model in bf16 or fp16 parts from its FP32 self. Runs the code in the model file.",
     )
     parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="file with a model or a function that makes it")
-    parser.add_argument("--input", metavar="FILE.pt", help="from torch.save: tensor, tuple of arguments, dict, or list of batches")
+    parser.add_argument("--input", metavar="FILE.pt", help="torch.save of a tensor, tuple of arguments, dict or list of batches")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="target format (default: bf16)")
     parser.add_argument("--loss", metavar="MODULE:FN", help="loss function of the output: file.py:fn or package.module:fn")
     parser.add_argument("--policy", default="native", choices=POLICIES, help="who decides the precision of an operation")
@@ -237,6 +251,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
     parser.add_argument("--rel-warn", type=float, metavar="X", help="make a relative error above X a warning, for every layer")
     parser.add_argument("--rel-error", type=float, metavar="X", help="make a relative error above X an error, for every layer")
+    parser.add_argument(
+        "--advise", type=float, nargs="?", const=True, default=False, metavar="GOAL",
+        help="look for the modules to keep in FP32 so that the output error falls below GOAL",
+    )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="list every call")
     parser.add_argument("--format", default="text", choices=("text", "json"), help="output (default: text)")
     parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
@@ -268,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reference=args.reference,
         rel_warn=args.rel_warn,
         rel_error=args.rel_error,
+        advise=args.advise,
         progress=_show_progress if sys.stderr.isatty() else None,
     )
     plain = args.format == "json"

@@ -24,6 +24,7 @@ class ErrorStats:
     bias: float | None  # mean over standard deviation of the error
     reference_absmax: float
     reference_norm: float
+    norm: float
     nan: int = 0
     inf: int = 0
     reference_nan: int = 0
@@ -154,6 +155,23 @@ class GradTotals:
 
 
 @dataclass(frozen=True)
+class Advice:
+    """The smallest set of modules found that, kept in FP32, brings the output error under the goal."""
+
+    goal: float
+    before: float  # output error, plain or centred, whichever is larger; infinite if NaN or Inf come out
+    after: float
+    wide: tuple[str, ...]
+    parameter_share: float  # of the model's parameters that stay wide
+    runs: int  # that confirmed it
+    code: str  # the regions to write
+
+    @property
+    def reached(self) -> bool:
+        return self.after <= self.goal
+
+
+@dataclass(frozen=True)
 class DiffReport:
     """The answer of `auto_diff`. Print it for the text report."""
 
@@ -180,6 +198,7 @@ class DiffReport:
     faults: tuple[OpFault, ...] = ()
     failure: Failure | None = None
     reseeds: Mapping[str, int] = field(default_factory=dict)
+    advice: Advice | None = None
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 

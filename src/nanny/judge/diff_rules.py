@@ -252,7 +252,7 @@ def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     yield Finding(
         "GRADIENT_ERROR",
         Severity.ERROR if total.rel_l2 >= limits.diff_grad_error else Severity.WARNING,
-        f"the whole gradient is {share(total.rel_l2)} off (rounding each layer once: {share(report.gradient_floor)}), most of it in "
+        f"the whole gradient is {share(total.rel_l2)} off (rounding each layer once: {share(report.gradient_floor)}), most in "
         f"{worst.name} ({share(worst.error.rel_l2)}){since}",
         hint="if no layer is blamed above, keep that part in FP32: autocast off around its forward",
         site=worst.name,

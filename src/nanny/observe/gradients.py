@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -20,14 +21,13 @@ def parameter_gradients(
 ) -> tuple[tuple[GradDiff, ...], GradTotals]:
     """Each parameter's gradient with its share of the whole, and the whole. Unscaled."""
     out: list[GradDiff] = []
-    dot = squares = error_squares = real_squares = 0.0
     with aside():
         for name, parameter in model.named_parameters():
             if parameter.grad is None or parameter.grad.layout != torch.strided:
                 continue
-            twin = shadows.twin(parameter.grad) / scale
-            real = parameter.grad.to(twin.dtype) / scale
-            error = compare(real, twin, target, limits)
+            real, twin = parameter.grad, shadows.twin(parameter.grad)
+            if scale != 1:
+                real, twin = real.to(twin.dtype) / scale, twin / scale
             out.append(
                 GradDiff(
                     name=plain_name(name),
@@ -35,27 +35,22 @@ def parameter_gradients(
                     order=len(out),
                     dtype=short_dtype(parameter.grad.dtype),
                     shape=tuple(parameter.shape),
-                    error=error,
+                    error=compare(real, twin, target, limits),
                 )
             )
-            squares += error.reference_norm**2
-            error_squares += (error.rel_l2 * error.reference_norm) ** 2 if error.reference_norm else error.max_abs**2
-            finite = real.nan_to_num(0.0, 0.0, 0.0).double().reshape(-1)
-            reference = twin.nan_to_num(0.0, 0.0, 0.0).double().reshape(-1)
-            dot += float(torch.dot(finite, reference))
-            real_squares += float(torch.dot(finite, finite))
-    size = math.sqrt(squares)
-    total = GradTotals(
-        rel_l2=math.sqrt(error_squares) / size if size else (math.inf if error_squares else 0.0),
-        cosine=dot / (size * math.sqrt(real_squares)) if size and real_squares else None,
+    squares = sum(g.error.reference_norm**2 for g in out)
+    shared = tuple(replace(g, energy=g.error.reference_norm**2 / squares if squares else 0.0) for g in out)
+    return shared, _totals(out, math.sqrt(squares), scale)
+
+
+def _totals(gradients: list[GradDiff], size: float, scale: float) -> GradTotals:
+    """The whole gradient, from the norms of its parts: error, target and reference are the sides of a triangle."""
+    errors = [g.error.rel_l2 * g.error.reference_norm if g.error.reference_norm else g.error.norm for g in gradients]
+    error = math.sqrt(sum(e * e for e in errors))
+    norm = math.sqrt(sum(g.error.norm**2 for g in gradients))
+    return GradTotals(
+        rel_l2=error / size if size else (math.inf if error else 0.0),
+        cosine=(norm**2 + size**2 - error**2) / (2 * norm * size) if norm and size else None,
         reference_norm=size,
         loss_scale=scale,
     )
-    shared = [_with_energy(one, squares) for one in out]
-    return tuple(shared), total
-
-
-def _with_energy(one: GradDiff, squares: float) -> GradDiff:
-    from dataclasses import replace
-
-    return replace(one, energy=one.error.reference_norm**2 / squares if squares else 0.0)

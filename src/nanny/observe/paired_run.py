@@ -19,7 +19,7 @@ from .gradients import parameter_gradients
 from .kept_state import KeptState, WriteGuard, kept_state
 from .names import float_leaves
 from .pairs import PairWatcher
-from .policy import cast_inputs, cast_model, precision, without_onednn
+from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
 from .shadow import CarriedShadows
 
 FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
@@ -31,10 +31,12 @@ class Settings:
     reference: str
     policy: str
     backward: bool
-    own: bool
+    own: bool  # measure each layer's own error
     loss_fn: Callable[..., Any] | None
     loss_scale: float | None
     limits: Limits
+    wide: tuple[str, ...] = ()  # modules to keep in FP32
+    look_for_faults: bool = False  # the operations that make NaN and Inf: a pass over every result
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _one_pass(
     model: nn.Module, batch: Any, target: Any, settings: Settings, device: str, scale: float, kernels: AbstractContextManager[Any]
 ) -> Pass | Failure:
     dtype = getattr(torch, settings.target.torch_name)
-    watcher = PairWatcher(settings.target, settings.limits, settings.backward)
+    watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.look_for_faults)
     watcher.loss_scale = scale
     args, kwargs = batch
     error: Exception | None = None
@@ -92,6 +94,7 @@ def _one_pass(
         shadows = CarriedShadows(wide, on_op=watcher.on_op, own=settings.own, before_write=state.before_write)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(model, shadows))
+        stack.enter_context(kept_wide(model, settings.wide, device))
         if settings.policy == "full":
             stack.enter_context(cast_model(model, dtype, shadows))
             args, kwargs = cast_inputs((args, kwargs), dtype, shadows)

@@ -8,7 +8,7 @@ kernels compute inside one operation is not imitated.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -83,6 +83,32 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)(_cast(item, dtype) for item in value)
     return {key: _cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@contextmanager
+def kept_wide(model: nn.Module, sites: Collection[str], device: str) -> Iterator[None]:
+    """These modules run outside autocast, on inputs cast to FP32."""
+    handles: list[Any] = []
+    opened: list[AbstractContextManager[Any]] = []
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        opened.append(torch.autocast(device, enabled=False))
+        opened[-1].__enter__()
+        return _cast(args, torch.float32), _cast(kwargs, torch.float32)
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        if opened:
+            opened.pop().__exit__(None, None, None)
+
+    try:
+        for site in sites:
+            module = model.get_submodule(site)
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(module.register_forward_hook(after, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

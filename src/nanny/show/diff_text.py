@@ -25,6 +25,7 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
     sections = [
         _head(report, colour),
         render_text(report.findings, colour=colour, width=width),
+        _advice(report),
         _calls(report, width, colour, every_call),
         _gradients(report, width, colour),
         _dimensions(report),
@@ -59,6 +60,22 @@ def _head(report: DiffReport, colour: bool) -> str:
         scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
         lines.append(f"gradient  {_error(report.total.rel_l2)} off as a whole{scale}")
     return "\n".join(lines)
+
+
+def _advice(report: DiffReport) -> str:
+    advice = report.advice
+    if advice is None:
+        return ""
+    if not advice.wide:
+        told = "nothing needs to stay wide" if advice.reached else "no set of modules was found that brings it there"
+        return f"advice    the output is {_error(advice.before)} off, the goal is {share(advice.goal)}: {told}"
+    reached = "" if advice.reached else ", which does not reach the goal"
+    lines = [
+        f"advice    keep {', '.join(advice.wide)} in FP32 ({share(advice.parameter_share)} of the parameters): the output error "
+        f"falls from {_error(advice.before)} to {_error(advice.after)}, goal {share(advice.goal)}{reached}",
+        f"          confirmed by {counted(advice.runs, 'run')}; write",
+    ]
+    return "\n".join([*lines, *(f"            {line}" for line in advice.code.splitlines())])
 
 
 def _error(value: float | None) -> str:
