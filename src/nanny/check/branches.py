@@ -37,10 +37,9 @@ def narrow(frame: Frame, test: ast.expr, arm: bool) -> None:
     wanted = expressions.evaluate(frame, test.comparators[0])
     names = {v.const for v in (wanted.inputs or (wanted,)) if v.kind == "dtype"}
     holds = arm is isinstance(test.ops[0], (ast.Eq, ast.In, ast.Is))
-    if holds and len(names) == 1:
-        only = names.pop()
-        frame.env[path] = replace(value, kind="tensor", dtype=only, why=f"tested at line {test.lineno}", line=test.lineno)
-    elif value.dtype in names or (not holds and value.is_half):
+    if holds and names <= {"fp32", "fp64"} and len(names) == 1:
+        frame.env[path] = replace(value, kind="tensor", dtype=names.pop(), why=f"tested at line {test.lineno}")
+    elif value.dtype in names or (not holds and value.is_half):  # code that asks knows what it does
         frame.env[path] = replace(value, dtype="")
 
 

@@ -41,7 +41,7 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
         return (AMP, arm) if path and is_amp_name(path) else (_opaque(test, "modulo" in value.tags), arm)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compare(test, value, arm)
-    path = dotted(test)
+    path = _path(test)
     if not path:
         return _opaque(test, "modulo" in value.tags), arm
     if is_amp_name(path):
@@ -53,7 +53,7 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
 
 
 def _compare(test: ast.Compare, value: Value, arm: bool) -> Guard:
-    path, op, other = dotted(test.left), test.ops[0], test.comparators[0]
+    path, op, other = _path(test.left), test.ops[0], test.comparators[0]
     is_negative = isinstance(op, (ast.Is, ast.Eq)) == (isinstance(other, ast.Constant) and other.value in (None, False))
     if path and isinstance(op, (ast.Is, ast.IsNot)):
         return (AMP if is_amp_name(path) else path), arm is not is_negative
@@ -62,6 +62,14 @@ def _compare(test: ast.Compare, value: Value, arm: bool) -> Guard:
         means_half = "16" in text or "half" in text or text == "True" or "amp" in text
         return AMP, arm is (means_half is isinstance(op, ast.Eq))
     return _opaque(test, "modulo" in value.tags or _has_modulo(test)), arm
+
+
+def _path(test: ast.expr) -> str:
+    """`args.fp16`, also for `args["fp16"]`."""
+    if isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant) and isinstance(test.slice.value, str):
+        base = dotted(test.value)
+        return f"{base}.{test.slice.value}" if base else ""
+    return dotted(test)
 
 
 def _has_modulo(test: ast.AST) -> bool:
@@ -78,6 +86,4 @@ def _text(test: ast.AST) -> str:
 
 
 def _opaque(test: ast.expr, is_modulo: bool) -> str:
-    if is_modulo or _has_modulo(test):
-        return "mod:" + _text(test)
-    return _text(test) if isinstance(test, (ast.Compare, ast.Call)) else f"@{test.lineno}:{test.col_offset}"
+    return "mod:" + _text(test) if is_modulo or _has_modulo(test) else _text(test)

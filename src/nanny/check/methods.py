@@ -13,7 +13,7 @@ from .optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE,
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
 from .trace import Frame
-from .values import UNKNOWN, Thing, Value, tensor
+from .values import UNKNOWN, Thing, Value, constant, tensor
 
 _SCALER_NAME = re.compile(r"scaler", re.I)
 _OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:_?\w{0,3})?$", re.I)
@@ -313,7 +313,13 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], 
         )
     else:
         out = Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
-    return frame.emit("module_call", node, (target, *args), kwargs, out)
+    return emit_call(frame, node, target, args, kwargs, out)
+
+
+def emit_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value], out: Value) -> Value:
+    """Records the call of a module, with the device that the module is on right now."""
+    device = constant(target.thing.device if target.thing is not None else "")
+    return frame.emit("module_call", node, (target, *args), {**kwargs, "": device}, out)
 
 
 def _shown(node: ast.Call) -> str:
@@ -326,7 +332,7 @@ def call_layer(frame: Frame, node: ast.Call, target: Value, args: list[Value], k
         value = args[0]
         for layer in target.inputs:
             value = calls.call_value(frame, node, layer, [value], {})
-        frame.emit("module_call", node, (target, *args), kwargs, value)
+        emit_call(frame, node, target, args, kwargs, value)
         return replace(value, inputs=(*value.inputs, target))
     op = LAYERS.get(target.ref) if isinstance(target.ref, str) else None
     if op is None:
@@ -337,7 +343,7 @@ def call_layer(frame: Frame, node: ast.Call, target: Value, args: list[Value], k
         out = replace(out, dtype="fp32", why=f"{target.ref} keeps float32 weights", line=node.lineno)
     if half and frame.at.region is None and op not in ("cross_entropy", "mse_loss"):
         out = replace(out, dtype=half, why=f"{target.ref} holds {half} weights", line=node.lineno)
-    frame.emit("module_call", node, (target, *args), kwargs, out)
+    emit_call(frame, node, target, args, kwargs, out)
     frame.emit(op, node, tuple(args), {**kwargs, "": target}, out)
     if op in ("lstm", "gru", "multi_head_attention"):
         return Value("tuple", inputs=(out, replace(out, op="part")))

@@ -58,6 +58,16 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
 _UNSCALES = ("framework.clip_grad_norm_", "framework.clip_grad_value_", "framework.unscale_gradients", "optimizer.step")
 
 
+def _hands_on_scaler(event: Event) -> bool:
+    """Whether a scaler is given to code that we cannot see: it may unscale or step there."""
+    if event.op not in ("unknown_call", "external", "module_call"):
+        return False
+    return any(
+        v.kind == "scaler" or (v.thing is not None and v.thing.kind == "scaler")
+        for v in (*event.args[1:], *event.kwargs.values())
+    )
+
+
 def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | None:
     """The scaled backward whose gradients are still scaled at event `index`; None if they are not.
 
@@ -68,12 +78,7 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | N
     for event in before(trace, index):
         if event.op in ("backward", "framework.backward"):
             return event if is_scaled(event) else None
-        if event.op in (
-            "framework.clip_grad_norm_",
-            "framework.clip_grad_value_",
-            "framework.unscale_gradients",
-            "optimizer.step",
-        ):
+        if event.op in _UNSCALES or _hands_on_scaler(event):
             return None
         if event.op in ("scaler.unscale_", "scaler.step"):
             held = {id(t) for t in parameter_owners(event.arg(1))} if event.arg(1).kind == "optimizer" else set()

@@ -78,7 +78,8 @@ def _assign_attribute(frame: Frame, target: ast.Attribute, value: Value) -> None
         value.thing.name = path
     if base.kind == "instance" and isinstance(base.ref, ClassInfo):
         known = base.ref.fields.get(target.attr)
-        base.ref.fields[target.attr] = join(known, value) if known is not None and value.is_none else value
+        is_conditional = bool(frame.at.guards) or value.is_none
+        base.ref.fields[target.attr] = join(known, value) if known is not None and is_conditional else value
         return
     if target.attr == "data" and base.thing is not None and value.is_half:
         base.thing.dtype = value.dtype

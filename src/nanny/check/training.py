@@ -13,9 +13,13 @@ _BACKWARD = ("backward", "framework.backward")
 
 
 def is_trained(thing: Thing, view: FileView) -> bool:
-    if thing.is_trained or (thing.is_set_to_train and view.is_training()):
+    if thing.is_trained:
         return True
-    if thing.is_frozen or not view.of("optimizer.new", "optimizer.step", "scaler.step", "framework.backward"):
+    if not view.of("optimizer.new", "optimizer.step", "scaler.step", "framework.backward"):
+        return False
+    if thing.is_set_to_train:
+        return True
+    if thing.is_frozen:
         return False
     for event in view.of(*_BACKWARD):
         for loss in event.args:

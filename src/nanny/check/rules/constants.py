@@ -48,7 +48,7 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
     if tensor is None or number is None or tensor.dtype not in _FORMATS or not number.is_number:
         return
     kind = _FORMATS[tensor.dtype]
-    if abs(number.const) < kind.overflow_at or abs(number.const) == float("inf"):
+    if not kind.overflow_at <= abs(number.const) < float("inf"):
         return
     raises = event.op in ("masked_fill", "masked_fill_", "full", "full_like", "fill_", "new_full", "where")
     yield Hit(

@@ -189,8 +189,8 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
         if region is None or region.node is None or not region.device:
             continue
         devices = {tag.partition(":")[2] for v in event.args for tag in v.tags if tag.startswith("device:")}
-        thing = event.arg(0).thing if event.op == "module_call" else None
-        devices |= {thing.device} if thing is not None and thing.device else set()
+        if event.op == "module_call":
+            devices.add(str(event.kwargs[""].const))
         devices &= _DEVICES
         if devices and region.device not in devices:
             found = devices.pop()

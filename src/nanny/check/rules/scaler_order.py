@@ -193,6 +193,8 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the two calls are for different optimizers or in branches that exclude each other.
     """
     for index, event in trace.numbered("scaler.unscale_"):
+        if any("stage" in key or "UNSCALED" in key for key, _ in event.at.guards):  # the code asks the scaler itself
+            continue
         if _repeats(trace, event):
             yield Hit(
                 event.node,
@@ -270,18 +272,23 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
     name = event.op.partition(".")[2]
     if window_keys(event):  # ends a window of its own
         return None
-    for anchor in anchors:
+    steps = [a for a in anchors if a.op == "scaler.step" and same_object(scaler_of(a), scaler_of(event))]
+    if name == "update" and any(can_meet(s, event) and s.at.loops == event.at.loops and not window_keys(s) for s in steps):
+        return None  # another optimizer is stepped every time
+    if name == "unscale_" and any(s.at.loops == event.at.loops and not window_keys(s) for s in steps):
+        steps = [s for s in steps if same_object(s.arg(1), event.arg(1))]
+    for anchor in anchors if name == "step" else steps:
         if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
             continue
-        if anchor.op == "scaler.step" and not same_object(scaler_of(anchor), scaler_of(event)):
-            continue
-        if name != "step" and anchor.op == "optimizer.zero_grad" and any(a.op == "scaler.step" for a in anchors):
+        stepped = event.arg(1) if name != "update" else anchor.arg(1)
+        if not same_object(anchor.arg(1) if anchor.op == "scaler.step" else anchor.arg(0), stepped):
             continue
         windows = window_keys(anchor) - {key for key, _ in event.at.guards} - anchor.at.exits
         if windows and anchor.at.loops == event.at.loops and any(not window_keys(b) & windows for b in backwards):
             return anchor
         deeper = event.at.loops[: len(anchor.at.loops)] == anchor.at.loops and len(event.at.loops) > len(anchor.at.loops)
-        if name != "step" and anchor.op == "scaler.step" and deeper and any(b.at.loops == event.at.loops for b in backwards):
+        has_own_step = any(s.at.loops == event.at.loops for s in steps)
+        if name != "step" and deeper and not has_own_step and any(b.at.loops == event.at.loops for b in backwards):
             return anchor
     return None
 
@@ -336,7 +343,8 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
         return ""
     step = earlier[0]
     over = loops_over_optimizers(step)
-    if any(loop in event.at.loops for loop in over):
+    shared = [loop for loop in over if loop in event.at.loops]
+    if shared and not any(is_scaled(e) and shared[-1] in e.at.loops for e in trace.of("backward")):
         return "update() runs once per optimizer: the scale changes between their steps"
     inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over and not _is_retry(loop)]
     if inner and event.at.loops == step.at.loops[: len(event.at.loops)]:

@@ -39,7 +39,8 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         shared = [u for u in here if any(u is e for e in trace.events) or _is_one_object(u, step)]
         if shared or _escapes(view, scaler_of(step)):
             continue
-        if not any(e.op == "backward" for e in before(trace, index)) and scaler_of(step).kind != "scaler":
+        is_made_here = any(e.out.thing is scaler_of(step).thing for e in made)
+        if not is_made_here and not any(e.op == "backward" for e in before(trace, index)):
             continue
         yield Hit(
             step.node,
