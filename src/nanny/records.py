@@ -192,6 +192,8 @@ class Autopsy:
     from_data: bool = False  # bad before the first operation
     dtype: str = ""  # of the tensor in which it was seen
     nan: bool = True  # False: only infinities
+    sure: bool = True  # False: the operation kept nothing to prove it; the bad number may have come from a little before
+    size: float | None = None  # largest magnitude of the operation's result in FP32, where it could be computed again
 
 
 @dataclass(frozen=True)

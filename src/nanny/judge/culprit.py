@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import FP16
-from ..records import BadCall, Finding, Severity, SiteTable, StepRecord
+from ..records import Autopsy, BadCall, Finding, Severity, SiteTable, StepRecord
 
 LOCATED_WITHIN = 10  # steps: tracing is dense after an error
 
@@ -67,7 +67,23 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
     if _input_too_large(producer):
         said = f"the input reaches {producer.input_absmax:.4g} and does not fit into float16: {counts(producer)}"
     said += f" ({producer.module}){tail}"
-    return Culprit(_code(producer), producer.site, said, evidence, producer)
+    code = _code(producer)
+    inner = step.autopsy
+    if (
+        inner is not None
+        and code == "NAN"
+        and _autopsy_code(inner) == "OVERFLOW"
+        and _belongs(inner, producer.site, step.root_site)
+    ):
+        code = "OVERFLOW"  # the module's own code holds both the overflow and what made NaN of it
+        said += f"; the first bad number came out of {_maker_said(inner)}"
+        evidence |= {"op": inner.op, "size": inner.size}
+    return Culprit(code, producer.site, said, evidence, producer)
+
+
+def _belongs(found: Autopsy, site: str, root: str) -> bool:
+    near = found.inside or found.after
+    return site == root or near.startswith(f"{site}.") or near.rpartition(".")[0] == site
 
 
 def _holds(site: str, calls: Sequence[BadCall]) -> bool:
@@ -161,6 +177,27 @@ def modules_between(trace: StepRecord | None, after: str) -> tuple[str, ...]:
     return tuple(out)
 
 
+# operations whose result can leave the range of fp16
+_GROWING = frozenset(
+    "addmm mm bmm baddbmm addbmm matmul linear convolution mul add sub sum exp pow square cumsum prod norm linalg_vector_norm"  # noqa: SIM905
+    " scaled_dot_product_attention einsum div reciprocal".split()
+)
+
+
+def _autopsy_code(found: Autopsy) -> str:
+    if found.dtype == "float16" and not found.nan and found.op in _GROWING:
+        return "OVERFLOW"
+    return "NAN" if found.nan else "INF"
+
+
+def _maker_said(found: Autopsy) -> str:
+    return (
+        ("" if found.sure else "(at the latest) ")
+        + f"`{found.op}`"
+        + (f", which reaches {found.size:,.0f} in FP32" if found.size and found.size > FP16.max else "")
+    )
+
+
 def _bad_loss(step: StepRecord) -> Culprit:
     assert step.loss is not None
     what = "NaN" if math.isnan(step.loss) else "infinite"
@@ -178,22 +215,25 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
     if found.inside and step.outputs is not None and not step.bad_calls:
         return None  # the layers were measured, and all were finite
     what = "NaN" if math.isnan(step.loss) else "infinite"
-    code = "OVERFLOW" if found.dtype == "float16" and not found.nan else "NAN" if found.nan else "INF"
-    evidence = {"op": found.op, "after": found.after, "modules": list(step.between), "loss": step.loss}
+    code = _autopsy_code(found)
+    evidence = {"op": found.op, "after": found.after, "modules": list(step.between), "loss": step.loss, "size": found.size}
+    made = _maker_said(found)
     if found.weight:
         site = found.weight.rpartition(".")[0] or found.weight
         return Culprit("WEIGHT_NONFINITE", site, f"the loss is {what} because `{found.weight}` is not finite", evidence)
     if found.from_data:
-        if code == "OVERFLOW":
-            return Culprit(code, "input", f"the loss is {what} because the batch is not finite when cast to float16", evidence)
+        if found.dtype == "float16" and not found.nan:
+            return Culprit(
+                "OVERFLOW", "input", f"the loss is {what} because the batch is not finite when cast to float16", evidence
+            )
         return Culprit("INPUT_NONFINITE", "input", f"the loss is {what} because the batch itself is not finite", evidence)
     if found.inside:
         site = found.inside.rpartition(".")[0] or found.inside
-        return Culprit(code, site, f"the loss is {what}; the first bad number came out of `{found.op}` in this layer", evidence)
+        return Culprit(code, site, f"the loss is {what}; the first bad number came out of {made} in this layer", evidence)
     if len(step.between) == 1:
-        return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of `{found.op}` here", evidence)
-    behind = f" behind `{found.after}`" if found.after else ""
-    return Culprit(code, f"op:{found.op}", f"the loss is {what}; the first bad number came out of `{found.op}`{behind}", evidence)
+        return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of {made}", evidence)
+    behind = f", behind `{found.after}`" if found.after else ""
+    return Culprit(code, f"op:{found.op}", f"the loss is {what}; the first bad number came out of {made}{behind}", evidence)
 
 
 def first_culprit(findings: Sequence[Finding]) -> Finding | None:

@@ -7,7 +7,7 @@ bad tensor lie behind the producer, nodes that saved good ones before it. Not do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,26 +17,24 @@ from ..records import Autopsy
 from .names import short_dtype
 
 MOST_NODES = 100_000
-_OUTPUTS = ("_saved_result", "_saved_output")
 MOST_BACK = 8
-_PRODUCTS = {"addmm": ("_saved_mat1", "_saved_mat2"), "mm": ("_saved_self", "_saved_mat2"), "bmm": ("_saved_self", "_saved_mat2")}
-# these hand on what comes in, and make no NaN or infinity of finite numbers
-_VIEWS = {
-    "view",
-    "unsafe_view",
-    "reshape_alias",
-    "t",
-    "transpose",
-    "permute",
-    "expand",
-    "squeeze",
-    "unsqueeze",
-    "slice",
-    "select",
+_OUTPUTS = ("_saved_result", "_saved_output")
+# operations that can be done again from what they kept: the names of their inputs, and how
+_AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    "addmm": (("_saved_mat1", "_saved_mat2"), torch.matmul),
+    "mm": (("_saved_self", "_saved_mat2"), torch.matmul),
+    "bmm": (("_saved_self", "_saved_mat2"), torch.matmul),
+    "mul": (("_saved_self", "_saved_other"), torch.mul),
+    "div": (("_saved_self", "_saved_other"), torch.div),
+    "log": (("_saved_self",), torch.log),
 }
-_COPIES = {"clone", "split", "unbind", "cat", "stack", "index", "dropout", "native_dropout"}
-_PASSIVE = _VIEWS | _COPIES | {"relu", "leaky_relu", "tanh", "sigmoid"}
-_WALKED = _PASSIVE | {"mul", "div", "add", "masked_fill", "where", "to_copy"}  # may make one, but also stand behind a product
+# these hand on what comes in, and make no NaN or infinity of finite numbers
+_TRANSPARENT = frozenset(
+    "view unsafe_view reshape_alias t transpose permute expand squeeze unsqueeze slice select clone split unbind cat stack"  # noqa: SIM905
+    " index dropout native_dropout relu leaky_relu tanh sigmoid neg mean abs min max amin amax minimum maximum masked_fill"
+    " where".split()
+)
+_WALKED = _TRANSPARENT | {"mul", "div", "add", "sub", "rsub", "sum", "to_copy"}  # these may make one, but kept nothing to tell
 _THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
 
 
@@ -72,30 +70,47 @@ def _latest(node: Any, good: Mapping[Any, int]) -> Any:
 
 
 def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | None]:
-    """A node kept only its output, or nothing: the bad number may have come in. Operations that cannot make one are passed over;
-    a matrix product on the way, whose factors were kept, is done again to see, and what it gives comes back too."""
-    suspect, back = node, node
+    """The bad number may have come into a node that kept only its output, or nothing: walks back over such nodes.
+
+    Where an operation can be done again from its inputs, that decides: its result is bad, and comes back too, or it is good, and
+    one of the operations after it made the bad number.
+    """
+    chain = [node]  # all of these handle the bad number; the last one may have made it
     for _ in range(MOST_BACK):
-        if _op(back) in _PRODUCTS:
-            product = _bad_product(back)
-            return (suspect, None) if product is None else (back, product)
-        if _op(back) not in _WALKED and back is not node:
+        back = chain[-1]
+        result = _done_again(back)
+        if result is not None:
+            if not bool(result.isfinite().all()):
+                return back, result
+            chain.pop()  # its result was good
             break
-        following = _latest(back, good)
-        if following is None:
+        before = _latest(back, good) if _op(back) in _WALKED or back is node else None
+        if before is None:
             break
-        back = following
-        if _op(suspect) in _PASSIVE:
-            suspect = back
-    return suspect, None
+        chain.append(before)
+    # of those that may have made it, the nearest to where it was seen is the safest to name
+    return next((n for n in chain if _op(n) not in _TRANSPARENT), node), None
 
 
-def _bad_product(node: Any) -> Tensor | None:
-    factors: list[Any] = [getattr(node, name, None) for name in _PRODUCTS[_op(node)]]
-    if not all(isinstance(f, Tensor) and _is_good(f) for f in factors):
+def _inputs_kept(node: Any) -> list[Tensor]:
+    """The inputs of an operation that can be done again, if autograd kept them all; else nothing."""
+    names, _ = _AGAIN.get(_op(node), ((), None))
+    found = [_saved(node, name) for name in names]
+    return found if found and all(isinstance(f, Tensor) for f in found) else []
+
+
+def _done_again(node: Any) -> Tensor | None:
+    inputs = _inputs_kept(node)
+    return _AGAIN[_op(node)][1](*(f.detach() for f in inputs)) if inputs and all(_is_good(f) for f in inputs) else None
+
+
+def _size_in_fp32(node: Any) -> float | None:
+    """How large the result is where it fits."""
+    inputs = _inputs_kept(node)
+    if not inputs:
         return None
-    product = torch.matmul(factors[0], factors[1])
-    return None if _is_good(product) else product
+    low, high = torch.aminmax(_AGAIN[_op(node)][1](*(f.detach().float() for f in inputs)))
+    return max(abs(low.item()), abs(high.item()))
 
 
 def _inputs_first(root: Any) -> Iterator[Any]:
@@ -114,13 +129,20 @@ def _inputs_first(root: Any) -> Iterator[Any]:
             yield node
 
 
+def _saved(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name, None)
+    except RuntimeError:  # overwritten in place since: backward will say so itself
+        return None
+
+
 def _bad_tensor(node: Any) -> tuple[Tensor | None, str]:
     """A tensor that the node saved and that is bad, and in what role; inputs go before outputs."""
     found: tuple[Tensor | None, str] = (None, "")
     for name in dir(node):
         if not name.startswith("_saved_"):
             continue
-        value = getattr(node, name)
+        value = _saved(node, name)
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, Tensor) and not _is_good(tensor):
                 if not name.startswith(_OUTPUTS):
@@ -153,11 +175,16 @@ def _op(node: Any) -> str:
 
 
 def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], good: Mapping[Any, int]) -> Autopsy:
-    maker, product = _maker_behind(node, good)
-    if product is not None:
-        seen = {"dtype": short_dtype(product.dtype), "nan": bool(product.isnan().any())}
-    own = [parameters.get(id(w), "") for n, _ in maker.next_functions if (w := _weight(n)) is not None]
-    return Autopsy(op=_op(maker), inside=next((n for n in own if n), ""), after=_nearest(maker, parameters), **seen)
+    maker, result = _maker_behind(node, good)
+    if result is not None:
+        seen = {"dtype": short_dtype(result.dtype), "nan": bool(result.isnan().any())}
+    sure = result is not None or any(isinstance(_saved(maker, n), Tensor) for n in dir(maker) if n.startswith("_saved_"))
+    weights = [w for n, _ in maker.next_functions if (w := _weight(n)) is not None and id(w) in parameters]
+    poisoned = next((parameters[id(w)] for w in weights if not _is_good(w)), "")
+    if seen["dtype"] == "float16":
+        seen = {**seen, "size": _size_in_fp32(maker)}
+    inside = parameters[id(weights[0])] if weights else ""
+    return Autopsy(op=_op(maker), inside=inside, after=_nearest(maker, parameters), weight=poisoned, sure=sure, **seen)
 
 
 def _nearest(node: Any, parameters: Mapping[int, str]) -> str:

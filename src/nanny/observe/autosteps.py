@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from .names import unwrapped
 from .recorder import Recorder
 
 MOST_MODELS = 8
@@ -27,7 +28,7 @@ class AutoSteps:
         self._recorder = recorder
         self._begin = begin
         self._add_model = add_model  # None: the models are given, look for no others
-        self._roots: set[int] = {id(m) for m in recorder.models}
+        self._roots: set[int] = {id(unwrapped(m)) for m, _ in recorder.models}
         self._next = 0
         self._handle: Any = None
 
@@ -47,7 +48,7 @@ class AutoSteps:
             if not module.training or not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
                 return
             self._add_model(module, f"{type(module).__name__}." if self._roots else "")
-            self._roots.update((key, *(id(m) for m in self._recorder.models)))
+            self._roots.update((key, *(id(unwrapped(m)) for m, _ in self._recorder.models)))
         if torch.is_grad_enabled() and self._is_over():
             self._begin(self._next)
             self._next += 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _MOST_LEAVES = 64
@@ -33,6 +35,55 @@ def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
+def is_readable(tensor: Tensor) -> bool:
+    """A floating-point tensor with values of its own: not a stand-in of a tracer, a batch of vmap, a lazy or nested one."""
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
+        return False
+    if is_lazy(tensor) or type(tensor).__name__ == "FakeTensor" or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    return tensor.numel() > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Everything of some models that has a name, by identity; parameters and buffers are held weakly."""
+
+    modules: Mapping[int, str]
+    parameters: Mapping[int, str]
+    owners: Mapping[int, weakref.ref[Tensor]]
+    buffers: Mapping[str, weakref.ref[Tensor]]
+    compiled: frozenset[int]
+
+
+def parts_of(models: Sequence[tuple[nn.Module, str]]) -> Parts:
+    """Names of modules, parameters and buffers of models with their prefixes; what is shared keeps its first name."""
+    modules: dict[int, str] = {}
+    parameters: dict[int, str] = {}
+    owners: dict[int, weakref.ref[Tensor]] = {}
+    buffers: dict[str, weakref.ref[Tensor]] = {}
+    compiled: set[int] = set()
+    for model, prefix in models:
+        inner = unwrapped(model)
+        for name, module in inner.named_modules():
+            modules.setdefault(id(module), prefix + plain_name(name) if name else root_name(model, prefix))
+            if is_compiled(module):
+                compiled.update(id(m) for m in module.modules())
+        if is_compiled(model):
+            compiled.update(id(m) for m in inner.modules())
+        for name, p in inner.named_parameters():
+            if p.is_floating_point() and not is_lazy(p):
+                parameters.setdefault(id(p), prefix + plain_name(name))
+                owners[id(p)] = weakref.ref(p)
+        for name, buffer in inner.named_buffers():
+            if is_readable(buffer):
+                buffers[prefix + plain_name(name)] = weakref.ref(buffer)
+    return Parts(modules, parameters, owners, buffers, frozenset(compiled))
+
+
+def root_name(model: nn.Module, prefix: str = "") -> str:
+    return prefix.rstrip(".") or type(unwrapped(model)).__name__
+
+
 def float_leaves(value: Any) -> Iterator[Tensor]:
     """Floating-point tensors in tuples, lists, dicts, dataclasses and whatever behaves like a mapping (ModelOutput)."""
     found = 0
@@ -40,7 +91,7 @@ def float_leaves(value: Any) -> Iterator[Tensor]:
     while stack and found < _MOST_LEAVES:
         item = stack.pop()
         if isinstance(item, Tensor):
-            if item.is_floating_point() and item.layout == torch.strided and item.device.type != "meta" and item.numel():
+            if is_readable(item):
                 found += 1
                 yield item
         elif isinstance(item, Mapping):

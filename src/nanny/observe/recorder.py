@@ -20,7 +20,7 @@ from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from . import events
 from .autopsy import examine
 from .capture import GradientRead, StepCapture
-from .names import is_compiled, plain_name, short_dtype, unwrapped
+from .names import parts_of, root_name, short_dtype
 from .trace import StepTrace, Suspect
 from .updates import UpdateProbe, lr_of, optimizer_state
 
@@ -63,16 +63,12 @@ class Recorder:
         self.off = False
         self.busy = False
         self.seconds = 0.0
-        self.models: list[nn.Module] = []
-        self.modules: dict[int, str] = {}
-        self.parameters: dict[int, str] = {}
-        self.buffers: dict[str, weakref.ref[Tensor]] = {}
+        self.models: list[tuple[nn.Module, str]] = []
         self.root_site = ""
-        self.compiled: frozenset[int] = frozenset()
+        self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
-        self._owners: dict[int, weakref.ref[Tensor]] = {}
         self._on_failure = on_failure
         self._on_suspect = on_suspect
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
@@ -88,25 +84,15 @@ class Recorder:
         return functools.partial(guarded(lambda self, *args, **kwargs: function(*args, **kwargs)), self)
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
-        inner = unwrapped(model)
-        root = prefix.rstrip(".") or type(inner).__name__
-        self.root_site = self.root_site or root
-        self.models.append(inner)
-        compiled = set(self.compiled)
-        for name, module in inner.named_modules():
-            self.modules.setdefault(id(module), prefix + plain_name(name) if name else root)
-            if is_compiled(module):
-                compiled.update(id(m) for m in module.modules())
-        if is_compiled(model):
-            compiled.update(id(m) for m in inner.modules())
-        self.compiled = frozenset(compiled)
-        for name, p in inner.named_parameters():
-            if p.is_floating_point():
-                self.parameters.setdefault(id(p), prefix + plain_name(name))
-                self._owners[id(p)] = weakref.ref(p)
-        for name, buffer in inner.named_buffers():
-            if buffer.is_floating_point():
-                self.buffers[prefix + plain_name(name)] = weakref.ref(buffer)
+        self.models.append((model, prefix))
+        self.root_site = self.root_site or root_name(model, prefix)
+        self.find_parts()
+
+    def find_parts(self) -> None:
+        """Names everything anew: modules may be replaced or added while training goes on."""
+        parts = parts_of(self.models)
+        self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
+        self._owners, self.compiled = parts.owners, parts.compiled
 
     def open(self) -> None:
         events.listen(self)
@@ -123,6 +109,7 @@ class Recorder:
         self.capture = StepCapture(step, traced, started=time.perf_counter())
         self._scaled = self._probe = None
         if traced:
+            self.find_parts()
             self._measure_weights()
             self.capture.trace = StepTrace(self.modules, self._on_suspect, self.compiled)
             self.capture.trace.open(self.guard)

@@ -54,6 +54,16 @@ def recomputing() -> bool:
     return task is not None and task() != -1
 
 
+def being_traced() -> bool:
+    """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
+    functorch = getattr(torch._C._functorch, "maybe_current_level", None)
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling() or (functorch is not None and functorch() is not None)
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
+
+
 class StepTrace:
     """Opened at the start of a traced step, closed at its end; the numbers are in `rows`."""
 
@@ -94,7 +104,7 @@ class StepTrace:
             if next(module.parameters(), None) is not None:  # another model's part
                 return
             name = f"{type(module).__name__}()"  # a criterion, or a module made on the fly
-        if id(module) in self._skip or not torch.is_grad_enabled() or recomputing():
+        if not torch.is_grad_enabled() or recomputing() or being_traced():
             return
         self._counts[name] = self._counts.get(name, 0) + 1
         if self._counts[name] > MOST_CALLS:
@@ -111,7 +121,7 @@ class StepTrace:
             call = Call(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
         else:
             call = Call(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
-            self._seen[id(leaf)] = (weakref.ref(leaf), leaf._version, call)
+            self._seen[id(leaf)] = (weakref.ref(leaf), _version(leaf), call)
             if leaf.requires_grad:
                 handle = leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))
                 if leaf.is_leaf:
@@ -130,7 +140,7 @@ class StepTrace:
     def _known(self, tensor: Tensor) -> Call | None:
         """The call that measured this very tensor, if it was not written to since."""
         entry = self._seen.get(id(tensor))
-        if entry is None or entry[0]() is not tensor or entry[1] != tensor._version:
+        if entry is None or entry[0]() is not tensor or entry[1] != _version(tensor):
             return None
         return entry[2]
 
@@ -167,7 +177,7 @@ class StepTrace:
             states.append(self.rows.is_clean(row))
             size = self.rows.largest(row)
             input_nan = input_nan or size != size
-            largest = max(largest, size) if size == size else largest
+            largest = max(largest, size if size < float("inf") else _finite_absmax(tensor))
         known = [s for s in states if s is not None]
         clean = None if not known and states else all(known)
         parameters = tuple(n for n, p in module.named_parameters(recurse=False) if p.is_floating_point() and not _is_finite(p))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ...records import Severity, StepRecord
 from ..culprit import bad_sites, forward_culprit
 from ..history import RunHistory
@@ -17,7 +19,9 @@ def why_skipped(step: StepRecord) -> str:
     if forward_culprit(step) is not None or (step.loss is not None and not abs(step.loss) < float("inf")):
         return "the forward pass is not finite, so no loss scale can help"
     if step.scale is not None and step.scale <= 1:
-        return "gradients are not finite even at a scale of 1 or less: a derivative is singular (sqrt, norm or log at 0)"
+        if step.grads is not None and not np.isnan(np.asarray(step.grads.columns["min"])).any():
+            return "gradients overflow even at a scale of 1 or less: they are themselves beyond the range of fp16"
+        return "gradients are NaN even at a scale of 1 or less: a derivative is singular (sqrt, norm or log at 0)"
     return "activations and loss are finite, only the scaled gradients overflow"
 
 
