@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from .guards import AMP
@@ -89,12 +90,16 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | N
     return None
 
 
+_HARMLESS = re.compile(r"^except@|optim")
+
+
 def extra_guards(event: Event, base: Event) -> set[str]:
-    """Conditions that `event` has and `base` has not, other than those about AMP itself and those left by early exits."""
+    """Conditions that `event` has and `base` has not, but for those about AMP itself, about which optimizer it is, or left by
+    early exits."""
     known = {key for key, _ in base.at.guards}
     return {
         key for key, _ in event.at.guards
-        if key not in known and key != AMP and key not in event.at.exits and not key.startswith("except@")
+        if key not in known and key != AMP and key not in event.at.exits and not _HARMLESS.search(key)
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -289,25 +290,33 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     if target.dtype not in HALF or "grad" in target.tags:
         return
     origin = _store(target)
-    if origin is None or not (event.at.loops or event.at.stack):
+    is_local = event.op in ("accumulate", "augassign") and isinstance(_target(event.node), ast.Name)
+    if origin is None or not (event.at.loops or (event.at.stack and not is_local)):
         return
     yield Hit(
         event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32"
     )
 
 
+def _target(node: ast.AST) -> ast.AST | None:
+    """What an assignment writes to."""
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    return targets[0]
+
+
+_CREATED = ("zeros", "ones", "empty", "full", "tensor")
+_KEPT = ("add", "sub", "mul", "div", "lerp", "add_", "sub_", "mul_", "div_", "lerp_", "getitem", "view", "phi", "moved", "cuda")
+
+
 def _store(value: Value) -> Value | None:
     """What a running value was created as: a tensor made in half on purpose, or a parameter of a half copy of a model."""
-    for made in ancestors(value, 30):
-        if made.op in ("zeros", "ones", "empty", "full", "tensor") and made.dtype in HALF:
-            return made
-        if (
-            made.op == "cast"
-            and made.dtype in HALF
-            and made.inputs
-            and made.inputs[0].op in ("zeros", "ones", "empty", "full", "tensor", "param", "clone")
-        ):
-            return made
-        if made.op == "param" and made.dtype in HALF:
-            return made
+    current = value
+    for _ in range(12):
+        if current.dtype in HALF and current.op in (*_CREATED, "param"):
+            return current
+        if current.dtype in HALF and current.op == "cast" and current.inputs:
+            return current if current.inputs[0].op in (*_CREATED, "param", "clone", "detach") else None
+        if current.op not in _KEPT or not current.inputs:
+            return None
+        current = next((v for v in current.inputs if v.kind == "tensor"), current.inputs[0])
     return None
