@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.timing import ratio
-from nanny.measure.rows import pack_rows, read_rows
+from nanny.measure.rows import RowBuffer
 
 TENSORS, ELEMENTS, BAR = 100, 1_000_000, 1.6
 
@@ -16,14 +16,20 @@ TENSORS, ELEMENTS, BAR = 100, 1_000_000, 1.6
 def main() -> int:
     tensors = [torch.randn(ELEMENTS) for _ in range(TENSORS)]
 
+    def rows(histogram: bool) -> object:
+        buffer = RowBuffer()
+        for t in tensors:
+            buffer.add(t, histogram=histogram)
+        return buffer.pending().table()
+
     def nanny() -> object:
-        return read_rows(pack_rows(tensors, histogram=True), tensors)
+        return rows(histogram=True)
 
     def floor() -> object:
         return torch._foreach_norm(tensors, 2), [torch.aminmax(t) for t in tensors]
 
     def without_histogram() -> object:
-        return read_rows(pack_rows(tensors), tensors)
+        return rows(histogram=False)
 
     full = ratio(nanny, floor, repeats=25)
     print(f"{TENSORS} tensors of {ELEMENTS:,} elements, fp32, {torch.get_num_threads()} threads")

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanny.formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, HISTOGRAM_BINS, LAST_BIN, NONFINITE_BIN, ZERO_BIN
+from nanny.measure import transfer
 from nanny.measure.flatten import as_line, thin
 from nanny.measure.histogram import SAMPLE, exponent_histograms
-from nanny.measure.rows import RowBuffer, count_nonfinite, measure_tensors, pack_gradients, pack_rows, read_rows
+from nanny.measure.rows import RowBuffer, count_nonfinite, measure_tensors, pack_gradients
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64]
 # Sums are taken in fp32 (fp64 inputs: fp64) in many lanes and blocks. A million squares of values with few bits round alike, up
@@ -151,10 +152,12 @@ def test_a_lazily_negated_view_is_measured_negated():
     assert_true_to_float64(torch._neg_view(torch.arange(1.0, 6.0)))
 
 
-def test_parameters_and_graph_tensors_are_measured_without_joining_the_graph():
+def test_parameters_and_graph_tensors_are_measured_without_joining_the_graph(monkeypatch):
     weight = torch.nn.Parameter(torch.randn(4, 4))
-    rows = pack_rows([weight, weight @ weight], histogram=True)
-    assert not rows.values.requires_grad
+    monkeypatch.setattr(transfer, "reads_freely", lambda device: False)
+    buffer = RowBuffer()
+    buffer.add(weight @ weight)
+    assert not any(number.requires_grad for number in buffer._rows[0])
     assert_true_to_float64((weight @ weight).detach())
 
 
@@ -385,16 +388,9 @@ def training_tensors(device: str) -> list[torch.Tensor]:
 def test_the_device_is_never_waited_for(monkeypatch):
     """A meta tensor has no values: whoever tries to read one fails. Every path but the CPU's own is taken on it."""
     work = training_tensors("meta")
-    assert host_reads(monkeypatch, lambda: pack_rows(work, histogram=True)) == []
     buffer = RowBuffer()
     assert host_reads(monkeypatch, lambda: [buffer.add(t, histogram=True) for t in work]) == []
     assert buffer.is_bad(0) is None
-
-
-def test_on_the_cpu_only_the_repair_of_extremes_and_bincount_look_at_values(monkeypatch):
-    seen = host_reads(monkeypatch, lambda: pack_rows(training_tensors("cpu"), histogram=True))
-    assert set(seen) == {"Tensor.tolist", "bincount"}
-    assert seen.count("Tensor.tolist") == 1
 
 
 def test_the_counter_of_host_reads_sees_each_kind_of_read(monkeypatch):
@@ -412,9 +408,11 @@ def test_the_counter_of_host_reads_sees_each_kind_of_read(monkeypatch):
 
 
 def test_reading_rows_copies_to_the_host_once_for_all_tensors(monkeypatch):
-    work = [torch.randn(10) for _ in range(30)]
-    rows = pack_rows(work)
-    assert host_reads(monkeypatch, lambda: read_rows(rows, work)) == ["Tensor.tolist"]
+    monkeypatch.setattr(transfer, "reads_freely", lambda device: False)
+    rows = RowBuffer()
+    for _ in range(30):
+        rows.add(torch.randn(10))
+    assert host_reads(monkeypatch, lambda: rows.pending().table()) == ["Tensor.numpy"]
 
 
 # ---- the sample ----

@@ -6,8 +6,6 @@ Pages come from several sources (the checker's rules, the monitor's); a new kind
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,14 +56,21 @@ def checker_pages() -> Iterator[Page]:
 
 
 def monitor_pages() -> Iterator[Page]:
-    """The rules that judge a run, if this installation has them."""
-    if importlib.util.find_spec("nanny.judge.registry") is None:
-        return
-    for rule in importlib.import_module("nanny.judge.registry").all_rules().values():
+    """The rules that judge a run."""
+    from .judge.registry import all_rules
+
+    for rule in all_rules().values():
         yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny run")
 
 
-SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages)
+def tensor_pages() -> Iterator[Page]:
+    from .judge.tensor_rules import RULES
+
+    for rule in RULES.values():
+        yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny tensor")
+
+
+SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages, tensor_pages)
 
 
 def all_pages() -> dict[str, Page]:

@@ -1,6 +1,6 @@
 """One packed row of numbers per tensor: minimum, maximum, sum of squares, sum (and an exponent histogram if asked).
 
-`pack_rows` only enqueues work on the device; `read_rows` copies the packed numbers to the host, once for all tensors. NaN and
+Measuring only enqueues work on the device; the packed numbers are copied to the host together, once for all tensors. NaN and
 infinities need no pass of their own: aminmax carries both.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,33 +25,6 @@ _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1
 _LARGE = 1 << 20
 # Magnitudes whose squares fp32 can hold and sum. Outside, the numbers are taken again in fp64 (where the host can look).
 _SAFE_LOW, _SAFE_HIGH = 1e-15, 1e14
-
-
-@dataclass(frozen=True)
-class PackedRows:
-    """Device numbers of several tensors: `values` is [4, n] (min, max, sum of squares, sum)."""
-
-    counts: tuple[int, ...]
-    values: Tensor
-    histograms: Tensor | None
-
-
-def pack_rows(tensors: Sequence[Tensor], *, histogram: bool = False) -> PackedRows:
-    """Numbers of floating-point tensors that live on one device; nothing is read back."""
-    lines = [as_line(t) for t in tensors]
-    counts = tuple(line.numel() for line in lines)
-    device = lines[0].device if lines else torch.device("cpu")
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    rows, exponents = [], ExponentCounts()
-    for line in lines:
-        rows.append(_reduce(line, torch.float32))
-        if histogram:
-            exponents.add(line)  # now, while the line is in the cache
-    columns = [torch.stack([row[i] for row in rows]) for i in range(4)] if rows else []
-    values = torch.stack([c.to(wide) for c in columns]) if columns else torch.zeros(4, 0, dtype=wide, device=device)
-    if transfer.reads_freely(device):
-        _repair_extremes(lines, values)
-    return PackedRows(counts, values, exponents.histograms() if histogram and lines else None)
 
 
 def _reduce(line: Tensor, accumulator: torch.dtype, with_sum: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,14 +61,6 @@ def _sum_of_squares(piece: Tensor, accumulator: torch.dtype) -> Tensor:
     return blocks if whole == n else blocks + torch.linalg.vector_norm(piece[whole:], dtype=accumulator).square()
 
 
-def _repair_extremes(lines: list[Tensor], values: Tensor) -> None:
-    """On the host, where looking is free: redo in fp64 what fp32 could not square. Rare, so its cost does not matter."""
-    for i, row in enumerate(zip(*values.tolist())):
-        repaired = _repaired(lines[i], *row)
-        if repaired != row:
-            values[2, i], values[3, i] = repaired[2], repaired[3]
-
-
 def _repaired(line: Tensor, low: float, high: float, squares: float, total: float) -> tuple[float, float, float, float]:
     largest = max(abs(low), abs(high))
     if not largest or not math.isfinite(largest) or _SAFE_LOW < largest < _SAFE_HIGH:
@@ -116,27 +80,6 @@ def count_nonfinite(tensor: Tensor) -> tuple[int, int, int]:
         posinf += int(piece.isposinf().sum())
         neginf += int(piece.isneginf().sum())
     return nan, posinf, neginf
-
-
-def read_rows(rows: PackedRows, tensors: Sequence[Tensor] = ()) -> list[TensorStats]:
-    """The packed numbers on the host; with `tensors`, exact counts for those that hold something non-finite."""
-    low, high, squares, total = rows.values.tolist()
-    histograms = rows.histograms.tolist() if rows.histograms is not None else None
-    out = []
-    for i, count in enumerate(rows.counts):
-        stats = TensorStats(
-            count=count,
-            minimum=low[i],
-            maximum=high[i],
-            sum_squares=squares[i],
-            mean=total[i] / count if count else 0.0,
-            histogram=tuple(histograms[i]) if histograms else (),
-        )
-        if tensors and stats.nonfinite:
-            nan, posinf, neginf = count_nonfinite(tensors[i])
-            stats = TensorStats(**{**vars(stats), "nan": nan, "posinf": posinf, "neginf": neginf})
-        out.append(stats)
-    return out
 
 
 def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingRead]:
@@ -251,5 +194,25 @@ class PendingRows:
 
 
 def measure_tensors(tensors: Sequence[Tensor], *, histogram: bool = False) -> list[TensorStats]:
-    """Pack and read in one go, for callers that may wait."""
-    return read_rows(pack_rows(tensors, histogram=histogram), tensors)
+    """The numbers of some tensors at once, for callers that may wait; counts of NaN and infinities are exact."""
+    rows = RowBuffer()
+    for tensor in tensors:
+        rows.add(tensor, histogram=histogram)
+    values, histograms = rows.pending().table()
+    out = []
+    for i, (count, low, high, squares, total) in enumerate(values.T.tolist()):
+        nan, posinf, neginf = (0, 0, 0) if math.isfinite(low) and math.isfinite(high) else count_nonfinite(tensors[i])
+        out.append(
+            TensorStats(
+                count=rows.counts[i],
+                minimum=low,
+                maximum=high,
+                sum_squares=squares,
+                mean=total / count if count else 0.0,
+                nan=nan,
+                posinf=posinf,
+                neginf=neginf,
+                histogram=tuple(histograms[i].tolist()) if histogram and histograms is not None else (),
+            )
+        )
+    return out

@@ -56,8 +56,10 @@ def recomputing() -> bool:
 
 def being_traced() -> bool:
     """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
-    functorch = getattr(torch._C._functorch, "maybe_current_level", None)
-    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling() or (functorch is not None and functorch() is not None)
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return True
+    level = getattr(torch._C._functorch, "maybe_current_level", None)
+    return level is not None and level() is not None
 
 
 def _version(tensor: Tensor) -> int:
