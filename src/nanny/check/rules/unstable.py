@@ -23,6 +23,11 @@ def _is_promoted(event: Event, op: str | None = None) -> bool:
     return region is not None and autocast_list(op or event.op, region.device) in ("float32", "unknown")
 
 
+def _is_guess_in_evaluation(event: Event) -> bool:
+    """A model's output is half under autocast by convention only; without gradients a few lost digits are no damage."""
+    return not event.at.has_grad and not event.arg(0).sure
+
+
 def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | None:
     """The value made by one of `ops` that `value` is, but for reshaping, clamping or an added eps."""
     current = value
@@ -51,7 +56,7 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: under CUDA autocast, which promotes softmax to float32.
     """
     value = event.arg(0)
-    if not value.is_half or _is_promoted(event) or event.at.island:
+    if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event):
         return
     if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*_LOGS)):
         return
@@ -174,7 +179,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the argument is bounded (a maximum was subtracted, or it was clamped), in bf16, or under CUDA autocast.
     """
     value = event.arg(0)
-    if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value):
+    if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event):
         return
     if any(_log_uses(e.arg(0), event.out) for e in view.of(*_LOGS)):
         return
@@ -206,7 +211,7 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     small.
     """
     value = event.arg(0)
-    if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value):
+    if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value) or _is_guess_in_evaluation(event):
         return
     is_square = _is_square(value)
     if event.op in ("mean", "nanmean"):
