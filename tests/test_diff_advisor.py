@@ -34,8 +34,7 @@ def test_the_promised_error_is_what_the_written_region_gives():
         with torch.autocast("cpu", torch.float16):
             out = model(x)
     error = (out.double() - reference.double()).norm() / reference.double().norm()
-    centred = (out.double() - reference.double()).norm() / (reference.double() - reference.double().mean(0)).norm()
-    assert advice.after == pytest.approx(float(max(error, centred)), rel=1e-6)
+    assert advice.after == pytest.approx(float(error), rel=1e-6)
 
 
 def test_a_healthy_model_needs_no_advice():

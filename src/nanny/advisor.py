@@ -10,6 +10,8 @@ from typing import Any
 from torch import nn
 
 from .diff_records import Advice, CallDiff, DiffReport, Failure
+from .judge.diff_rules import graded
+from .limits import Limits
 from .observe.paired_run import Settings, run_batch
 
 MOST_CANDIDATES = 8
@@ -26,12 +28,12 @@ def find_advice(
         runs += 1
         lean = replace(settings, wide=tuple(wide), backward=False, own=False)
         outcome = run_batch(model, batch, target, lean, report.device)
-        return math.inf if isinstance(outcome, Failure) else output_error(outcome.watcher.calls)
+        return math.inf if isinstance(outcome, Failure) else output_error(outcome.watcher.calls, report, settings.limits)
 
-    before = output_error(report.calls)
+    before = output_error(report.calls, report, settings.limits)
     if before <= goal:
         return Advice(goal, before, before, (), 0.0, 0, "")
-    wide, after = _grown(candidates(report), error_with, before, goal)
+    wide, after = _grown(candidates(report, settings.limits), error_with, before, goal)
     if after <= goal:
         wide, after = _thinned(wide, error_with, after, goal)
     return Advice(
@@ -45,17 +47,17 @@ def find_advice(
     )
 
 
-def output_error(calls: Sequence[CallDiff]) -> float:
+def output_error(calls: Sequence[CallDiff], report: DiffReport, limits: Limits) -> float:
     outputs = [c.error for c in calls if not c.site]
-    return max((math.inf if e.spoiled else e.worst for e in outputs), default=0.0)
+    return max((math.inf if e.spoiled else graded(e, report, limits) for e in outputs), default=0.0)
 
 
-def candidates(report: DiffReport) -> list[str]:
+def candidates(report: DiffReport, limits: Limits) -> list[str]:
     """Modules by their own error, those that make NaN or Inf first; the model itself is no candidate."""
     rated: dict[str, float] = {}
     for call in report.calls:
         if call.site and call.own is not None:
-            own = math.inf if call.own.spoiled else call.own.worst
+            own = math.inf if call.own.spoiled else graded(call.own, report, limits)
             rated[call.site] = max(rated.get(call.site, 0.0), own)
     return sorted(rated, key=lambda site: -rated[site])[:MOST_CANDIDATES]
 

@@ -159,7 +159,7 @@ class Advice:
     """The smallest set of modules found that, kept in FP32, brings the output error under the goal."""
 
     goal: float
-    before: float  # output error, plain or centred, whichever is larger; infinite if NaN or Inf come out
+    before: float  # output error: plain, or centred on the scale of plain ones; infinite if NaN or Inf come out
     after: float
     wide: tuple[str, ...]
     parameter_share: float  # of the model's parameters that stay wide

@@ -137,6 +137,9 @@ class Limits:
     update_rail: float = _limit(1.0, "derived: an update as large as the weights throws them away")
 
     # a model beside its FP32 self
+    diff_centred_warn: float = _limit(
+        0.25, "NUMERICS fact 6: offset faults give 150 % and more; pooled noise in a healthy CNN gives 10 % of so small a variation"
+    )
     diff_grad_warn: float = _limit(
         0.05, "NUMERICS fact 7: most real faults give more than 5 %; small healthy CNNs reach 8 % by ties, see diff_floor_times"
     )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..diff_records import CallDiff, DiffReport, GradDiff
+from ..diff_records import CallDiff, DiffReport, ErrorStats, GradDiff
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..records import Finding, Severity
@@ -43,6 +43,11 @@ def warn_limit(report: DiffReport, limits: Limits) -> float:
     return limits.rel_l2_warn_roundoffs * format_of(report.target).unit_roundoff
 
 
+def graded(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
+    """The plain error, or the centred one brought to its scale: either may pass `warn_limit`."""
+    return max(error.rel_l2, (error.centred or 0.0) * warn_limit(report, limits) / limits.diff_centred_warn)
+
+
 def gradient_limit(report: DiffReport, limits: Limits) -> float:
     """ReLU signs and max-pool ties flip in health and move gradients: the measured floor knows by how much."""
     return max(limits.diff_grad_warn, limits.diff_floor_times * (report.gradient_floor or 0.0))
@@ -50,7 +55,7 @@ def gradient_limit(report: DiffReport, limits: Limits) -> float:
 
 def needs_floor(report: DiffReport, limits: Limits) -> bool:
     """Is something large enough to ask what rounding alone would do to this model?"""
-    output = max((c.error.worst for c in report.outputs if not c.error.spoiled), default=0.0)
+    output = max((graded(c.error, report, limits) for c in report.outputs if not c.error.spoiled), default=0.0)
     return output > warn_limit(report, limits) or (report.total is not None and report.total.rel_l2 > limits.diff_grad_warn)
 
 
@@ -125,11 +130,12 @@ def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
 
 def _own_errors(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     limit = warn_limit(report, limits)
-    guilty = [c for c in report.calls if c.own is not None and c.own.worst > limit and not c.own.spoiled]
+    rated = [(c, graded(c.own, report, limits)) for c in report.calls if c.own is not None and not c.own.spoiled]
+    guilty = [c for c, own in rated if own > limit]
     if not guilty:
         return
-    most = max(min(c.own.worst, 1.0) for c in guilty if c.own)
-    chief = next(c for c in guilty if c.own and c.own.worst >= limits.diff_culprit_share * most)
+    most = max(min(own, 1.0) for _, own in rated)
+    chief = next(c for c, own in rated if own > limit and own >= limits.diff_culprit_share * most)
     reach = consequence(report, limits)
     others = [c.name for c in guilty if c is not chief]
     yield _own_error(report, chief, others, reach, limit, limits)
@@ -137,10 +143,11 @@ def _own_errors(report: DiffReport, limits: Limits) -> Iterator[Finding]:
 
 def consequence(report: DiffReport, limits: Limits) -> Severity:
     """How far damage has come: INFO while outputs and gradients are as a healthy model's."""
-    output = max((c.error.worst for c in report.outputs), default=0.0)
+    output = max((graded(c.error, report, limits) for c in report.outputs), default=0.0)
+    largest = max((c.error.worst for c in report.outputs), default=0.0)
     gradient = report.total.rel_l2 if report.total and report.total.rel_l2 > gradient_limit(report, limits) else 0.0
     lost = any(c.error.spoiled for c in report.outputs) or any(g.error.spoiled for g in report.gradients)
-    if lost or output >= limits.rel_l2_error or gradient >= limits.diff_grad_error:
+    if lost or largest >= limits.rel_l2_error or gradient >= limits.diff_grad_error:
         return Severity.ERROR
     return Severity.WARNING if output > warn_limit(report, limits) or gradient > limits.diff_grad_warn else Severity.INFO
 
@@ -199,12 +206,12 @@ def _integers(report: DiffReport) -> Iterator[Finding]:
 def _accumulated(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     """Outputs that are off although no single layer is."""
     limit = warn_limit(report, limits)
-    off = [c for c in report.outputs if c.error.worst > limit and not c.error.spoiled]
-    blamed = any(c.own is not None and c.own.worst > limit for c in report.calls) or any(c.error.spoiled for c in report.calls)
+    off = [c for c in report.outputs if graded(c.error, report, limits) > limit and not c.error.spoiled]
+    blamed = any(c.error.spoiled or (c.own is not None and graded(c.own, report, limits) > limit) for c in report.calls)
     if not off or blamed:
         return
     worst = max(off, key=lambda c: c.error.worst)
-    first = next(c for c in report.calls if c.error.worst > limit)
+    first = next(c for c in report.calls if graded(c.error, report, limits) > limit)
     floor = report.output_floor or 0.0
     amplified = floor * limits.diff_floor_times >= worst.error.worst
     reason = (

@@ -31,6 +31,7 @@ LOW = frozenset(
 )
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _SEEDED = torch.Tag.nondeterministic_seeded
+_RESHAPES_IN_PLACE = torch.Tag.inplace_view  # squeeze_, transpose_: the storage, and so the twin, stays what it is
 # The schemas of these do not say that running statistics (arguments 3 and 4) are written.
 _WRITES_SILENTLY = dict.fromkeys(("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"), (3, 4))
 _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argument asks for half -> float, on CUDA
@@ -128,7 +129,7 @@ class CarriedShadows(TorchDispatchMode):
         if self._before_write is not None:
             for tensor in written:
                 self._before_write(tensor)
-        if not self._concerned(tensors, args, kwargs):
+        if _RESHAPES_IN_PLACE in func.tags or not self._concerned(tensors, args, kwargs):
             out = func(*args, **kwargs)
             self._report(func, args, kwargs, out, out, written)
             return out
