@@ -130,14 +130,17 @@ def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
 
 def _own_errors(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     limit = warn_limit(report, limits)
-    rated = [(c, graded(c.own, report, limits)) for c in report.calls if c.own is not None and not c.own.spoiled]
-    guilty = [c for c, own in rated if own > limit]
+    guilty = [
+        (c, c.own.worst)
+        for c in report.calls
+        if c.own is not None and not c.own.spoiled and graded(c.own, report, limits) > limit
+    ]
     if not guilty:
         return
-    most = max(min(own, 1.0) for _, own in rated)
-    chief = next(c for c, own in rated if own > limit and own >= limits.diff_culprit_share * most)
+    most = max(min(own, 1.0) for _, own in guilty)
+    chief = next(c for c, own in guilty if own >= limits.diff_culprit_share * most)
     reach = consequence(report, limits)
-    others = [c.name for c in guilty if c is not chief]
+    others = [c.name for c, _ in guilty if c is not chief]
     yield _own_error(report, chief, others, reach, limit, limits)
 
 
