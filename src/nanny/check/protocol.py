@@ -108,16 +108,14 @@ def window_keys(event: Event) -> set[str]:
 
 
 def loops_over_optimizers(event: Event) -> list[ast.AST]:
-    """The loops around a `scaler.step(opt)` that run over optimizers: their variable is what is stepped."""
+    """The loops around a `scaler.step(opt)` that run over optimizers: what is stepped is bound by the loop."""
     node = event.node
     if not (isinstance(node, ast.Call) and node.args):
         return []
     used = {n.id for n in ast.walk(node.args[0]) if isinstance(n, ast.Name)}
     found = []
     for loop in event.at.loops:
-        targets = [loop.target] if isinstance(loop, (ast.For, ast.AsyncFor)) else []
-        targets += [g.target for g in getattr(loop, "generators", ())]
-        names = {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        names = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         if names & used:
             found.append(loop)
     return found

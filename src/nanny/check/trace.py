@@ -81,7 +81,7 @@ class Event:
 def can_meet(a: Event, b: Event) -> bool:
     """Whether one pass through the code can meet both: no condition is taken both ways."""
     taken = dict(a.at.guards)
-    return all(taken.get(key, arm) == arm for key, arm in b.at.guards)
+    return all(taken.get(key, arm) == arm for key, arm in dict(b.at.guards).items())
 
 
 @dataclass(eq=False, repr=False)
