@@ -343,7 +343,8 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
         return ""
     step = earlier[0]
     over = loops_over_optimizers(step)
-    shared = [loop for loop in over if loop in event.at.loops]
+    is_one_picked = any("optim" in key for key in event.at.exits)  # `if i != optim_idx: continue`
+    shared = [] if is_one_picked else [loop for loop in over if loop in event.at.loops]
     if shared and not any(is_scaled(e) and shared[-1] in e.at.loops for e in trace.of("backward")):
         return "update() runs once per optimizer: the scale changes between their steps"
     inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over and not _is_retry(loop)]

@@ -106,6 +106,8 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if value.op in ("sub", "rsub") and len(value.inputs) == 2 and value.inputs[0].is_number:
         value = value.inputs[1]
+    elif event.op == "log1p" and value.op == "neg" and value.inputs:
+        value = value.inputs[0]
     made = _made_by(value, ("sigmoid",))
     if made is None and value.op in _PASS:
         inner = next((v for v in ancestors(value, 6) if v.op == "sub" and v.inputs and v.inputs[0].is_number), None)
