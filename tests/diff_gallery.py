@@ -208,6 +208,38 @@ class HalfSoftmax(nn.Module):
         return x + torch.linspace(-1, 1, 24, dtype=x.dtype) * (rows[:, -1:] / total[:, None] * 1000)
 
 
+class HandMadeDistances(nn.Module):
+    """|a|^2 + |b|^2 - 2ab of points far from the origin."""
+
+    def forward(self, x):
+        y = x * 0.1 + 5
+        distance = (y * y).sum(-1, keepdim=True) + (y * y).sum(-1)[None] - 2 * y @ y.t()
+        return torch.cat([distance, x[:, distance.shape[1] :]], -1)
+
+
+class LogOfOnePlus(nn.Module):
+    def forward(self, x):
+        return torch.log(1 + x * 1e-3) * 1000
+
+
+class LargeStream(nn.Module):
+    def forward(self, x):
+        return (x + 2000) - 1999
+
+
+class SumOutOfRange(nn.Module):
+    """No infinity comes out: x / inf is 0."""
+
+    def forward(self, x):
+        w = (x.abs() + 1) * 8000
+        return x * (w / w.sum(-1, keepdim=True)) * 24
+
+
+class Underflow(nn.Module):
+    def forward(self, x):
+        return (x * 1e-4) * (x * 1e-4) * 1e8
+
+
 class Sandwich(nn.Module):
     def __init__(self, fault: nn.Module, after: nn.Module | None = None) -> None:
         super().__init__()
@@ -233,6 +265,11 @@ FAULTS = {
     "eps": (TinyEps, ("float16",)),
     "positions": (RoundedPositions, ("bfloat16", "float16")),
     "softmax": (HalfSoftmax, ("bfloat16",)),
+    "distances": (HandMadeDistances, ("bfloat16", "float16")),
+    "log of 1 + x": (LogOfOnePlus, ("bfloat16", "float16")),
+    "large stream": (LargeStream, ("bfloat16", "float16")),
+    "sum out of range": (SumOutOfRange, ("float16",)),
+    "underflow": (Underflow, ("float16",)),
 }
 
 

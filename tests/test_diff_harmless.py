@@ -261,3 +261,57 @@ def test_two_separate_runs_give_the_same_error():
     grads = [(a.grad.double(), b.grad.double()) for a, b in zip(low.parameters(), wide.parameters())]
     total = sum((a - b).square().sum() for a, b in grads).sqrt() / sum(b.square().sum() for _, b in grads).sqrt()
     assert report.total.rel_l2 == pytest.approx(float(total), rel=1e-6)
+
+
+def test_an_interrupt_gives_the_batches_that_are_done():
+    class Impatient(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+
+        def forward(self, x):
+            if len(x) == 3:
+                raise KeyboardInterrupt
+            return self.linear(x)
+
+    report = nanny.auto_diff(Impatient(), [torch.randn(2, 4), torch.randn(2, 4), torch.randn(3, 4)])
+    assert report.batches == 2
+    assert any("interrupted after 2 of 3 batches" in note for note in report.notes)
+    with pytest.raises(KeyboardInterrupt):
+        nanny.auto_diff(Impatient(), torch.randn(3, 4))
+
+
+def test_a_backward_that_is_singular_in_fp16_only_is_named():
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x.half() * x.half() * 1e-8 + 0.0).sqrt().float() * 0 + x
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), Root(), nn.Linear(8, 2))
+    report = nanny.auto_diff(model, torch.randn(4, 8), "fp16")
+    assert (report.findings[0].code, report.findings[0].site) == ("GRADIENT_NONFINITE", "2")
+
+
+def test_a_matmul_that_sums_unlike_magnitudes_is_shown():
+    x = torch.randn(16, 32)
+    x[:, 5] *= 1e5
+    report = nanny.auto_diff(nn.Linear(32, 8), x, "bf16", backward=False)
+    assert [(m.site, m.index) for m in report.mixes] == [("", 5)]
+    assert "index 5 contributes" in str(report)
+    assert not nanny.auto_diff(nn.Linear(32, 8), torch.randn(16, 32), "bf16", backward=False).mixes
+
+
+def test_the_error_is_located_along_its_dimension():
+    class OneChannel(nn.Module):
+        def forward(self, x):
+            return torch.cat([x[:, :3], (x[:, 3:4] + 3000) - 3000, x[:, 4:]], 1)
+
+    report = nanny.auto_diff(nn.Sequential(nn.Linear(8, 8), OneChannel()), torch.randn(16, 8) * 3, "bf16", backward=False)
+    assert report.findings[0].site == "1"
+    assert "at index 3 of dimension 1" in report.findings[0].message
+
+
+def test_every_code_has_a_page():
+    from nanny.judge.diff_pages import PAGES
+    from nanny.rule import all_pages
+
+    assert set(PAGES) <= set(all_pages())

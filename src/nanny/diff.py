@@ -186,6 +186,7 @@ def _report(
         flips=_flips(passes),
         operations=_operations(passes),
         integers=tuple({key: lost for p in passes for key, lost in p.watcher.integers.items()}.values()),
+        mixes=tuple({site: mix for p in passes for site, mix in p.watcher.mixes.items()}.values()),
         failure=failure,
         reseeds={why: n for p in passes for why, n in p.reseeds.items()},
         notes=tuple(dict.fromkeys([*notes, *(note for p in passes for note in p.notes)])),
@@ -244,6 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--loss", metavar="MODULE:FN", help="loss function of the output: file.py:fn or package.module:fn")
     parser.add_argument("--policy", default="native", choices=POLICIES, help="who decides the precision of an operation")
     parser.add_argument("--reference", default="fp32", choices=REFERENCES)
+    parser.add_argument("--loss-scale", type=float, metavar="S", help="as a GradScaler's (fp16: 2**16, less on overflow)")
     parser.add_argument("--weights", metavar="FILE", help="state_dict to load into the model first")
     parser.add_argument("--no-backward", action="store_true", help="forward only")
     parser.add_argument("--no-own", action="store_true", help="without each layer's own error (faster)")
@@ -284,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         own=not args.no_own,
         policy=args.policy,
         reference=args.reference,
+        loss_scale=args.loss_scale,
         rel_warn=args.rel_warn,
         rel_error=args.rel_error,
         advise=args.advise,

@@ -124,6 +124,16 @@ class IntegerLoss:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """A sum of products (matmul) whose terms are of unlike magnitude: the small ones are absorbed from 1/u on."""
+
+    site: str
+    op: str
+    ratio: float  # of the loudest index's contribution to a typical one's
+    index: int
+
+
+@dataclass(frozen=True)
 class OpFault:
     """The first operation of a module that made NaN or Inf out of finite values, where the reference stays finite."""
 
@@ -196,6 +206,7 @@ class DiffReport:
     operations: tuple[OpUse, ...] = ()
     integers: tuple[IntegerLoss, ...] = ()
     faults: tuple[OpFault, ...] = ()
+    mixes: tuple[Mix, ...] = ()
     failure: Failure | None = None
     reseeds: Mapping[str, int] = field(default_factory=dict)
     advice: Advice | None = None

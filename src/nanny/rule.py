@@ -70,7 +70,14 @@ def tensor_pages() -> Iterator[Page]:
         yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny tensor")
 
 
-SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages, tensor_pages)
+def diff_pages() -> Iterator[Page]:
+    from .judge.diff_pages import PAGES
+
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "nanny diff")
+
+
+SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages, tensor_pages, diff_pages)
 
 
 def all_pages() -> dict[str, Page]:

@@ -273,14 +273,16 @@ def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
 
 def _gradient_spoiled(report: DiffReport, spoiled: Sequence[GradDiff], parameters: Sequence[GradDiff]) -> Finding:
     first = (spoiled or parameters)[0]
+    clean = [g for g in report.activation_gradients if not g.error.spoiled and g.name and g.order < first.order]
+    maker = clean[-1].name if spoiled and clean else first.name  # its output's gradient is the last that is finite
     scale = report.total.loss_scale if report.total else 1.0
     return Finding(
         "GRADIENT_NONFINITE",
         Severity.ERROR,
-        f"the forward pass is finite, but its gradient has {first.error.nan} NaN and {first.error.inf} Inf at loss scale "
+        f"the forward pass is finite, but its backward makes {first.error.nan} NaN and {first.error.inf} Inf at loss scale "
         f"{short(scale)}, finite in {report.reference}; {counted(len(parameters), 'parameter')} hit",
         hint="a singular backward (sqrt, division, norm at 0) or an overflow: compute it in FP32, with an eps that it can hold",
-        site=first.name,
+        site=maker,
         value=float(first.error.spoiled),
         evidence={"parameters": [g.name for g in parameters]},
     )

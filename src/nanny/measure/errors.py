@@ -123,6 +123,16 @@ def _ulps(error: Tensor, y: Tensor, spacing: Format) -> tuple[float, float]:
     return float(ordered[(len(ordered) - 1) // 2]), float(ordered[(len(ordered) - 1) * 99 // 100])
 
 
+def contribution_ratio(a: Tensor, b: Tensor) -> tuple[float, int]:
+    """For `a @ b`: the loudest index of the sum against the median one, by the rms of its products."""
+    sizes = torch.linalg.vector_norm(a, dim=0, dtype=torch.float32) * torch.linalg.vector_norm(b, dim=1, dtype=torch.float32)
+    sounding = sizes[sizes > 0]
+    if not sounding.numel():
+        return 1.0, 0
+    index = int(sizes.argmax())
+    return float(sizes[index] / sounding.median()), index
+
+
 def dimension_errors(real: Tensor, reference: Tensor) -> tuple[DimensionError, ...]:
     """For each dimension the index that holds most of the error's energy, and how unlike the magnitudes along it are."""
     x, y, _ = _finite_part(real.detach().double(), reference.detach().double())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections import Counter
@@ -13,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..diff_records import CallDiff, ErrorStats, GradDiff, IntegerLoss, OpFault
+from ..diff_records import CallDiff, ErrorStats, GradDiff, IntegerLoss, Mix, OpFault
 from ..formats import Format, format_of
 from ..limits import Limits
-from ..measure.errors import compare, dimension_errors
+from ..measure.errors import compare, contribution_ratio, dimension_errors
 from .names import float_leaves, short_dtype
 from .shadow import LOW, CarriedShadows, Operation, aside, in_backward
 
 # Decisions: their results pick, route or mask. Comparisons count apart from them.
 DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
 _INTEGERS_LOOKED_AT = 4096
+_MATMULS = frozenset(["mm", "addmm"])
 
 
 class PairWatcher:
@@ -45,6 +47,7 @@ class PairWatcher:
         self.operations: Counter[tuple[str, str, str]] = Counter()
         self.integers: dict[tuple[str, str], IntegerLoss] = {}
         self.faults: dict[str, OpFault] = {}
+        self.mixes: dict[str, Mix] = {}
         self.shadows: CarriedShadows
 
     @property
@@ -180,10 +183,19 @@ class PairWatcher:
             return
         if first.dtype in LOW and op.name in ("_to_copy", "arange", "cumsum", "linspace", "embedding", "add", "mul"):
             self._look_for_integers(op.name, first, op.twin_out)
+        if op.name in _MATMULS and first.dtype in LOW:
+            self._look_for_mix(op)
         if op.name in DECISIONS or first.dtype == torch.bool:
             self._count_flips(op)
         if self._look_for_faults and first.is_floating_point() and self.site not in self.faults:
             self._look_for_fault(op, first)
+
+    def _look_for_mix(self, op: Operation) -> None:
+        a, b = op.args[-2:] if op.name == "mm" else op.args[1:3]
+        ratio, index = contribution_ratio(a, b)
+        notable = self._limits.imbalance_notable_roundoffs / self._target.unit_roundoff
+        if notable < ratio < math.inf and (self.site not in self.mixes or self.mixes[self.site].ratio < ratio):
+            self.mixes[self.site] = Mix(self.site, op.name, ratio, index)
 
     def _look_for_fault(self, op: Operation, first: Tensor) -> None:
         if not first.numel() or _is_finite(first):

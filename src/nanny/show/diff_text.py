@@ -29,6 +29,7 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
         _calls(report, width, colour, every_call),
         _gradients(report, width, colour),
         _dimensions(report),
+        _mixes(report),
         _flips(report),
         _operations(report, width),
         _notes(report, width),
@@ -173,6 +174,14 @@ def _dimensions(report: DiffReport) -> str:
                 f"index {d.loudest} ({ratio}; rms {short(d.rms_min)} to {short(d.rms_max)})"
             )
     return "\n".join(["where the error sits, in calls that stand out", *lines[:MOST_CALLS]]) if lines else ""
+
+
+def _mixes(report: DiffReport) -> str:
+    lines = [
+        f"  {m.site or '(model)'}: {m.op}, index {m.index} contributes {short(m.ratio)} times the median index"
+        for m in sorted(report.mixes, key=lambda m: -m.ratio)
+    ]
+    return "\n".join(["matmuls that sum unlike magnitudes", *lines[:MOST_OPERATIONS]]) if lines else ""
 
 
 def _flips(report: DiffReport) -> str:
