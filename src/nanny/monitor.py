@@ -22,7 +22,7 @@ import traceback
 import warnings
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class MixedPrecisionNanny:
     def __init__(
         self,
         model: nn.Module | None,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         scaler: GradScaler | None = None,
         trace_interval: int = 100,
         output_dir: str | os.PathLike[str] | None = "nanny_logs",
@@ -116,8 +116,8 @@ class MixedPrecisionNanny:
         self._recording = None if self._folder is None else RunRecording(self._folder, info)
         if model is not None:
             self.add_model(model)
-        if optimizer is not None:
-            self._recorder.optimizers[id(optimizer)] = weakref.ref(optimizer)
+        for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer or ():
+            self._recorder.optimizers[id(one)] = weakref.ref(one)
         atexit.register(_close_at_exit, weakref.ref(self))
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
