@@ -263,6 +263,49 @@ def test_two_separate_runs_give_the_same_error():
     assert report.total.rel_l2 == pytest.approx(float(total), rel=1e-6)
 
 
+def test_a_generator_of_the_model_is_put_back():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.generator = nn.Linear(4, 4), torch.Generator().manual_seed(0)
+
+        def forward(self, x):
+            return self.linear(x) + torch.randn(4, generator=self.generator)
+
+    model = Noisy()
+    before = model.generator.get_state()
+    report = nanny.auto_diff(model, torch.randn(3, 4))
+    assert torch.equal(model.generator.get_state(), before)
+    assert not report.findings
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_relu_that_flips_in_a_tiny_healthy_net_is_no_gradient_error(seed):
+    torch.manual_seed(seed)
+    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 8)
+    for dtype in ("bf16", "fp16"):
+        assert not [f for f in nanny.auto_diff(model, x, dtype).findings if f.severity > 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (torch.jit.script(nn.Linear(4, 2)), "ScriptModule"),
+        (nn.Embedding(4, 2), "raises in FP32 too"),
+        (lambda x: x, "needs a torch.nn.Module"),
+    ],
+    ids=["scripted", "wrong type", "function"],
+)
+def test_what_cannot_be_watched_is_refused(model, sentence):
+    with pytest.raises(nanny.NannyError, match=sentence):
+        nanny.auto_diff(model, torch.randn(3, 4))
+
+
+def test_an_empty_batch_has_nothing_to_compare():
+    with pytest.raises(nanny.NannyError, match="nothing to compare"):
+        nanny.auto_diff(nn.Linear(4, 2), torch.randn(0, 4))
+
+
 def test_an_interrupt_gives_the_batches_that_are_done():
     class Impatient(nn.Module):
         def __init__(self):

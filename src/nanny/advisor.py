@@ -12,7 +12,8 @@ from torch import nn
 from .diff_records import Advice, CallDiff, DiffReport, Failure
 from .judge.diff_rules import graded
 from .limits import Limits
-from .observe.paired_run import Settings, run_batch
+from .observe.diff_settings import Settings
+from .observe.paired_run import run_batch
 
 MOST_CANDIDATES = 8
 
@@ -28,7 +29,7 @@ def find_advice(
         runs += 1
         lean = replace(settings, wide=tuple(wide), backward=False, own=False)
         outcome = run_batch(model, batch, target, lean, report.device)
-        return math.inf if isinstance(outcome, Failure) else output_error(outcome.watcher.calls, report, settings.limits)
+        return math.inf if isinstance(outcome, Failure) else output_error(outcome.calls, report, settings.limits)
 
     before = output_error(report.calls, report, settings.limits)
     if before <= goal:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from .observe.paired_run import Pass, Settings
+    from .observe.diff_settings import Settings
+    from .observe.paired_run import Pass
 
 __all__ = ["DiffReport", "auto_diff", "main"]
 
@@ -62,8 +63,11 @@ def auto_diff(
     and is faster. `advise`: also look for the modules to keep in FP32 so that the output error falls below this number (True:
     below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
     """
+    import torch
+
+    from .observe.diff_settings import Settings, loss_of
     from .observe.names import unwrapped
-    from .observe.paired_run import Settings, loss_of, run_batch
+    from .observe.paired_run import run_batch
 
     chosen = target_format(target_dtype)
     if reference not in REFERENCES:
@@ -94,17 +98,23 @@ def auto_diff(
             failure = outcome
             break
         passes.append(outcome)
-        if any(call.error.spoiled for call in outcome.watcher.calls) and not faults:
+        if any(call.error.spoiled for call in outcome.calls) and not faults:
             again = run_batch(
                 unwrapped(model), batch, wanted, replace(settings, backward=False, own=False, look_for_faults=True), device
             )
-            faults = () if isinstance(again, Failure) else tuple(again.watcher.faults.values())
+            faults = () if isinstance(again, Failure) else tuple(again.faults.values())
+    if failure is None and not any(p.calls for p in passes):
+        raise NannyError("the model returns no floating-point numbers for this input, so there is nothing to compare")
     report = replace(_report(model, settings, device, passes, failure, notes), faults=faults)
     if needs_floor(report, settings.limits):
         from .observe.floor import rounding_floor
 
         output_floor, gradient_floor = rounding_floor(
-            unwrapped(model), batches[0], lambda output: loss_of(output, targets[0], settings)[0] if backward else None, chosen
+            unwrapped(model),
+            batches[0],
+            lambda output: loss_of(output, targets[0], settings)[0] if backward else None,
+            getattr(torch, chosen.torch_name),
+            device,
         )
         report = replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
     if advise and failure is None:
@@ -166,7 +176,7 @@ def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
 def _report(
     model: nn.Module, settings: Settings, device: str, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
 ) -> DiffReport:
-    calls = _worst_calls([p.watcher.calls for p in passes])
+    calls = _worst_calls([p.calls for p in passes])
     leaves = [c for c in calls if not any(d.site.startswith(f"{c.site}." if c.site else "") and d.site != c.site for d in calls)]
     return DiffReport(
         model=type(model).__name__,
@@ -178,15 +188,15 @@ def _report(
         batches=len(passes),
         calls=calls,
         gradients=_worst_gradients([p.gradients for p in passes]),
-        activation_gradients=_worst_gradients([p.watcher.gradients for p in passes]),
+        activation_gradients=_worst_gradients([p.activation_gradients for p in passes]),
         total=max((p.total for p in passes if p.total), key=lambda t: t.rel_l2, default=None),
         loss=passes[-1].loss if passes else None,
         reference_loss=passes[-1].reference_loss if passes else None,
         floor=settings.target.unit_roundoff * max(len(leaves), 1) ** 0.5,
         flips=_flips(passes),
         operations=_operations(passes),
-        integers=tuple({key: lost for p in passes for key, lost in p.watcher.integers.items()}.values()),
-        mixes=tuple({site: mix for p in passes for site, mix in p.watcher.mixes.items()}.values()),
+        integers=tuple({key: lost for p in passes for key, lost in p.integers.items()}.values()),
+        mixes=tuple({site: mix for p in passes for site, mix in p.mixes.items()}.values()),
         failure=failure,
         reseeds={why: n for p in passes for why, n in p.reseeds.items()},
         notes=tuple(dict.fromkeys([*notes, *(note for p in passes for note in p.notes)])),
@@ -219,14 +229,14 @@ def _worst_gradients(batches: Sequence[Sequence[GradDiff]]) -> tuple[GradDiff, .
 def _flips(passes: Sequence[Pass]) -> tuple[Flip, ...]:
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for one in passes:
-        for key, (flipped, count) in one.watcher.flips.items():
+        for key, (flipped, count) in one.flips.items():
             before = sums.get(key, (0, 0))
             sums[key] = (before[0] + flipped, before[1] + count)
     return tuple(Flip(site, op, flipped, count) for (site, op), (flipped, count) in sums.items() if flipped)
 
 
 def _operations(passes: Sequence[Pass]) -> tuple[OpUse, ...]:
-    return tuple(OpUse(*key, count) for key, count in passes[0].watcher.operations.items()) if passes else ()
+    return tuple(OpUse(*key, count) for key, count in passes[0].operations.items()) if passes else ()
 
 
 class _Parser(argparse.ArgumentParser):

@@ -149,7 +149,7 @@ class Limits:
         0.25, "derived: the first layer with a quarter of the largest own error; what comes later often suffers from it"
     )
     diff_floor_times: float = _limit(
-        2.0, "derived: rounding each layer's output once in FP32 (TTrace's floor) does half of it: no operation is to blame"
+        2.0, "derived: FP32 with each layer's output rounded once (TTrace's floor) does half of it: no operation is to blame"
     )
     diff_energy_share: float = _limit(0.01, "NUMERICS fact 7, judged by energy: a parameter with less does not move the gradient")
 

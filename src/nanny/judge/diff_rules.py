@@ -13,7 +13,7 @@ from ..diff_records import CallDiff, DiffReport, ErrorStats, GradDiff
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..records import Finding, Severity
-from ..show.numbers import counted, listed, share, short
+from ..show.numbers import counted, deviation, listed, share, short
 
 KEEP_WIDE = "keep this part in FP32: with torch.autocast({device!r}, enabled=False): ... on inputs cast with .float()"
 DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "pow", "linalg_vector_norm", "norm"])
@@ -162,11 +162,11 @@ def _own_error(
     assert own is not None
     target = format_of(report.target)
     if own.rel_l2 >= (own.centred or 0.0) or own.rel_l2 > limit:
-        what = f"its own operations are {share(own.rel_l2)} off on exact inputs"
+        what = f"its own operations are {deviation(own.rel_l2)} off on exact inputs"
     else:
         what = (
-            f"its own operations are only {share(own.rel_l2)} off, but that is {share(own.centred)} of what varies over the "
-            f"batch: a large common part hides it from {target.name}"
+            f"its own operations are only {deviation(own.rel_l2)} off, but that is {deviation(own.centred)} of what varies over "
+            f"the batch: a large common part hides it from {target.name}"
         )
     place = _place(chief)
     also = f"; also {listed(list(others))}" if others else ""
@@ -226,7 +226,7 @@ def _accumulated(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     yield Finding(
         "ERROR_ADDS_UP",
         Severity.INFO if amplified else Severity.WARNING if worst.error.worst < limits.rel_l2_error else Severity.ERROR,
-        f"the output is {share(worst.error.worst)} off; the error passes {share(limit)} first at {first.name}; {reason}",
+        f"the output is {deviation(worst.error.worst)} off; the error passes {share(limit)} first at {first.name}; {reason}",
         hint="keep the residual stream or the recurrent state in FP32, or normalise between the layers",
         site=first.name,
         value=worst.error.worst,
@@ -258,12 +258,13 @@ def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
         return
     worst = max(report.gradients, key=lambda g: g.error.rel_l2 * math.sqrt(g.energy) if g.energy else 0.0)
     source = next((g for g in report.activation_gradients if g.name and g.error.rel_l2 > limit), None)
+    floor = deviation(report.gradient_floor)
     since = f"; in backward order it passes {share(limit)} first at {source.name}" if source else ""
     yield Finding(
         "GRADIENT_ERROR",
         Severity.ERROR if total.rel_l2 >= limits.diff_grad_error else Severity.WARNING,
-        f"the whole gradient is {share(total.rel_l2)} off (rounding each layer once: {share(report.gradient_floor)}), most in "
-        f"{worst.name} ({share(worst.error.rel_l2)}){since}",
+        f"the whole gradient is {deviation(total.rel_l2)} off (rounding each layer once: {floor}), most of it in "
+        f"{worst.name} ({deviation(worst.error.rel_l2)}){since}",
         hint="if no layer is blamed above, keep that part in FP32: autocast off around its forward",
         site=worst.name,
         value=total.rel_l2,
@@ -330,7 +331,7 @@ def _plain_rule(report: DiffReport, rel_warn: float | None, rel_error: float | N
             yield Finding(
                 "REL_ERROR",
                 Severity.ERROR if over_error else Severity.WARNING,
-                f"relative error {share(call.error.rel_l2)}, above the limit of {share(limit)} that was asked for",
+                f"relative error {deviation(call.error.rel_l2)}, above the limit of {share(limit)} that was asked for",
                 site=call.name,
                 value=call.error.rel_l2,
                 limit=limit,

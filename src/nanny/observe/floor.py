@@ -1,69 +1,78 @@
-"""What rounding alone does to a model: FP32, with the inputs and every layer's output moved by at most one unit roundoff.
+"""What rounding alone does to a model: FP32 arithmetic, with weights, inputs and every layer's output rounded to the target once.
 
-A healthy low-precision run differs from FP32 about as much. A model that amplifies such a change, or whose gradients hang on
-ties, would do so in any precision: nothing to blame an operation for.
+A healthy low-precision run differs from FP32 about as much, and flips the same ReLU signs and max-pool ties. What differs more
+happens inside the layers or in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..formats import Format
 from .kept_state import WriteGuard, kept_state
 from .names import float_leaves
 
 
 def rounding_floor(
-    model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], target: Format
+    model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], dtype: torch.dtype, device: str
 ) -> tuple[float | None, float | None]:
     """Relative L2 change of the outputs and of the whole gradient."""
-    exact_outputs, exact_gradient = _run(model, batch, loss_of, None)
-    outputs, gradient = _run(model, batch, loss_of, target)
+    exact_outputs, exact_gradient = _run(model, batch, loss_of, device)
+    args, kwargs = _rounded(batch, dtype)
+    with _rounding(model, dtype):
+        outputs, gradient = _run(model, (args, kwargs), loss_of, device)
     return _change(outputs, exact_outputs), _change(gradient, exact_gradient)
 
 
-def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], target: Format | None) -> tuple[Tensor, Tensor]:
+def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], device: str) -> tuple[Tensor, Tensor]:
     args, kwargs = batch
-    with kept_state(model, batch) as state, WriteGuard(state):
-        handles = _rounding_hooks(model, target) if target is not None else []
-        try:
-            if target is not None:
-                args, kwargs = _rounded((args, kwargs), target, torch.Generator().manual_seed(1))
-            output = model(*args, **kwargs)
-            loss = loss_of(output)
-            if loss is not None:
-                loss.backward()
-            gradients = [p.grad.detach().reshape(-1) for p in model.parameters() if p.grad is not None]
-        finally:
-            for handle in handles:
-                handle.remove()
+    with kept_state(model, batch) as state, WriteGuard(state), torch.autocast(device, enabled=False):
+        output = model(*args, **kwargs)
+        loss = loss_of(output)
+        if loss is not None:
+            loss.backward()
+        gradients = [p.grad.to_dense().reshape(-1).clone() for p in model.parameters() if p.grad is not None]
         outputs = [leaf.detach().reshape(-1).double() for leaf in float_leaves(output)]
     return (torch.cat(outputs) if outputs else torch.zeros(0)), (torch.cat(gradients) if gradients else torch.zeros(0))
 
 
-def _rounding_hooks(model: nn.Module, target: Format) -> list[Any]:
-    generator = torch.Generator().manual_seed(0)  # its own stream: the model's random numbers stay the same
+@contextmanager
+def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Rounded weights, and hooks that round what layers without children return; then as before."""
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        return _rounded(output, target, generator)
+        return _rounded(output, dtype)
 
-    return [m.register_forward_hook(hook) for m in model.modules() if not any(m.children())]
+    handles = [m.register_forward_hook(hook) for m in model.modules() if not any(m.children())]
+    weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+    try:
+        for parameter, value in weights:
+            parameter.data = _rounded(value, dtype)
+        yield
+    finally:
+        for parameter, value in weights:
+            parameter.data = value
+        for handle in handles:
+            handle.remove()
 
 
-def _rounded(value: Any, target: Format, generator: torch.Generator) -> Any:
+def _rounded(value: Any, dtype: torch.dtype) -> Any:
+    """Gradients pass as if nothing had happened; what the type cannot hold stays as it is."""
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             return value
-        noise = torch.rand(value.shape, generator=generator, dtype=torch.float32).to(value.device).mul_(2).sub_(1)
-        return value * noise.mul_(target.unit_roundoff).add_(1).to(value.dtype)
+        exact = value.detach()
+        narrow = exact.to(dtype).to(exact.dtype)
+        moved = torch.where(torch.isfinite(narrow), narrow - exact, torch.zeros_like(exact))
+        return value + moved
     if type(value) in (tuple, list):
-        return type(value)(_rounded(item, target, generator) for item in value)
+        return type(value)(_rounded(item, dtype) for item in value)
     if type(value) is dict:
-        return {key: _rounded(item, target, generator) for key, item in value.items()}
+        return {key: _rounded(item, dtype) for key, item in value.items()}
     return value
 
 

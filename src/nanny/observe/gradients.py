@@ -38,13 +38,18 @@ def parameter_gradients(
                     error=compare(real, twin, target, limits),
                 )
             )
-    squares = sum(g.error.reference_norm**2 for g in out)
-    shared = tuple(replace(g, energy=g.error.reference_norm**2 / squares if squares else 0.0) for g in out)
-    return shared, _totals(out, math.sqrt(squares), scale)
+    return with_totals(out, scale)
+
+
+def with_totals(gradients: list[GradDiff], scale: float) -> tuple[tuple[GradDiff, ...], GradTotals]:
+    """Each gradient with its share of the whole, and the whole."""
+    squares = sum(g.error.reference_norm**2 for g in gradients)
+    shared = tuple(replace(g, energy=g.error.reference_norm**2 / squares if squares else 0.0) for g in gradients)
+    return shared, _totals(gradients, math.sqrt(squares), scale)
 
 
 def _totals(gradients: list[GradDiff], size: float, scale: float) -> GradTotals:
-    """The whole gradient, from the norms of its parts: error, target and reference are the sides of a triangle."""
+    """From the norms of the parts: error, target and reference are the sides of a triangle."""
     errors = [g.error.rel_l2 * g.error.reference_norm if g.error.reference_norm else g.error.norm for g in gradients]
     error = math.sqrt(sum(e * e for e in errors))
     norm = math.sqrt(sum(g.error.norm**2 for g in gradients))

@@ -24,6 +24,8 @@ class KeptState:
         self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
         tensors = [*model.parameters(), *model.buffers(), *_leaves(inputs)]
         self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
+        generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
+        self._generators = [(g, g.get_state()) for g in generators]
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._names = {id(p): name for name, p in model.named_parameters()}
 
@@ -46,6 +48,8 @@ class KeptState:
                 whole.copy_(copy)
             for parameter, grad in self._grads:
                 parameter.grad = grad
+        for generator, stand in self._generators:
+            generator.set_state(stand)
         for module, attributes, contents in self._attributes:
             _restore(vars(module), attributes)
             for value, content in contents:

@@ -3,53 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..diff_records import Failure, GradDiff, GradTotals
-from ..formats import Format
-from ..limits import Limits
+from ..diff_records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpFault
 from ..records import NannyError
-from .gradients import parameter_gradients
-from .kept_state import KeptState, WriteGuard, kept_state
-from .names import float_leaves
+from .diff_settings import Settings, loss_of
+from .gradients import parameter_gradients, with_totals
+from .kept_state import KeptState, kept_state
 from .pairs import PairWatcher
 from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
+from .separate_runs import separate_run
 from .shadow import CarriedShadows
 
 FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
 
 
 @dataclass(frozen=True)
-class Settings:
-    target: Format
-    reference: str
-    policy: str
-    backward: bool
-    own: bool  # measure each layer's own error
-    loss_fn: Callable[..., Any] | None
-    loss_scale: float | None
-    limits: Limits
-    wide: tuple[str, ...] = ()  # modules to keep in FP32
-    look_for_faults: bool = False  # the operations that make NaN and Inf: a pass over every result
-
-
-@dataclass(frozen=True)
 class Pass:
     """One batch, measured."""
 
-    watcher: PairWatcher
+    calls: Sequence[CallDiff]
+    activation_gradients: Sequence[GradDiff]
     gradients: tuple[GradDiff, ...]
     total: GradTotals | None
     loss: float | None
     reference_loss: float | None
-    reseeds: dict[str, int]
     notes: tuple[str, ...]
+    reseeds: Mapping[str, int] = field(default_factory=dict)
+    flips: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    operations: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    integers: Mapping[tuple[str, str], IntegerLoss] = field(default_factory=dict)
+    faults: Mapping[str, OpFault] = field(default_factory=dict)
+    mixes: Mapping[str, Mix] = field(default_factory=dict)
 
 
 def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings, device: str) -> Pass | Failure:
@@ -76,7 +67,7 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings, dev
 
 
 def _overflowed_in_backward(outcome: Pass) -> bool:
-    forward = any(call.error.spoiled for call in outcome.watcher.calls) or not math.isfinite(outcome.loss or 0.0)
+    forward = any(call.error.spoiled for call in outcome.calls) or not math.isfinite(outcome.loss or 0.0)
     return not forward and any(g.error.spoiled for g in outcome.gradients)
 
 
@@ -111,33 +102,12 @@ def _one_pass(
         else:
             return _measured(model, watcher, shadows, loss, scale, settings, [*_notes(state), *([note] if note else [])])
     assert error is not None
-    return _failure(model, batch, target, watcher, error, settings)
+    return _without_shadows(model, batch, target, watcher, error, settings, device, scale)
 
 
 def _notes(state: KeptState) -> list[str]:
     written = state.written_parameters
     return [f"the forward pass writes into the parameter {written[0]}; it was put back"] if written else []
-
-
-def loss_of(output: Any, target: Any, settings: Settings) -> tuple[Tensor | None, str]:
-    """The loss to go backward from: the user's, the model's own, or a fixed mix of its outputs."""
-    if settings.loss_fn is not None:
-        loss = settings.loss_fn(output) if target is None else settings.loss_fn(output, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise NannyError("loss_fn must return a tensor with a single number")
-        return (loss, "") if loss.requires_grad else (None, "the loss does not depend on any parameter; no backward pass")
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
-        return own, "backward from the loss that the model returns"
-    leaves = [t for t in float_leaves(output) if t.requires_grad]
-    if not leaves:
-        return None, "the output does not depend on any parameter; no backward pass"
-    generator = torch.Generator().manual_seed(0)
-    parts = []
-    for leaf in leaves:
-        weights = torch.randn(leaf.shape, generator=generator).to(leaf.device)
-        parts.append((leaf.float() * weights).mean())
-    return torch.stack(parts).sum(), "no loss_fn: gradients are of a fixed random mix of the outputs; give the loss for real ones"
 
 
 def _measured(
@@ -154,35 +124,63 @@ def _measured(
     if loss is not None:
         gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits)
     return Pass(
-        watcher=watcher,
+        calls=watcher.calls,
+        activation_gradients=watcher.gradients,
         gradients=gradients,
         total=total,
         loss=None if loss is None else float(loss.detach()),
         reference_loss=None if loss is None else float(shadows.twin(loss).detach()),
-        reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
         notes=tuple(notes),
+        reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
+        flips=watcher.flips,
+        operations=watcher.operations,
+        integers=watcher.integers,
+        faults=watcher.faults,
+        mixes=watcher.mixes,
     )
 
 
-def _failure(
-    model: nn.Module, batch: Any, target: Any, watcher: PairWatcher, error: Exception, settings: Settings
-) -> Failure:
-    """What the model raised, if it does so in the target precision only."""
+def _without_shadows(
+    model: nn.Module,
+    batch: Any,
+    target: Any,
+    watcher: PairWatcher,
+    error: Exception,
+    settings: Settings,
+    device: str,
+    scale: float,
+) -> Pass | Failure:
+    """The target run raised. In FP32 too: bad input. Without shadows too: a result. Else the runs come one after the other."""
     if isinstance(error, NannyError):
         raise error
-    args, kwargs = batch
-    where = watcher.failed_at or "the model's own forward"
-    said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
     try:
-        with kept_state(model, (batch, target)) as state, WriteGuard(state), torch.set_grad_enabled(settings.backward):
-            output = model(*args, **kwargs)
-            if settings.backward:
-                loss_of(output, target, settings)
+        with separate_run(model, batch, target, settings, device, scale, low=False) as reference:
+            pass
     except Exception as again:
+        where = watcher.failed_at or "the model's own forward"
         raise NannyError(
             f"the model raises in FP32 too, so the sample input does not fit it ({type(again).__name__} in {where}: "
-            f"{str(again).strip().partition(chr(10))[0]}); save an input that model(input) accepts"
+            f"{_first_line(again)}); save an input that model(input) accepts"
         ) from again
-    return Failure("target", watcher.failed_at or "", said)
+    try:
+        with separate_run(model, batch, target, settings, device, scale, low=True) as low:
+            calls, activation_gradients, gradients = low.beside(reference)
+    except Exception as again:  # noqa: BLE001 - the user's model may raise anything, and that is a result
+        return Failure("target", watcher.failed_at or "", f"{type(again).__name__}: {_first_line(again)}")
+    shared, total = with_totals(gradients, scale)
+    return Pass(
+        calls=calls,
+        activation_gradients=activation_gradients,
+        gradients=shared,
+        total=total if settings.backward else None,
+        loss=low.loss,
+        reference_loss=reference.loss,
+        notes=(
+            f"the two precisions could not run in one pass ({type(error).__name__}: {_first_line(error)}); they ran one after "
+            f"the other, matched by module and call: own errors, flips and the table of operations are missing",
+        ),
+    )
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -18,6 +18,7 @@ from ..diff_records import CallDiff, ErrorStats, GradDiff, IntegerLoss, Mix, OpF
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..measure.errors import compare, contribution_ratio, dimension_errors
+from ..records import NannyError
 from .names import float_leaves, short_dtype
 from .shadow import LOW, CarriedShadows, Operation, aside, in_backward
 
@@ -58,6 +59,8 @@ class PairWatcher:
     def watching(self, model: nn.Module, shadows: CarriedShadows) -> Iterator[None]:
         self.shadows = shadows
         handles: list[Any] = []
+        if type(model).__name__ == "RecursiveScriptModule":
+            raise NannyError("the model is a ScriptModule, which cannot be watched; give the Python module it was made from")
         try:
             for name, module in model.named_modules():
                 handles.append(module.register_forward_pre_hook(partial(self._before, name)))

@@ -112,7 +112,7 @@ def kept_wide(model: nn.Module, sites: Collection[str], device: str) -> Iterator
 
 
 @contextmanager
-def cast_model(model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows) -> Iterator[None]:
+def cast_model(model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows | None) -> Iterator[None]:
     """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before."""
     owners = [p for p in model.parameters() if p.dtype in (torch.float32, torch.float64)]
     buffers = [(m, n, b) for m in model.modules() for n, b in m._buffers.items() if b is not None and b.is_floating_point()]
@@ -120,10 +120,12 @@ def cast_model(model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows) ->
     try:
         for parameter, wide in zip(owners, before):
             parameter.data = wide.to(dtype)
-            shadows.adopt(parameter, wide)
+            if shadows is not None:
+                shadows.adopt(parameter, wide)
         for module, name, buffer in buffers:
-            module._buffers[name] = buffer.to(dtype)
-            shadows.adopt(module._buffers[name], buffer)  # type: ignore[arg-type]
+            low = module._buffers[name] = buffer.to(dtype)
+            if shadows is not None:
+                shadows.adopt(low, buffer)
         yield
     finally:
         for parameter, wide in zip(owners, before):
@@ -133,12 +135,13 @@ def cast_model(model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows) ->
             module._buffers[name] = buffer
 
 
-def cast_inputs(value: Any, dtype: torch.dtype, shadows: CarriedShadows) -> Any:
+def cast_inputs(value: Any, dtype: torch.dtype, shadows: CarriedShadows | None) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in (torch.float32, torch.float64):
             return value
         low = value.to(dtype)
-        shadows.adopt(low, value)
+        if shadows is not None:
+            shadows.adopt(low, value)
         return low
     if isinstance(value, (tuple, list)):
         return type(value)(cast_inputs(item, dtype, shadows) for item in value)

@@ -10,7 +10,7 @@ from ..diff_records import CallDiff, DiffReport, GradDiff
 from ..limits import Limits
 from ..records import Severity
 from .findings import render_text
-from .numbers import counted, share, short
+from .numbers import counted, deviation, share, short
 from .tables import Column, Table, table_text
 from .term import DEFAULT_WIDTH, painted
 
@@ -54,12 +54,12 @@ def _head(report: DiffReport, colour: bool) -> str:
         f"{counted(report.batches, 'batch', 'batches')}",
     ]
     for out in report.outputs:
-        lines.append(f"output    {_error(out.error.rel_l2)} off; at this depth rounding explains about {share(report.floor)}")
+        lines.append(f"output    {deviation(out.error.rel_l2)} off; at this depth rounding explains about {share(report.floor)}")
     if report.loss is not None and report.reference_loss is not None:
         lines.append(f"loss      {short(report.loss, 6)}, {report.reference} {short(report.reference_loss, 6)}")
     if report.total is not None:
         scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
-        lines.append(f"gradient  {_error(report.total.rel_l2)} off as a whole{scale}")
+        lines.append(f"gradient  {deviation(report.total.rel_l2)} off as a whole{scale}")
     return "\n".join(lines)
 
 
@@ -69,18 +69,14 @@ def _advice(report: DiffReport) -> str:
         return ""
     if not advice.wide:
         told = "nothing needs to stay wide" if advice.reached else "no set of modules was found that brings it there"
-        return f"advice    the output is {_error(advice.before)} off, the goal is {share(advice.goal)}: {told}"
+        return f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
     reached = "" if advice.reached else ", which does not reach the goal"
     lines = [
         f"advice    keep {', '.join(advice.wide)} in FP32 ({share(advice.parameter_share)} of the parameters): the output error "
-        f"falls from {_error(advice.before)} to {_error(advice.after)}, goal {share(advice.goal)}{reached}",
+        f"falls from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}",
         f"          confirmed by {counted(advice.runs, 'run')}; write",
     ]
     return "\n".join([*lines, *(f"            {line}" for line in advice.code.splitlines())])
-
-
-def _error(value: float | None) -> str:
-    return "-" if value is None else "Inf" if value == float("inf") else share(value)
 
 
 def _bad(call: CallDiff | GradDiff) -> str:
@@ -94,10 +90,10 @@ def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> st
         Column("site", "module", elastic=True),
         Column("dtype"),
         Column("shape"),
-        Column("error", "error", _error),
-        Column("own", "own", _error),
-        Column("inherited", "inherited", _error),
-        Column("centred", "centred", _error),
+        Column("error", "error", deviation),
+        Column("own", "own", deviation),
+        Column("inherited", "inherited", deviation),
+        Column("centred", "centred", deviation),
         Column("max_abs", "max abs"),
         Column("cosine", "1-cos"),
         Column("ulps", "ulp p50/p99"),
@@ -135,8 +131,8 @@ def _gradients(report: DiffReport, width: int, colour: bool) -> str:
     columns = (
         Column("name", "gradient of", elastic=True),
         Column("dtype"),
-        Column("error", "error", _error),
-        Column("energy", "share of gradient", _error),
+        Column("error", "error", deviation),
+        Column("energy", "share of gradient", deviation),
         Column("norm", f"{report.reference} norm"),
         Column("cosine", "1-cos"),
         Column("bad", ""),

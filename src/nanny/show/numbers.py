@@ -39,6 +39,13 @@ def share(fraction: float | None) -> str:
     return f"{percent:.3g} %"
 
 
+def deviation(error: float | None) -> str:
+    """A relative error: in percent, and as a multiple where percent would be hard to read."""
+    if error is None or not 10 <= abs(error) < math.inf:
+        return "Inf" if error == math.inf else share(error)
+    return f"{short(error)}-fold"
+
+
 def power_of_two(value: float) -> str:
     """`2**16` for 65536; other values as they are."""
     if value > 0 and math.isfinite(value) and math.frexp(value)[0] == 0.5:

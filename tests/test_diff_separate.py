@@ -1,0 +1,65 @@
+"""Two runs one after the other: the cross-check of carried shadows, and what is left when they cannot follow a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diff_gallery import HEALTHY
+from torch import nn
+
+import nanny
+from nanny.formats import BF16
+from nanny.limits import Limits
+from nanny.observe.diff_settings import Settings
+from nanny.observe.separate_runs import separate_run
+
+
+@pytest.mark.parametrize("policy", ["native", "cuda", "full"])
+@pytest.mark.parametrize("name", ["transformer", "convnet", "vision", "variational"])
+def test_carried_shadows_find_the_same_errors_as_two_separate_runs(name, policy):
+    torch.manual_seed(0)
+    model, x, loss, y = HEALTHY[name]()
+    settings = Settings(BF16, "fp32", policy, True, False, loss, None, Limits())
+    with separate_run(model, ((x,), {}), y, settings, "cpu", 1.0, low=False) as reference:
+        pass
+    with separate_run(model, ((x,), {}), y, settings, "cpu", 1.0, low=True) as low:
+        calls, activations, parameters = low.beside(reference)
+    report = nanny.auto_diff(model, x, "bf16", loss_fn=loss, target=y, policy=policy)
+    assert (report.loss, report.reference_loss) == (low.loss, reference.loss)
+    shadowed = {(c.site, c.call): c.error.rel_l2 for c in report.calls}
+    separate = {(c.site, c.call): c.error.rel_l2 for c in calls}
+    if name == "variational":  # its output has several tensors: shadows tell the worst, separate runs the first
+        del shadowed[("", 0)], separate[("", 0)]
+    assert shadowed == pytest.approx(separate, rel=1e-6)
+    assert {g.name: g.error.rel_l2 for g in report.gradients} == pytest.approx(
+        {g.name: g.error.rel_l2 for g in parameters}, rel=1e-5
+    )
+    assert len(activations) >= len(report.activation_gradients)
+
+
+@torch.library.custom_op("nanny_tests::only_low", mutates_args=())
+def only_low(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.float32:
+        raise KeyError("float32 is not in my table")
+    return x * 2
+
+
+@only_low.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class OwnKernel(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.dtype == torch.float32 else only_low(x)
+
+
+def test_a_model_that_shadows_cannot_follow_is_run_twice_and_told():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), OwnKernel(), nn.Linear(8, 2))
+    report = nanny.auto_diff(model, torch.randn(4, 8), "bf16", backward=False)
+    assert report.failure is None
+    assert [c.name for c in report.calls] == ["0", "1", "2", "(model)"]
+    assert 0 < report.outputs[0].error.rel_l2 < 0.02
+    assert any("could not run in one pass (KeyError" in note for note in report.notes)
+    assert not report.findings
