@@ -141,7 +141,7 @@ class Limits:
         0.25, "NUMERICS fact 6: offset faults give 150 % and more; pooled noise in a healthy CNN gives 10 % of so small a variation"
     )
     diff_grad_warn: float = _limit(
-        0.05, "NUMERICS fact 7: most real faults give more than 5 %; small healthy CNNs reach 8 % by ties, see diff_floor_times"
+        0.10, "NUMERICS fact 7: real faults give more than 5 %; but in 430 runs of small healthy nets ReLU flips gave up to 8 %"
     )
     diff_grad_error: float = _limit(0.5, "derived: a gradient that is half noise")
     diff_flip_warn: float = _limit(0.01, "NUMERICS 2, row 29: more than 1 % of decisions differ from the FP32 ones")

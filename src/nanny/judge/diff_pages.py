@@ -77,7 +77,7 @@ PAGES: dict[str, tuple[Severity, str]] = {
         Severity.WARNING,
         """The whole gradient is far from the reference gradient.
 
-        Why: it is off by more than 5 %, and by more than twice what rounding each layer's output once does to this model (ReLU
+        Why: it is off by more than 10 %, and by more than twice what rounding each layer's output once does to this model (ReLU
         signs and max-pool ties flip in health).
 
         Fix: see the layer that is blamed; if there is none, keep the named part in FP32.

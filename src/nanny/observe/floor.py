@@ -1,4 +1,4 @@
-"""What rounding alone does to a model: FP32 arithmetic, with weights, inputs and every layer's output rounded to the target once.
+"""What rounding alone does to a model: FP32 arithmetic, with weights and all that layers take and return rounded to the target.
 
 A healthy low-precision run differs from FP32 about as much, and flips the same ReLU signs and max-pool ties. What differs more
 happens inside the layers or in the backward pass.
@@ -42,12 +42,17 @@ def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], 
 
 @contextmanager
 def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Rounded weights, and hooks that round what layers without children return; then as before."""
+    """Rounded weights, and hooks that round what layers without children take and return; then as before."""
 
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+    def before(module: nn.Module, args: Any) -> Any:
+        return _rounded(args, dtype)
+
+    def after(module: nn.Module, args: Any, output: Any) -> Any:
         return _rounded(output, dtype)
 
-    handles = [m.register_forward_hook(hook) for m in model.modules() if not any(m.children())]
+    layers = [m for m in model.modules() if not any(m.children())]
+    handles: list[Any] = [m.register_forward_pre_hook(before) for m in layers]
+    handles += [m.register_forward_hook(after) for m in layers]
     weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
     try:
         for parameter, value in weights:
