@@ -138,7 +138,7 @@ class Limits:
 
     # a model beside its FP32 self
     diff_centred_warn: float = _limit(
-        0.25, "NUMERICS fact 6: offset faults give 150 % and more; pooled noise in a healthy CNN gives 10 % of so small a variation"
+        0.25, "NUMERICS fact 6: offset faults give 150 % and more; noise pooled by a healthy CNN varies little and gives 10 %"
     )
     diff_grad_warn: float = _limit(
         0.10, "NUMERICS fact 7: real faults give more than 5 %; but in 430 runs of small healthy nets ReLU flips gave up to 8 %"

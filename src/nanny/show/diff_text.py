@@ -31,7 +31,7 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
         _dimensions(report),
         _mixes(report),
         _flips(report),
-        _operations(report, width),
+        _operations_by_module(report, width) if every_call else _operations(report, width),
         _notes(report, width),
     ]
     return "\n\n".join(section for section in sections if section)
@@ -198,8 +198,14 @@ def _operations(report: DiffReport, width: int) -> str:
         totals[op] += count
     rows = [(op, *(by_type.get((op, dtype)) for dtype in dtypes)) for op, _ in totals.most_common()]
     columns = (Column("operation"), *(Column(dtype) for dtype in dtypes))
-    title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module in the JSON)"
+    title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module with --all)"
     return table_text(Table(columns, rows, title, MOST_OPERATIONS, "operations"), width)
+
+
+def _operations_by_module(report: DiffReport, width: int) -> str:
+    rows = [(use.site or "(model)", use.op, use.dtype, use.count) for use in report.operations if use.op not in COMPUTES_NOTHING]
+    columns = (Column("module", elastic=True), Column("operation"), Column("dtype"), Column("calls"))
+    return table_text(Table(columns, rows, f"what the {report.policy} policy ran in which type"), width) if rows else ""
 
 
 def _notes(report: DiffReport, width: int) -> str:
