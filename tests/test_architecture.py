@@ -11,10 +11,23 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "nanny"
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-LIGHT = ("records", "tensor_records", "limits", "formats", "judge", "store", "show", "check", "queries", "cli")
+LIGHT = (
+    "records",
+    "tensor_records",
+    "diff_records",
+    "limits",
+    "formats",
+    "optable",
+    "judge",
+    "store",
+    "show",
+    "check",
+    "queries",
+    "cli",
+)
 VERBS = ("observe", "measure", "judge", "store", "show")
 FEATURES = ("check", "queries", "query", "tensor", "monitor", "run", "rule", "doctor", "demo")
-CORE = ("records", "tensor_records", "limits", "formats", *VERBS)
+CORE = ("records", "tensor_records", "diff_records", "limits", "formats", "optable", *VERBS)
 
 
 def modules(*tops: str) -> list[Path]:

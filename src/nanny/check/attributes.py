@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 from ..formats import FORMATS
+from ..optable import DTYPES, TENSOR_TYPES
 from . import calls
-from .optable import DTYPES, TENSOR_TYPES
 from .source import ClassInfo, dotted
 from .trace import Frame
 from .values import NOTHING, UNKNOWN, Thing, Value, constant, join, tensor

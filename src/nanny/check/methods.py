@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from . import calls, statements
 from .dtypes import on_device, result
-from .optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
 from .trace import Frame

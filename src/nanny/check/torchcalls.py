@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from ..optable import ALIASES, CONTAINERS, CREATES
 from . import attributes, calls, expressions, methods
 from .dtypes import result
-from .optable import ALIASES, CONTAINERS, CREATES
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .source import dotted
 from .trace import Frame

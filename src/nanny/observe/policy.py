@@ -1,6 +1,6 @@
 """Which precision each operation runs in: the device's own autocast, the CUDA lists on a CPU, or a plain cast of the model.
 
-On a CPU, `policy="cuda"` replaces the CPU's autocast kernels by ones that follow the CUDA lists (`check.optable`) while the
+On a CPU, `policy="cuda"` replaces the CPU's autocast kernels by ones that follow the CUDA lists (`optable`) while the
 context is open; they sit where autocast sits, so composed functions, losses and backward behave as on a GPU. What a GPU's
 kernels compute inside one operation is not imitated.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..check import optable
+from .. import optable
 from ..records import NannyError
 from .shadow import CarriedShadows
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...formats import BF16, FP16, Format
+from ...optable import SHAPE
 from ...records import Severity
-from ..optable import SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 from ..values import HALF, Value, ancestors, constant

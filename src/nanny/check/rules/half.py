@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from ...formats import FP16
+from ...optable import LOSSES, NORM_LAYERS, SHAPE
 from ...records import Severity
-from ..optable import LOSSES, NORM_LAYERS, SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
 from ..training import half_parameters, has_master_copy, is_trained, trains_after
