@@ -20,9 +20,9 @@ def test_carried_shadows_find_the_same_errors_as_two_separate_runs(name, policy)
     torch.manual_seed(0)
     model, x, loss, y = HEALTHY[name]()
     settings = Settings(BF16, "fp32", policy, True, False, loss, None, Limits())
-    with separate_run(model, ((x,), {}), y, settings, "cpu", 1.0, low=False) as reference:
+    with separate_run(model, ((x,), {}), y, settings, 1.0, low=False) as reference:
         pass
-    with separate_run(model, ((x,), {}), y, settings, "cpu", 1.0, low=True) as low:
+    with separate_run(model, ((x,), {}), y, settings, 1.0, low=True) as low:
         calls, activations, parameters = low.beside(reference)
     report = nanny.auto_diff(model, x, "bf16", loss_fn=loss, target=y, policy=policy)
     assert (report.loss, report.reference_loss) == (low.loss, reference.loss)

@@ -28,7 +28,7 @@ def find_advice(
         nonlocal runs
         runs += 1
         lean = replace(settings, wide=tuple(wide), backward=False, own=False)
-        outcome = run_batch(model, batch, target, lean, report.device)
+        outcome = run_batch(model, batch, target, lean)
         return math.inf if isinstance(outcome, Failure) else output_error(outcome.calls, report, settings.limits)
 
     before = output_error(report.calls, report, settings.limits)

@@ -63,13 +63,9 @@ def auto_diff(
     and is faster. `advise`: also look for the modules to keep in FP32 so that the output error falls below this number (True:
     below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
     """
-    import torch
-
-    from .observe.diff_settings import Settings, loss_of
+    from .observe.diff_settings import Settings
     from .observe.names import unwrapped
-    from .observe.paired_run import run_batch
 
-    chosen = target_format(target_dtype)
     if reference not in REFERENCES:
         raise NannyError(f"unknown reference {reference!r}; use one of: {', '.join(REFERENCES)}")
     if policy not in POLICIES:
@@ -77,52 +73,67 @@ def auto_diff(
     if advise and (policy == "full" or not own):
         raise NannyError("the advisor needs each layer's own error and autocast regions; leave out policy='full' and own=False")
     device = device_of(model)
+    settings = Settings(
+        target_format(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits or Limits(), device=device
+    )
     batches = as_batches(sample_input)
-    targets = as_targets(target, sample_input, len(batches))
-    settings = Settings(chosen, reference, policy, backward, own, loss_fn, loss_scale, limits or Limits())
+    samples = list(zip(batches, as_targets(target, sample_input, len(batches))))
+    inner = unwrapped(model)
+    report = _run_batches(inner, samples, settings, progress)
+    if needs_floor(report, settings.limits):
+        report = _with_floor(inner, *samples[0], settings, report)
+    if advise and report.failure is None:
+        from .advisor import find_advice
+
+        goal = warn_limit(report, settings.limits) if advise is True else float(advise)
+        report = replace(report, advice=find_advice(inner, *samples[0], settings, report, goal))
+    return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
+
+
+def _run_batches(
+    model: nn.Module, samples: Sequence[tuple[Any, Any]], settings: Settings, progress: Callable[[int, int], None] | None
+) -> DiffReport:
+    """All batches, or those that were done before an interrupt or a failure."""
+    from .observe.paired_run import run_batch
+
     passes: list[Pass] = []
     failure: Failure | None = None
     faults: tuple[OpFault, ...] = ()
     notes: list[str] = []
-    for number, (batch, wanted) in enumerate(zip(batches, targets)):
+    for number, (batch, target) in enumerate(samples):
         if progress is not None:
-            progress(number, len(batches))
+            progress(number, len(samples))
         try:
-            outcome = run_batch(unwrapped(model), batch, wanted, settings, device)
+            outcome = run_batch(model, batch, target, settings)
         except KeyboardInterrupt:
             if not passes:
                 raise
-            notes.append(f"interrupted after {number} of {len(batches)} batches; the numbers are of those")
+            notes.append(f"interrupted after {number} of {len(samples)} batches; the numbers are of those")
             break
         if isinstance(outcome, Failure):
             failure = outcome
             break
         passes.append(outcome)
         if any(call.error.spoiled for call in outcome.calls) and not faults:
-            again = run_batch(
-                unwrapped(model), batch, wanted, replace(settings, backward=False, own=False, look_for_faults=True), device
-            )
+            again = run_batch(model, batch, target, replace(settings, backward=False, own=False, look_for_faults=True))
             faults = () if isinstance(again, Failure) else tuple(again.faults.values())
     if failure is None and not any(p.calls for p in passes):
         raise NannyError("the model returns no floating-point numbers for this input, so there is nothing to compare")
-    report = replace(_report(model, settings, device, passes, failure, notes), faults=faults)
-    if needs_floor(report, settings.limits):
-        from .observe.floor import rounding_floor
+    return replace(_report(model, settings, passes, failure, notes), faults=faults)
 
-        output_floor, gradient_floor = rounding_floor(
-            unwrapped(model),
-            batches[0],
-            lambda output: loss_of(output, targets[0], settings)[0] if backward else None,
-            getattr(torch, chosen.torch_name),
-            device,
-        )
-        report = replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
-    if advise and failure is None:
-        from .advisor import find_advice
 
-        goal = warn_limit(report, settings.limits) if advise is True else float(advise)
-        report = replace(report, advice=find_advice(unwrapped(model), batches[0], targets[0], settings, report, goal))
-    return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
+def _with_floor(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:
+    import torch
+
+    from .observe.diff_settings import loss_of
+    from .observe.floor import rounding_floor
+
+    def loss(output: Any) -> torch.Tensor | None:
+        return loss_of(output, target, settings)[0] if settings.backward else None
+
+    dtype = getattr(torch, settings.target.torch_name)
+    output_floor, gradient_floor = rounding_floor(model, batch, loss, dtype, settings.device)
+    return replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
 
 
 def target_format(dtype: object) -> Format:
@@ -174,7 +185,7 @@ def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
 
 
 def _report(
-    model: nn.Module, settings: Settings, device: str, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
+    model: nn.Module, settings: Settings, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
 ) -> DiffReport:
     calls = _worst_calls([p.calls for p in passes])
     leaves = [c for c in calls if not any(d.site.startswith(f"{c.site}." if c.site else "") and d.site != c.site for d in calls)]
@@ -183,7 +194,7 @@ def _report(
         target=settings.target.name,
         reference=settings.reference,
         policy=settings.policy,
-        device=device,
+        device=settings.device,
         training=model.training,
         batches=len(passes),
         calls=calls,

@@ -25,6 +25,7 @@ class Settings:
     loss_fn: Callable[..., Any] | None
     loss_scale: float | None
     limits: Limits
+    device: str = "cpu"  # type of the device that the model is on
     wide: tuple[str, ...] = ()  # modules to keep in FP32
     look_for_faults: bool = False  # the operations that make NaN and Inf: a pass over every result
 

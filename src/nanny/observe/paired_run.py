@@ -43,7 +43,7 @@ class Pass:
     mixes: Mapping[str, Mix] = field(default_factory=dict)
 
 
-def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings, device: str) -> Pass | Failure:
+def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> Pass | Failure:
     """One pass; again with a smaller loss scale if fp16 gradients overflow, or without oneDNN if it lacks a kernel."""
     scales = (1.0,) if settings.target.name != "fp16" else FP16_SCALES
     if settings.loss_scale is not None:
@@ -51,10 +51,10 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings, dev
     did_without = False
     outcome: Pass | Failure | None = None
     for scale in scales:
-        outcome = _one_pass(model, batch, target, settings, device, scale, nullcontext())
+        outcome = _one_pass(model, batch, target, settings, scale, nullcontext())
         if isinstance(outcome, Failure) and "primitive" in outcome.message:
             did_without = True
-            outcome = _one_pass(model, batch, target, settings, device, scale, without_onednn())
+            outcome = _one_pass(model, batch, target, settings, scale, without_onednn())
         if isinstance(outcome, Failure) or not _overflowed_in_backward(outcome):
             break
     assert outcome is not None
@@ -72,7 +72,7 @@ def _overflowed_in_backward(outcome: Pass) -> bool:
 
 
 def _one_pass(
-    model: nn.Module, batch: Any, target: Any, settings: Settings, device: str, scale: float, kernels: AbstractContextManager[Any]
+    model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, kernels: AbstractContextManager[Any]
 ) -> Pass | Failure:
     dtype = getattr(torch, settings.target.torch_name)
     watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.look_for_faults)
@@ -85,13 +85,13 @@ def _one_pass(
         shadows = CarriedShadows(wide, on_op=watcher.on_op, own=settings.own, before_write=state.before_write)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(model, shadows))
-        stack.enter_context(kept_wide(model, settings.wide, device))
+        stack.enter_context(kept_wide(model, settings.wide, settings.device))
         if settings.policy == "full":
             stack.enter_context(cast_model(model, dtype, shadows))
             args, kwargs = cast_inputs((args, kwargs), dtype, shadows)
         stack.enter_context(torch.set_grad_enabled(settings.backward))
         try:
-            with shadows, precision(settings.policy, dtype, device):
+            with shadows, precision(settings.policy, dtype, settings.device):
                 output = model(*args, **kwargs)
                 loss, note = loss_of(output, target, settings) if settings.backward else (None, "")
             if loss is not None:
@@ -102,7 +102,7 @@ def _one_pass(
         else:
             return _measured(model, watcher, shadows, loss, scale, settings, [*_notes(state), *([note] if note else [])])
     assert error is not None
-    return _without_shadows(model, batch, target, watcher, error, settings, device, scale)
+    return _without_shadows(model, batch, target, watcher, error, settings, scale)
 
 
 def _notes(state: KeptState) -> list[str]:
@@ -147,14 +147,13 @@ def _without_shadows(
     watcher: PairWatcher,
     error: Exception,
     settings: Settings,
-    device: str,
     scale: float,
 ) -> Pass | Failure:
     """The target run raised. In FP32 too: bad input. Without shadows too: a result. Else the runs come one after the other."""
     if isinstance(error, NannyError):
         raise error
     try:
-        with separate_run(model, batch, target, settings, device, scale, low=False) as reference:
+        with separate_run(model, batch, target, settings, scale, low=False) as reference:
             pass
     except Exception as again:
         where = watcher.failed_at or "the model's own forward"
@@ -163,7 +162,7 @@ def _without_shadows(
             f"{_first_line(again)}); save an input that model(input) accepts"
         ) from again
     try:
-        with separate_run(model, batch, target, settings, device, scale, low=True) as low:
+        with separate_run(model, batch, target, settings, scale, low=True) as low:
             calls, activation_gradients, gradients = low.beside(reference)
     except Exception as again:  # noqa: BLE001 - the user's model may raise anything, and that is a result
         return Failure("target", watcher.failed_at or "", f"{type(again).__name__}: {_first_line(again)}")

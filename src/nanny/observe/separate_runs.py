@@ -89,7 +89,7 @@ class Run:
 
 @contextmanager
 def separate_run(
-    model: nn.Module, batch: Any, target: Any, settings: Settings, device: str, scale: float, *, low: bool
+    model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, *, low: bool
 ) -> Iterator[Run]:
     """One run in the target precision (`low`) or in FP32; the model is put back when the context ends."""
     dtype = getattr(torch, settings.target.torch_name)
@@ -104,7 +104,7 @@ def separate_run(
         for name, module in model.named_modules():
             stack.callback(module.register_forward_hook(partial(run.hook, name)).remove)
         stack.enter_context(torch.set_grad_enabled(settings.backward))
-        with precision(settings.policy, dtype, device) if low else torch.autocast(device, enabled=False):
+        with precision(settings.policy, dtype, settings.device) if low else torch.autocast(settings.device, enabled=False):
             output = model(*args, **kwargs)
             loss = loss_of(output, target, settings)[0] if settings.backward else None
         if loss is not None:
