@@ -66,16 +66,10 @@ def _count(lines: list[Tensor]) -> Tensor:
     if lines[0].dtype == torch.float64:
         return torch.stack([_tally(_bins64(line), HISTOGRAM_BINS) for line in lines])
     values = torch.cat([line.float() for line in lines]) if len(lines) > 1 else lines[0].to(torch.float32, copy=True)
-    lengths = [line.numel() for line in lines]
-    zeros = torch.stack([part.numel() - part.count_nonzero() for part in values.split(lengths)])
-    # the biased exponent; in place, because fresh memory costs more than the arithmetic
-    biased = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23)
-    counts = torch.stack([_tally(part, 256) for part in biased.split(lengths)])
-    out = counts.new_zeros(len(lines), HISTOGRAM_BINS)
-    out[:, BELOW_BIN : NONFINITE_BIN + 1] = counts
-    out[:, ZERO_BIN] = zeros
-    out[:, BELOW_BIN] -= zeros
-    return out
+    # zero is bin 0, and any other value one above its biased exponent; in place, because fresh memory costs more than arithmetic
+    present = values != 0
+    bins = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23).add_(present)
+    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in bins.split([line.numel() for line in lines])])
 
 
 def _bins64(values: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from . import events
 from .autopsy import examine
 from .capture import GradientRead, StepCapture
 from .names import parts_of, root_name, short_dtype
-from .trace import StepTrace, Suspect
+from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
 from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
@@ -151,7 +151,7 @@ class Recorder:
 
     def _measure_weights(self) -> None:
         assert self.capture is not None
-        rows = RowBuffer()
+        rows = RowBuffer(HISTOGRAM_SAMPLE)
         sites = []
         for key, name in self.parameters.items():
             p = self._owners[key]()
@@ -197,7 +197,7 @@ class Recorder:
             grads = [g for _, g in found]
             sites = [(name, short_dtype(g.dtype), tuple(g.shape)) for name, g in found]
             if capture.traced:
-                rows = RowBuffer()
+                rows = RowBuffer(HISTOGRAM_SAMPLE)
                 for g in grads:
                     rows.add(g, histogram=True)
                 one = GradientRead(sites, rows=rows, scale=scale)
