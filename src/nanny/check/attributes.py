@@ -13,7 +13,9 @@ from .source import ClassInfo, dotted
 from .trace import Frame
 from .values import NOTHING, UNKNOWN, Thing, Value, constant, join, tensor
 
+SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
 INTEGER_NAME = re.compile(r"^(?:position(?:s|_ids)?|pos_ids|input_ids|token_ids|timesteps?|time_steps?|step_ids|indices|idx)$")
+_OBJECTS = ("tensor", "module", "optimizer", "scaler", "instance")
 
 
 def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
@@ -122,15 +124,36 @@ def _thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Val
     return found
 
 
+def _one_of(source: Value) -> Value | None:
+    """One of the values that a comprehension makes; each that is taken out is an object of its own."""
+    if source.op != "comprehension" or not source.inputs or source.inputs[0].kind not in _OBJECTS:
+        return None
+    item = source.inputs[0]
+    if item.kind == "tensor" or item.thing is None:
+        return replace(item)
+    return replace(item, thing=Thing("", item.thing.kind, item.thing.dtype, device=item.thing.device))
+
+
 def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value:
     """One item of a value that is unpacked."""
     if value.kind in ("tuple", "list") and position < len(value.inputs):
         return value.inputs[position]
     if value.kind == "tensor":
         return replace(value, op="part" if value.op in ("module_call", "part") else "getitem", inputs=(value,))
+    shared = _one_of(value)
+    if shared is not None:
+        return shared
     name = dotted(target)
     is_integer = value.dtype == "int" or bool(INTEGER_NAME.match(name))
     return Value(thing=Thing(name), op="part", inputs=(value,), dtype="int" if is_integer else "", tags=value.tags & {"scaled"})
+
+
+def child_of(module: Value) -> Value:
+    """Any one of the modules inside a module."""
+    owner = module.thing
+    assert owner is not None
+    thing = Thing(owner.name, "module", owner.dtype, device=owner.device, owner=owner)
+    return Value(op="element", inputs=(module,), thing=thing)
 
 
 def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
@@ -160,4 +183,10 @@ def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
         return value
     if source.kind == "tensor" and source.op != "module_call":
         return replace(source, op="getitem", inputs=(source,))
+    shared = _one_of(source)
+    if shared is not None:
+        return shared
+    if source.op in SUBMODULES and source.inputs and source.inputs[0].thing is not None:
+        child = child_of(source.inputs[0])
+        return Value("tuple", inputs=(UNKNOWN, child)) if source.op.startswith("call:named") else child
     return Value(thing=Thing(dotted(target)), op="element", inputs=(source,), tags=source.tags & {"scaled", "grad"})

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from . import branches, calls, statements
-from .attributes import INTEGER_NAME, attribute, element_of
+from . import branches, calls, sequences, statements
+from .attributes import INTEGER_NAME, attribute
 from .dtypes import result
 from .guards import guards_of
 from .regions import Region
@@ -179,11 +179,11 @@ def _ifexp(frame: Frame, node: ast.IfExp) -> Value:
     right = evaluate(frame, node.orelse)
     frame.at = saved
     if left.kind == right.kind == "context":
-        return _join_contexts(left, right)
+        return join_contexts(left, right)
     return join(left, right)
 
 
-def _join_contexts(left: Value, right: Value) -> Value:
+def join_contexts(left: Value, right: Value) -> Value:
     both = [v.ref for v in (left, right) if isinstance(v.ref, Region)]
     tags = left.tags & right.tags
     if len(both) == 1:
@@ -265,33 +265,7 @@ def _dict(frame: Frame, node: ast.Dict) -> Value:
 
 
 def _comprehension(frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
-    saved, env = frame.at, frame.env
-    frame.env = env.copy()
-    source = UNKNOWN
-    for generator in node.generators:
-        source = evaluate(frame, generator.iter)
-        frame.at = frame.inside(loops=(*frame.at.loops, node))
-        statements.assign(frame, generator.target, element_of(frame, source, generator.target))
-        for test in generator.ifs:
-            evaluate(frame, test)
-    if isinstance(node, ast.DictComp):
-        evaluate(frame, node.key)
-        item = evaluate(frame, node.value)
-        out = Value("dict", ref={"*": item})
-    else:
-        item = evaluate(frame, node.elt)
-        out = Value(
-            "",
-            op="comprehension",
-            inputs=(item,),
-            dtype=item.dtype,
-            why=item.why,
-            line=item.line,
-            tags=item.tags,
-            thing=item.thing,
-        )
-    frame.env, frame.at = env, saved
-    return out
+    return sequences.comprehension(frame, node)
 
 
 def _lambda(frame: Frame, node: ast.Lambda) -> Value:
@@ -306,7 +280,12 @@ def _joined(frame: Frame, node: ast.JoinedStr) -> Value:
     return Value("const")
 
 
-def _wrapped(frame: Frame, node: ast.Starred | ast.Await | ast.YieldFrom | ast.Yield) -> Value:
+def _wrapped(frame: Frame, node: ast.Starred | ast.Await | ast.YieldFrom) -> Value:
+    return evaluate(frame, node.value)
+
+
+def _yield(frame: Frame, node: ast.Yield) -> Value:
+    frame.yields.append(frame.at)
     return evaluate(frame, node.value)
 
 
@@ -321,6 +300,6 @@ _EXPRESSIONS: dict[type, Callable[[Frame, Any], Value]] = {
     ast.BoolOp: _boolop, ast.Compare: _compare, ast.IfExp: _ifexp, ast.Subscript: _subscript, ast.Slice: _slice,
     ast.Tuple: _sequence, ast.List: _sequence, ast.Set: _sequence, ast.Dict: _dict, ast.ListComp: _comprehension,
     ast.SetComp: _comprehension, ast.GeneratorExp: _comprehension, ast.DictComp: _comprehension, ast.Lambda: _lambda,
-    ast.JoinedStr: _joined, ast.Starred: _wrapped, ast.Await: _wrapped, ast.Yield: _wrapped, ast.YieldFrom: _wrapped,
+    ast.JoinedStr: _joined, ast.Starred: _wrapped, ast.Await: _wrapped, ast.Yield: _yield, ast.YieldFrom: _wrapped,
     ast.NamedExpr: _walrus, ast.Call: lambda frame, node: calls.call(frame, node),
 }  # fmt: skip

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
+from ..optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from . import calls, statements
+from .attributes import child_of
 from .dtypes import on_device, result
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
@@ -30,6 +31,7 @@ _MODULE_METHODS = frozenset(
         "modules",
         "named_modules",
         "children",
+        "named_children",
         "state_dict",
         "load_state_dict",
         "apply",
@@ -243,6 +245,8 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
             thing.cast, thing.cast_line, thing.cast_file = node, node.lineno, frame.module.filename
         else:
             thing.cast = None
+        if thing.owner is not None and not (base.kind == "module" and base.ref in NORM_LAYERS):
+            thing.owner.dtype, thing.owner.cast_line = wanted, node.lineno
         frame.emit("module_cast", node, (base,), kwargs, Value("dtype", const=wanted))
     return base
 
@@ -279,6 +283,8 @@ def _module_method(frame: Frame, node: ast.Call, base: Value, name: str, args: l
     if name == "state_dict":
         return Value(op="module.state_dict", inputs=(base,))
     frame.emit(f"module.{name}", node, (base, *args), kwargs)
+    if name == "apply" and thing is not None and args and isinstance(args[0].ref, FunctionInfo):
+        calls.follow(frame, args[0].ref, [*args[0].inputs, child_of(base)], {}, node)
     return (
         base if name in ("train", "eval", "requires_grad_", "cuda", "cpu", "apply") else Value(op=f"call:{name}", inputs=(base,))
     )
@@ -372,7 +378,8 @@ def _tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: l
         return frame.emit(name, node, (base, *args), kwargs, value)
     if name in ("size", "numel", "dim"):
         return Value("const", dtype="int")
-    if name not in _TENSOR_METHODS:
+    is_in_place = base.kind == "tensor" and name.endswith("_") and not name.startswith("_")
+    if name not in _TENSOR_METHODS and not is_in_place:
         frame.emit("unknown_call", node, (base, *args), kwargs)
         inputs = (base, *args)
         return Value("", op=f"call:{name}", inputs=inputs, thing=Thing(""), tags=base.tags & {"scaled", "grad"})

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..optable import ALIASES, CONTAINERS, CREATES
-from . import attributes, calls, expressions, methods
+from . import attributes, calls, expressions, methods, sequences
 from .dtypes import result
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .source import dotted
@@ -243,6 +243,8 @@ def _builtin(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs:
     if name == "dict":
         items = {**(args[0].ref if args and args[0].kind == "dict" else {}), **kwargs}
         return frame.emit("dict", node, (), items, Value("dict", ref=items, node=node))
+    if name == "map":
+        return sequences.mapped(frame, node, args)
     if name == "getattr":
         return _getattr(frame, node, args)
     if name in ("len", "int", "round"):

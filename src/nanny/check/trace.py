@@ -163,6 +163,7 @@ class Frame:
     closure: dict[str, Value] | None = None
     owner: ClassInfo | None = None
     returns: list[Value] = field(default_factory=list)
+    yields: list[Context] = field(default_factory=list)  # where the function yields
     globals: set[str] = field(default_factory=set)
     entered: list[Region] = field(default_factory=list)  # by ExitStack.enter_context
     spine: tuple[ast.AST | None, str] = (None, "")  # the call that starts what is being assigned, and the name it will get

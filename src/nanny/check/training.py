@@ -15,6 +15,8 @@ _BACKWARD = ("backward", "framework.backward")
 def is_trained(thing: Thing, view: FileView) -> bool:
     if thing.is_trained:
         return True
+    if thing.owner is not None:
+        return is_trained(thing.owner, view)
     if not view.of("optimizer.new", "optimizer.step", "scaler.step", "framework.backward"):
         return False
     if thing.is_set_to_train:

@@ -30,6 +30,7 @@ class Thing:
     cast_file: str = ""
     cast_line: int = 0
     device: str = ""
+    owner: Thing | None = None  # the module that this is some part of
     is_frozen: bool = False  # eval() or requires_grad_(False)
     is_trained: bool = False  # its parameters are in an optimizer
     is_set_to_train: bool = False  # train() was called
