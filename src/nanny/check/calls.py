@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from . import attributes, expressions, methods, statements, torchcalls
+from . import attributes, expressions, managers, methods, statements, torchcalls
 from .source import ClassInfo, FunctionInfo, ModuleInfo, dotted
 from .trace import MAX_DEPTH, Context, Event, Frame
 from .values import NONE, UNKNOWN, Thing, Value, join
@@ -106,6 +106,8 @@ def _call_super(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         method = parent.find(name)
         if method is not None:
             return follow(frame, method, [base.inputs[0], *args], kwargs, node)
+    if name == "__init__":
+        managers.remember_base(frame, base.ref, args, kwargs, node)
     return UNKNOWN
 
 
@@ -324,6 +326,9 @@ def run_function(
                 if value.is_half:
                     inner.env[name] = replace(value, dtype="fp32", why=f"cast by custom_fwd at line {decorator.lineno}")
     statements.run_block(inner, info.node.body)
+    entered = managers.made_context(inner, info, at)
+    if entered is not None:
+        return entered
     if not inner.returns:
         return NONE
     value = inner.returns[0]

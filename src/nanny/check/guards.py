@@ -40,11 +40,11 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
         path = dotted(test.func)
         return (AMP, arm) if path and is_amp_name(path) else (_opaque(test, "modulo" in value.tags), arm)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return _compare(test, value, arm)
+        return _compare(frame, test, value, arm)
     path = _path(test)
     if not path:
         return _opaque(test, "modulo" in value.tags), arm
-    if is_amp_name(path):
+    if is_amp_name(path) or _is_scaler(frame, path, value):
         return AMP, arm
     known = frame.lookup(path)
     if known is not None and "modulo" in known.tags:  # the same test under another name is the same guard
@@ -52,16 +52,53 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
     return ("mod:" if path.endswith("sync_gradients") else "") + path, arm
 
 
-def _compare(test: ast.Compare, value: Value, arm: bool) -> Guard:
+def _is_scaler(frame: Frame, path: str, value: Value) -> bool:
+    """Whether a test asks for the scaler itself: `if gs`, `gs is not None`."""
+    thing = value.thing
+    return value.kind == "scaler" or (thing is not None and thing.kind == "scaler") or frame.module.uses_as_scaler(path)
+
+
+def _compare(frame: Frame, test: ast.Compare, value: Value, arm: bool) -> Guard:
     path, op, other = _path(test.left), test.ops[0], test.comparators[0]
     is_negative = isinstance(op, (ast.Is, ast.Eq)) == (isinstance(other, ast.Constant) and other.value in (None, False))
     if path and isinstance(op, (ast.Is, ast.IsNot)):
-        return (AMP if is_amp_name(path) else path), arm is not is_negative
+        asked = value.inputs[0] if value.inputs else value
+        return (AMP if is_amp_name(path) or _is_scaler(frame, path, asked) else path), arm is not is_negative
     if path and is_amp_name(path) and isinstance(op, (ast.Eq, ast.NotEq)):
         text = _text(other)
         means_half = "16" in text or "half" in text or text == "True" or "amp" in text
         return AMP, arm is (means_half is isinstance(op, ast.Eq))
     return _opaque(test, "modulo" in value.tags or _has_modulo(test)), arm
+
+
+def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
+    """A guard of its own for an `if` that ends a window: it tests a counter or a queue, and sets that back inside.
+
+    `if len(queue) == k: ...; queue.clear()`, `if micro == k: ...; micro = 0`, `if not pending: ...; pending = k`.
+    """
+    around = frame.at.loops[-1] if frame.at.loops else frame.at.stack[-1].node if frame.at.stack else None
+    if around is None:
+        return ()
+    tested = {dotted(n) for n in ast.walk(node.test) if isinstance(n, (ast.Name, ast.Attribute))} - {"", "len"}
+    reset = {name for statement in node.body for name in _changed(statement, (ast.Assign, ast.Call), "clear")} & tested
+    if not reset or not reset & set(_changed(around, (ast.AugAssign, ast.Call), "append")):
+        return ()
+    return (("mod:" + _text(node.test), arm),)
+
+
+def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> list[str]:
+    """Names that are assigned, or whose `method` is called, somewhere in a piece of code."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, kinds):
+            continue
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Attribute) and node.func.attr == method:
+                found.append(dotted(node.func.value))
+        else:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
+            found += [dotted(t) for target in targets for t in ast.walk(target)]
+    return found
 
 
 def _path(test: ast.expr) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
-from . import calls, statements
+from . import calls, managers, statements
 from .attributes import child_of
 from .dtypes import on_device, result
 from .regions import Region
@@ -61,8 +61,14 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         return _framework(frame, node, base, name, args, kwargs)
     if _is_scaler(frame, base, name):
         return _scaler(frame, node, base, name, args, kwargs)
-    if name == "enter_context":
-        return _enter_context(frame, args)
+    if name == "enter_context" and args:
+        statements.enter(frame, args[0])
+        return managers.enter_by_hand(frame, args[0])
+    if base.kind == "context" and name == "__enter__":
+        statements.enter(frame, base)
+        return managers.enter_by_hand(frame, base)
+    if base.kind == "context" and name == "__exit__":
+        return managers.leave_by_hand(frame, base)
     if name in ("register_hook", "register_post_accumulate_grad_hook") and args and isinstance(args[0].ref, FunctionInfo):
         return _gradient_hook(frame, node, base, name, args[0])
     if name == "step" and _is_optimizer(base) and args and args[0].kind == "function":  # LBFGS calls the closure itself
@@ -100,7 +106,7 @@ def _is_scaler(frame: Frame, base: Value, name: str) -> bool:
         return True
     if base.kind or name not in _SCALER_METHODS or base.thing is None:
         return False
-    if not _SCALER_NAME.search(_name(base)) and not frame.module.has_method_call(base.thing.name, ("unscale_", "get_scale")):
+    if not _SCALER_NAME.search(_name(base)) and not frame.module.uses_as_scaler(base.thing.name):
         return False
     return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
 
@@ -174,16 +180,6 @@ def _gradient_hook(frame: Frame, node: ast.Call, base: Value, name: str, hook: V
     gradient = Value("tensor", op="grad", inputs=(base,), tags=frozenset({"grad", "hook"}), line=node.lineno, node=node)
     given = gradient if name == "register_hook" else Value("tensor", op="param", thing=Thing("p"))
     calls.follow(frame, hook.ref, [*hook.inputs, given], {}, node)
-    return UNKNOWN
-
-
-def _enter_context(frame: Frame, args: list[Value]) -> Value:
-    if args:
-        statements.enter(frame, args[0])
-        if isinstance(args[0].ref, Region):
-            is_conditional = bool(frame.at.guards)
-            region = replace(args[0].ref, enabled=None) if is_conditional and args[0].ref.enabled else args[0].ref
-            frame.entered.append(region)
     return UNKNOWN
 
 

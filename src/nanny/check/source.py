@@ -118,6 +118,14 @@ class ModuleInfo:
     def has_method_call(self, text: str, names: tuple[str, ...]) -> bool:
         return any(f"{text}.{name}" in self.called for name in names)
 
+    def uses_as_scaler(self, text: str) -> bool:
+        """Whether an object is used as only a GradScaler is: it unscales, or it scales, steps and updates."""
+        if not text:
+            return False
+        return self.has_method_call(text, ("unscale_", "get_scale")) or all(
+            f"{text}.{name}" in self.called for name in ("scale", "step", "update")
+        )
+
 
 def parse_module(text: str, filename: str, name: str = "") -> ModuleInfo:
     tree = ast.parse(text, filename)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import attributes, branches, expressions
-from .guards import guards_of
+from . import attributes, branches, expressions, managers
+from .guards import guards_of, window_guard
 from .regions import Region
 from .source import ClassInfo, FunctionInfo, dotted
 from .trace import MAX_STATEMENTS, Context, Frame, Guard
@@ -153,7 +153,7 @@ def _if(frame: Frame, node: ast.If) -> None:
         return
     before = frame.env
     saved = frame.at
-    yes, no = guards_of(frame, node.test, test, True), guards_of(frame, node.test, test, False)
+    yes, no = (guards_of(frame, node.test, test, arm) + window_guard(frame, node, arm) for arm in (True, False))
 
     frame.env = before.copy()
     branches.narrow(frame, node.test, True)
@@ -227,8 +227,12 @@ def _with(frame: Frame, node: ast.With | ast.AsyncWith) -> None:
 
 def enter(frame: Frame, value: Value) -> None:
     """Takes the effect of entering a context manager; undone by whoever restores `frame.at`."""
+    if value.kind == "instance":
+        value = managers.entered_instance(frame, value)
     if value.kind != "context":
         return
+    for inner in value.inputs:
+        enter(frame, inner)
     if isinstance(value.ref, Region):
         frame.at = frame.inside(regions=(*frame.at.regions, value.ref))
     if "no_grad" in value.tags:

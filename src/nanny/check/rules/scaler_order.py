@@ -280,6 +280,8 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
     for anchor in anchors if name == "step" else steps:
         if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
             continue
+        if name == "step" and any(_clears_always(a, anchor, event) for a in anchors):
+            continue
         stepped = event.arg(1) if name != "update" else anchor.arg(1)
         if not same_object(anchor.arg(1) if anchor.op == "scaler.step" else anchor.arg(0), stepped):
             continue
@@ -291,6 +293,13 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
         if name != "step" and deeper and not has_own_step and any(b.at.loops == event.at.loops for b in backwards):
             return anchor
     return None
+
+
+def _clears_always(other: Event, anchor: Event, step: Event) -> bool:
+    """Whether the gradients that `anchor` clears now and then are cleared beside every step as well."""
+    if other.op != "optimizer.zero_grad" or other.at.loops != step.at.loops or window_keys(other):
+        return False
+    return same_object(other.arg(0), anchor.arg(0)) and can_meet(other, step)
 
 
 @rule("SCALER_UPDATE_MISPLACED", Severity.WARNING, on="trace")
