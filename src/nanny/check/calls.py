@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from . import attributes, expressions, managers, methods, statements, torchcalls
+from .optimizers import new_optimizer, optimizer_base
 from .source import ClassInfo, FunctionInfo, ModuleInfo, dotted
 from .trace import MAX_DEPTH, Context, Event, Frame
 from .values import NONE, UNKNOWN, Thing, Value, join
@@ -19,6 +20,7 @@ MODULE_NAME = re.compile(
     re.I,
 )
 LOSS_NAME = re.compile(r"criteri|loss(?!es_?list)(?:_?fn|_?func|_?function|_?fct)?\d*$|^lossf|objective", re.I)
+SUPER = "super()"  # field with what a class gives to the __init__ of a base outside the project
 _MODULE_METHODS = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules")
 # what a cached call still has to tell: calls that change gradients, scalers and optimizers
 _PROTOCOL = (
@@ -107,6 +109,8 @@ def _call_super(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         if method is not None:
             return follow(frame, method, [base.inputs[0], *args], kwargs, node)
     if name == "__init__":
+        if optimizer_base(base.ref):
+            base.ref.fields[SUPER] = Value("dict", ref=kwargs, inputs=tuple(args))
         managers.remember_base(frame, base.ref, args, kwargs, node)
     return UNKNOWN
 
@@ -231,6 +235,10 @@ def construct(frame: Frame, info: ClassInfo, args: list[Value], kwargs: dict[str
     """An instance of a class of the project; its __init__ is run the first time."""
     value = Value("instance", ref=info, thing=Thing("", kind="module" if info.is_module else ""), node=node)
     build(frame, info, value, args, kwargs, node)
+    base = optimizer_base(info)
+    if base and isinstance(node, ast.Call) and info.find("step") is None:
+        passed = info.fields.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
+        return new_optimizer(frame, node, base, list(passed.inputs) or args, passed.ref)
     for item in (*args, *kwargs.values()):
         if item.kind in ("scaler", "optimizer"):
             frame.emit(f"{item.kind}.passed", node, (item,))
@@ -354,7 +362,9 @@ def bind(frame: Frame, info: FunctionInfo, args: list[Value], kwargs: dict[str, 
     if spec.vararg:
         frame.env[spec.vararg.arg] = Value("list", inputs=tuple(args[len(names) :]))
     if spec.kwarg:
-        frame.env[spec.kwarg.arg] = Value(thing=Thing(spec.kwarg.arg))
+        named = {a.arg for a in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs)}
+        rest = {key: value for key, value in kwargs.items() if key not in named}
+        frame.env[spec.kwarg.arg] = Value("dict", ref=rest) if rest else Value(thing=Thing(spec.kwarg.arg))
 
 
 def _default(frame: Frame, name: str, default: ast.expr | None, annotation: ast.expr | None, is_entry: bool) -> Value:

@@ -13,7 +13,7 @@ from ..records import Finding
 from . import calls, statements
 from .registry import Hit, Rule, event_rules, rules_on
 from .relevance import relevant_functions
-from .source import FunctionInfo, ModuleInfo, Project, parse_module, says_half, span
+from .source import ClassInfo, FunctionInfo, ModuleInfo, Project, parse_module, says_half, span
 from .trace import Context, FileView, Frame, Run, Trace
 from .values import Thing, Value
 
@@ -107,21 +107,35 @@ def walk(module: ModuleInfo, project: Project, options: Options) -> FileView:
     own = relevant_functions(module, [f for f in module.functions if f.module is module])
     for function in sorted(own, key=lambda f: f.name in called):  # entry points first: they run their helpers
         if function.runs == 0:
-            _enter(run, function)
+            _enter(run, function, function.owner)
+    for function in own:
+        for owner in _heirs(function, module):
+            _enter(run, function, owner)
     return FileView(module, run.traces, options)
 
 
-def _enter(run: Run, function: FunctionInfo) -> None:
-    trace = Trace(function.name, function.module, function.owner)
+def _heirs(function: FunctionInfo, module: ModuleInfo) -> Iterator[ClassInfo]:
+    """Classes that inherit this method, override others that it may call, and are instantiated nowhere in the file."""
+    owner = function.owner
+    if owner is None or function.name.startswith("__") or f"self.{function.name}" in module.called:
+        return
+    for heir in module.classes:
+        if heir is owner or heir.find(function.name) is not function or heir.name in module.called:
+            continue
+        if any(f"self.{name}" in module.called and owner.find(name) for name in heir.methods if name != "__init__"):
+            yield heir
+
+
+def _enter(run: Run, function: FunctionInfo, owner: ClassInfo | None) -> None:
+    trace = Trace(function.name, function.module, owner)
     run.traces.append(trace)
-    outer = Frame(run, function.module, trace, {}, closure=function.closure, owner=function.owner)
+    outer = Frame(run, function.module, trace, {}, closure=function.closure, owner=owner)
     args: list[Value] = []
-    if function.owner is not None:
-        owner = function.owner
+    if owner is not None:
         this = Value("instance", ref=owner, thing=Thing("self", "module" if owner.is_module else ""))
         calls.build(outer, owner, this, [], {}, owner.node)
         args = [this]
         decorators = {getattr(d, "id", "") for d in getattr(function.node, "decorator_list", ())}
         args = [] if "staticmethod" in decorators else args
-    if function.runs == 0:
+    if function.runs == 0 or owner is not function.owner:
         calls.run_function(outer, function, args, {}, Context(stack=(function,)), is_entry=True)

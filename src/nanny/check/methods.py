@@ -46,7 +46,7 @@ _TENSOR_METHODS = (
 )
 _OTHER = frozenset(
     {"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync",
-     "register_hook", "register_post_accumulate_grad_hook"}
+     "register_hook", "register_post_accumulate_grad_hook", "to_numpy"}
 )  # fmt: skip
 
 
@@ -71,9 +71,9 @@ def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list
         return managers.leave_by_hand(frame, base)
     if name in ("register_hook", "register_post_accumulate_grad_hook") and args and isinstance(args[0].ref, FunctionInfo):
         return _gradient_hook(frame, node, base, name, args[0])
-    if name == "step" and _is_optimizer(base) and args and args[0].kind == "function":  # LBFGS calls the closure itself
+    if name == "step" and _is_optimizer(frame, base) and args and args[0].kind == "function":  # LBFGS calls the closure itself
         calls.follow(frame, args[0].ref, list(args[0].inputs), {}, node)
-    if name in ("step", "zero_grad", "state_dict", "load_state_dict") and _is_optimizer(base):
+    if name in ("step", "zero_grad", "state_dict", "load_state_dict") and _is_optimizer(frame, base):
         if base.thing is not None:
             base.thing.kind = base.thing.kind or "optimizer"
         return frame.emit(f"optimizer.{name}", node, (base, *args), kwargs, Value(op=f"optimizer.{name}", inputs=(base,)))
@@ -111,11 +111,12 @@ def _is_scaler(frame: Frame, base: Value, name: str) -> bool:
     return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
 
 
-def _is_optimizer(base: Value) -> bool:
+def _is_optimizer(frame: Frame, base: Value) -> bool:
     if base.kind == "optimizer":
         return True
     name = _name(base)
-    return base.kind == "" and bool(_OPTIMIZER_NAME.search(name)) and "sched" not in name.lower()
+    is_named = _OPTIMIZER_NAME.search(name) is not None or name in frame.module.stepped
+    return base.kind == "" and is_named and "sched" not in name.lower()
 
 
 def is_module(frame: Frame, base: Value, node: ast.Call | None = None) -> bool:

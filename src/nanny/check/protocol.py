@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .guards import AMP
-from .torchcalls import parameter_owners
+from .optimizers import parameter_owners
 from .trace import Event, Trace, can_meet
 from .values import UNKNOWN, Value, ancestors
 

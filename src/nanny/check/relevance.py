@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from .source import EVIDENCE, FunctionInfo, ModuleInfo
 
-_WORK = re.compile(EVIDENCE.pattern + r"|scaler|backward\(|\.step\(|[Oo]ptim")
+_WORK = re.compile(EVIDENCE.pattern + r"|scaler|backward\(|\.step\(|[Oo]ptim|state_dict\(\)")
 _FIELD = re.compile(r"""self\.(\w+)\s*(?::[^=]+)?=[^=]|register_buffer\(\s*["'](\w+)""")
 
 

@@ -22,6 +22,7 @@ EVIDENCE = re.compile(
 
 
 _CALL = re.compile(r"[A-Za-z_][\w.]*(?=\()")
+_STEPPED = re.compile(r"\.(?:step|unscale_)\(\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)\s*[,)]")
 _DEFINITION = re.compile(r"(?:def|class) (\w+)\(")
 
 
@@ -110,6 +111,7 @@ class ModuleInfo:
     classes: list[ClassInfo] = field(default_factory=list)
     is_active: bool = False  # makes halves or scales itself
     called: frozenset[str] = frozenset()  # texts of everything that is called: `model`, `self.net`, `loss.backward`
+    stepped: frozenset[str] = frozenset()  # last names of what is given to `step(...)` and `unscale_(...)`
     is_loaded: bool = False
 
     def is_called(self, text: str) -> bool:
@@ -133,7 +135,8 @@ def parse_module(text: str, filename: str, name: str = "") -> ModuleInfo:
     called.subtract(_DEFINITION.findall(text))
     is_package = filename.endswith("__init__.py")
     is_active = _ACTIVE.search(text) is not None
-    return ModuleInfo(filename, text, tree, name, is_package, is_active=is_active, called=frozenset(+called))
+    stepped = frozenset(_STEPPED.findall(text))
+    return ModuleInfo(filename, text, tree, name, is_package, is_active=is_active, called=frozenset(+called), stepped=stepped)
 
 
 def dotted(node: ast.AST) -> str:

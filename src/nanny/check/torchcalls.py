@@ -10,15 +10,13 @@ from dataclasses import replace
 from ..optable import ALIASES, CONTAINERS, CREATES
 from . import attributes, calls, expressions, methods, sequences
 from .dtypes import result
+from .optimizers import is_optimizer, new_optimizer
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .source import dotted
 from .trace import Frame
-from .values import NOTHING, UNKNOWN, Thing, Value, ancestors, constant, tensor
+from .values import NOTHING, UNKNOWN, Thing, Value, constant, tensor
 
 GRAD_SCALERS = ("GradScaler", "ShardedGradScaler")
-_OPTIMIZER = re.compile(
-    r"^(?:\w*(?:Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Lion|LAMB|Lamb|Adafactor|LBFGS|Rprop|ASGD|Muon)\w*|Optimizer)$"
-)
 _FRAMEWORK = {
     "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
     "lightning.Fabric": "fabric", "lightning.fabric.Fabric": "fabric", "lightning_fabric.Fabric": "fabric",
@@ -45,8 +43,8 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
     if last in GRAD_SCALERS and not path.startswith("sklearn"):
         value = Value("scaler", ref=path, thing=Thing("", "scaler"), line=node.lineno, node=node)
         return frame.emit("scaler.new", node, tuple(args), kwargs, value)
-    if _is_optimizer(path, last):
-        return _optimizer(frame, node, last, args, kwargs)
+    if is_optimizer(path, last):
+        return new_optimizer(frame, node, last, args, kwargs)
     if path.startswith("torch.nn.") and last[:1].isupper() and "parallel" not in path:
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
@@ -77,12 +75,6 @@ def _copied(frame: Frame, source: Value) -> Value:
     assert thing is not None
     kind = "module" if methods.is_module(frame, source) else thing.kind
     return replace(source, thing=Thing("", kind, thing.dtype, device=thing.device))
-
-
-def _is_optimizer(path: str, last: str) -> bool:
-    if last.endswith(("LR", "Scheduler")):
-        return False
-    return (path.startswith("torch.optim.") and "." not in path[12:]) or _OPTIMIZER.match(last) is not None
 
 
 def _named(names: tuple[str, ...], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
@@ -123,30 +115,6 @@ def _autocast(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs
     region = region_of(path, args, kwargs, node, frame.module.filename, options.device, options.amp_dtype)
     value = Value("context", ref=region, line=node.lineno, node=node)
     return frame.emit("autocast", node, tuple(args), {**kwargs, "": constant(path)}, value)
-
-
-def _optimizer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    params = args[0] if args else kwargs.get("params", UNKNOWN)
-    owners = parameter_owners(params)
-    for owner in owners:
-        owner.is_trained = True
-    value = Value("optimizer", ref=last, inputs=(params,), thing=Thing("", "optimizer"), line=node.lineno, node=node)
-    return frame.emit("optimizer.new", node, (params, *args[1:]), kwargs, value)
-
-
-def parameter_owners(params: Value) -> list[Thing]:
-    """The modules (or parameters) whose tensors are handed to an optimizer or a clip."""
-    found: list[Thing] = []
-    stack = [params]
-    while stack:
-        for value in ancestors(stack.pop()):
-            if (value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None) or (
-                value.kind in ("instance", "module") and value.thing is not None
-            ):
-                found.append(value.thing)
-            if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
-                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
-    return found
 
 
 def _layer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
@@ -389,7 +357,9 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "torch.finfo": _finfo, "torch.device": _device, "torch.autograd.grad": _autograd_grad,
     "torch.autograd.backward": _autograd_backward, "torch.arange": _arange, "torch.range": _arange,
     "builtins.float": _float, "functools.partial": _partial, "torch.utils.checkpoint.checkpoint": _checkpoint,
-    "torch.save": _plain("save"), "torch.set_default_dtype": _plain("set_default_dtype"),
+    "torch.save": _plain("save"), "pickle.dump": _plain("save"), "joblib.dump": _plain("save"),
+    "torch.distributed.checkpoint.save": _plain("save"), "safetensors.torch.save_file": _plain("save"),
+    "torch.set_default_dtype": _plain("set_default_dtype"),
     "torch.set_default_tensor_type": _plain("set_default_dtype"), "torch.clear_autocast_cache": _plain("clear_autocast_cache"),
     "torch.get_autocast_dtype": _autocast_dtype, "torch.get_autocast_gpu_dtype": _autocast_dtype,
     "torch.get_autocast_cpu_dtype": _autocast_dtype, "deepspeed.initialize": _deepspeed,

@@ -10,7 +10,7 @@ from ...records import Severity
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 from ..values import HALF, Value, ancestors, constant
-from .half import is_position
+from .half import is_position, stored
 
 _NORMALIZE_EPS = 1e-12  # the default of F.normalize
 _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
@@ -152,7 +152,10 @@ def _steps(value: Value) -> Iterator[Value]:
         current = nexts[0]
 
 
-@rule("NUM_POSITIONS", Severity.WARNING, "arange", "range", "cast", "linspace", "einsum", "matmul", "outer")
+_COUNTING = ("arange", "range", "cast", "linspace", "einsum", "matmul", "outer", "tensor", "as_tensor")
+
+
+@rule("NUM_POSITIONS", Severity.WARNING, *_COUNTING)
 def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     """Positions, time steps, ids or counts are put into half.
 
@@ -173,14 +176,18 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     kind = event.out.dtype
     if kind not in HALF or not event.out.sure:
         return
+    limit = 256 if kind == "bf16" else 2048
     if event.op in ("arange", "range", "linspace"):
         counted: Value | None = event.out
+    elif event.op in ("tensor", "as_tensor"):
+        counted = event.out if _is_clock(event.out) or _has_inexact_integers(event.arg(0), _FORMATS.get(kind)) else None
+    elif _is_clock(event.arg(0)) or (event.arg(0).dtype == "int" and (_largest(event.arg(0)) or 0) > limit):
+        counted = event.arg(0)
     else:
         counts = _largest(event.arg(0)) is not None or any(v.op == "arange" for v in ancestors(event.arg(0), 6))
         counted = event.arg(0) if is_position(event.arg(0)) and (counts or _is_explicit(event)) else None
     if counted is None:
         return
-    limit = 256 if kind == "bf16" else 2048
     largest = _largest(event.out if event.op != "cast" else event.arg(0))
     if largest is not None and largest <= limit:
         return
@@ -197,6 +204,22 @@ def _is_explicit(event: Event) -> bool:
     ) in ("half", "bfloat16")
 
 
+_CLOCKS = ("call:time.time", "call:time.time_ns", "call:time.monotonic_ns", "call:timestamp")
+
+
+def _is_clock(value: Value) -> bool:
+    """Whether a value is the time since 1970 as it was read, not a difference of two."""
+    return any(v.op in _CLOCKS for v in stored(value))
+
+
+def _has_inexact_integers(content: Value, kind: Format | None) -> bool:
+    """Whether a list of whole numbers holds one that the format has not: ids or counts, rather than one setting."""
+    if content.kind not in ("list", "tuple") or kind is None or len(content.inputs) < 2:
+        return False
+    numbers = [v.const for v in content.inputs if isinstance(v.const, int) and not isinstance(v.const, bool)]
+    return len(numbers) == len(content.inputs) and any(n > 0 and n % kind.spacing(n) for n in numbers)
+
+
 def _largest(value: Value) -> float | None:
     """The largest number an arange or linspace can hold, if the code says."""
     for made in ancestors(value, 20):
@@ -209,6 +232,10 @@ def _largest(value: Value) -> float | None:
         if made.op == "randint" and len(made.inputs) > 1:
             bound = made.inputs[1] if made.inputs[1].is_number else made.inputs[0]
             return float(bound.const) if bound.is_number else None
+        if made.op in ("tensor", "as_tensor", "full") and made.inputs:
+            content = made.inputs[1 if made.op == "full" and len(made.inputs) > 1 else 0]
+            numbers = [v for v in (content.inputs if content.kind in ("list", "tuple") else (content,)) if v.is_number]
+            return float(max(v.const for v in numbers)) if numbers else None
         if made.op in ("compare",) or made.dtype == "bool":
             return 1.0
         if made.op == "one_hot":

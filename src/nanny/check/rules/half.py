@@ -18,7 +18,7 @@ _COUNTS = frozenset(
     {"arange", "range", "randint", "argmax", "argsort", "nonzero", "randperm", "cumsum", "multinomial", "bincount"}
 )
 _INTEGER_NAMES = re.compile(
-    r"(?:^|_)(?:pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$"
+    r"(?:^|_)(?:time_?stamps?|stamps?|unix_?times?|pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$"
 )
 
 
@@ -100,8 +100,22 @@ def is_position(value: Value) -> bool:
     """Whether a value counts something: positions, time steps, ids."""
     if value.dtype == "int" and any(v.op in _COUNTS for v in ancestors(value, 10)):
         return True
-    name = value.thing.name.rpartition(".")[2] if value.thing else ""
-    return bool(_INTEGER_NAMES.search(name))
+    name = next((v.thing.name for v in stored(value) if v.thing is not None and v.thing.name), "")
+    last = name.removesuffix(".values").rpartition(".")[2].rpartition("[")[2].rstrip("]")
+    return bool(_INTEGER_NAMES.search(last))
+
+
+_HOLDERS = SHAPE | {"getitem", "view", "moved", "tensor", "as_tensor", "from_numpy", "call:to_numpy"}
+
+
+def stored(value: Value) -> Iterator[Value]:
+    """The value and what it was taken from unchanged: `torch.from_numpy(table["user_id"].to_numpy())`."""
+    current = value
+    for _ in range(6):
+        yield current
+        if current.op not in _HOLDERS or not current.inputs:
+            return
+        current = current.inputs[0]
 
 
 @rule("HALF_PARAMETERS", Severity.WARNING, "parameter", "layer", "from_pretrained")
@@ -225,18 +239,31 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
     name = event.out.path
     if name not in _ADAM_EPS:
         return
-    given = event.kwargs.get("eps")
-    eps = _ADAM_EPS[name] if given is None else given.const
-    if not isinstance(eps, (int, float)) or eps > FP16.flush_at:
+    for params, given in _groups(event):
+        eps = _ADAM_EPS[name] if given is None else given.const
+        if not isinstance(eps, (int, float)) or eps > FP16.flush_at:
+            continue
+        if half_parameters(params, event) != "fp16" or has_master_copy(view):
+            continue
+        named = "its default eps" if given is None else "eps"
+        yield Hit(
+            event.node,
+            f"{named} {eps:g} is 0 in fp16, and the parameters are fp16",
+            "keep the parameters in float32, or set eps=1e-4 at least",
+        )
         return
-    if half_parameters(event.arg(0), event) != "fp16" or has_master_copy(view):
-        return
-    named = "its default eps" if given is None else "eps"
-    yield Hit(
-        event.node,
-        f"{named} {eps:g} is 0 in fp16, and the parameters are fp16",
-        "keep the parameters in float32, or set eps=1e-4 at least",
-    )
+
+
+def _groups(event: Event) -> Iterator[tuple[Value, Value | None]]:
+    """Parameters with the eps that holds for them: of their group, else of the optimizer, else None (its default)."""
+    params, given = event.arg(0), event.kwargs.get("eps")
+    if given is None and len(event.args) > 3 and event.arg(3).is_number:  # Adam(params, lr, betas, eps)
+        given = event.arg(3)
+    groups = [v for v in params.inputs if v.kind == "dict" and isinstance(v.ref, dict)]
+    if params.kind not in ("list", "tuple") or not groups:
+        yield params, given
+    for group in groups if params.kind in ("list", "tuple") else ():
+        yield group.ref.get("params", group), group.ref.get("eps", given)
 
 
 @rule("HALF_LOSS_INPUT", Severity.WARNING, *sorted(LOSSES), "loss_call")

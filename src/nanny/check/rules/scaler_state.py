@@ -193,6 +193,8 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
     made = view.of("scaler.new")
     if all(is_disabled(scaler_of(e), made) for e in used) or not _holds_optimizer(event.arg(0)):
         return
+    if any(v.kind == "scaler" for e in view.of("save") for v in ancestors(e.arg(0), 100)):  # saved whole
+        return
     yield Hit(
         event.node,
         f"the checkpoint holds the optimizer's state but not that of the scaler used at line {used[0].line}",
