@@ -79,11 +79,22 @@ def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
     around = frame.at.loops[-1] if frame.at.loops else frame.at.stack[-1].node if frame.at.stack else None
     if around is None:
         return ()
-    tested = {dotted(n) for n in ast.walk(node.test) if isinstance(n, (ast.Name, ast.Attribute))} - {"", "len"}
-    reset = {name for statement in node.body for name in _changed(statement, (ast.Assign, ast.Call), "clear")} & tested
+    reset = _reset(node)
     if not reset or not reset & set(_changed(around, (ast.AugAssign, ast.Call), "append")):
         return ()
     return (("mod:" + _text(node.test), arm),)
+
+
+def _reset(node: ast.If) -> set[str]:
+    """Names that the `if` tests and sets back right in its body; kept on the node, which is met whenever its function is."""
+    known: set[str] | None = getattr(node, "reset", None)
+    if known is None:
+        direct = [s for s in node.body if isinstance(s, (ast.Assign, ast.Expr))]
+        known = {name for statement in direct for name in _changed(statement, (ast.Assign, ast.Call), "clear")} - {""}
+        if known:
+            known &= {dotted(n) for n in ast.walk(node.test) if isinstance(n, (ast.Name, ast.Attribute))}
+        node.reset = known  # type: ignore[attr-defined]
+    return known
 
 
 def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> list[str]:
