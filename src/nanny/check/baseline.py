@@ -44,7 +44,7 @@ def read_baseline(path: str) -> Counter[Key]:
     except OSError as error:
         raise NannyError(f"{path}: the baseline cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError):
-        raise NannyError(f"{path}: not a baseline of nanny; write one with --write-baseline {path}") from None
+        raise NannyError(f"{path}: not a baseline of nanny; write one with --write-baseline FILE and name that") from None
 
 
 def new_findings(

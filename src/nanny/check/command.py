@@ -150,6 +150,8 @@ def _watch(options: argparse.Namespace, overrides: Config) -> int:
                     clock = time.strftime("%H:%M:%S")
                     print(f"nanny: {clock} watching {len(now)} files, Ctrl-C ends", file=sys.stderr, flush=True)
             except NannyError as error:  # settings in the middle of being edited
+                if last is None:
+                    raise
                 if last != {}:
                     print(f"nanny: {error}", file=sys.stderr, flush=True)
                 last = {}

@@ -83,6 +83,8 @@ def result_dtype(
     if not operands:
         return "", "", None
     best = widest(operands)
+    if op == "div" and best.dtype == "int":
+        return "fp32", "division of whole numbers", None
     return best.dtype, best.why, best
 
 

@@ -80,7 +80,7 @@ def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
     if around is None:
         return ()
     reset = _reset(node)
-    if not reset or not reset & set(_changed(around, (ast.AugAssign, ast.Call), "append")):
+    if not reset or not reset & _grown(around):
         return ()
     return (("mod:" + _text(node.test), arm),)
 
@@ -94,6 +94,15 @@ def _reset(node: ast.If) -> set[str]:
         if known:
             known &= {dotted(n) for n in ast.walk(node.test) if isinstance(n, (ast.Name, ast.Attribute))}
         node.reset = known  # type: ignore[attr-defined]
+    return known
+
+
+def _grown(around: ast.AST) -> set[str]:
+    """Names that are counted up or appended to somewhere in a loop or function; kept on its node."""
+    known: set[str] | None = getattr(around, "grown", None)
+    if known is None:
+        known = set(_changed(around, (ast.AugAssign, ast.Call), "append"))
+        around.grown = known  # type: ignore[attr-defined]
     return known
 
 

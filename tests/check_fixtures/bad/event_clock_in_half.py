@@ -18,3 +18,8 @@ def columns(table, device):
     seen = table["timestamp"].half()  # expect: NUM_POSITIONS
     shelf = torch.tensor([2049, 4097, 30_001], dtype=torch.float16)  # expect: NUM_POSITIONS
     return user, seen, shelf
+
+
+def received(table):
+    key = torch.as_tensor(table["item_id"].values, dtype=torch.float16)  # expect: NUM_POSITIONS
+    return key, torch.tensor([time.time()]).half()  # expect: NUM_POSITIONS

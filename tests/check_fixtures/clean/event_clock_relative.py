@@ -21,3 +21,9 @@ def columns(table, began):
     sizes = torch.tensor([64, 128, 4096], dtype=torch.float16)
     rate = torch.tensor(44_100, dtype=torch.bfloat16)
     return price, elapsed, sizes, rate
+
+
+def shares(table):
+    part = torch.tensor([100_000, 40_000]).div(100_000).half()
+    hit = torch.tensor(table["labels"].values, dtype=torch.float16)
+    return part, hit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ...formats import BF16, FP16, Format
@@ -10,7 +11,7 @@ from ...records import Severity
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 from ..values import HALF, Value, ancestors, constant
-from .half import is_position, stored
+from .half import is_position, stored, stored_name
 
 _NORMALIZE_EPS = 1e-12  # the default of F.normalize
 _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
@@ -180,8 +181,9 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     if event.op in ("arange", "range", "linspace"):
         counted: Value | None = event.out
     elif event.op in ("tensor", "as_tensor"):
-        counted = event.out if _is_clock(event.out) or _has_inexact_integers(event.arg(0), _FORMATS.get(kind)) else None
-    elif _is_clock(event.arg(0)) or (event.arg(0).dtype == "int" and (_largest(event.arg(0)) or 0) > limit):
+        is_key = _is_clock(event.out) or _KEY_NAMES.search(stored_name(event.out)) is not None
+        counted = event.out if is_key or _has_inexact_integers(event.arg(0), _FORMATS.get(kind)) else None
+    elif _is_clock(event.arg(0)) or (_is_listed(event.arg(0)) and (_largest(event.arg(0)) or 0) > limit):
         counted = event.arg(0)
     else:
         counts = _largest(event.arg(0)) is not None or any(v.op == "arange" for v in ancestors(event.arg(0), 6))
@@ -204,12 +206,18 @@ def _is_explicit(event: Event) -> bool:
     ) in ("half", "bfloat16")
 
 
+_KEY_NAMES = re.compile(r"(?:^|_)(?:ids?|time_?stamps?|unix_?times?|positions?|position_ids)$")
 _CLOCKS = ("call:time.time", "call:time.time_ns", "call:time.monotonic_ns", "call:timestamp")
 
 
 def _is_clock(value: Value) -> bool:
     """Whether a value is the time since 1970 as it was read, not a difference of two."""
     return any(v.op in _CLOCKS for v in stored(value))
+
+
+def _is_listed(value: Value) -> bool:
+    """Whether a value is a tensor of whole numbers that the code writes down."""
+    return value.dtype == "int" and any(v.op in ("tensor", "as_tensor", "full") for v in stored(value))
 
 
 def _has_inexact_integers(content: Value, kind: Format | None) -> bool:

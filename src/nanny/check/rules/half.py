@@ -100,9 +100,13 @@ def is_position(value: Value) -> bool:
     """Whether a value counts something: positions, time steps, ids."""
     if value.dtype == "int" and any(v.op in _COUNTS for v in ancestors(value, 10)):
         return True
+    return bool(_INTEGER_NAMES.search(stored_name(value)))
+
+
+def stored_name(value: Value) -> str:
+    """The last name of what a value was taken from: `user_id` for `torch.as_tensor(table["user_id"].values)`."""
     name = next((v.thing.name for v in stored(value) if v.thing is not None and v.thing.name), "")
-    last = name.removesuffix(".values").rpartition(".")[2].rpartition("[")[2].rstrip("]")
-    return bool(_INTEGER_NAMES.search(last))
+    return name.removesuffix(".values").rpartition(".")[2].rpartition("[")[2].rstrip("]")
 
 
 _HOLDERS = SHAPE | {"getitem", "view", "moved", "tensor", "as_tensor", "from_numpy", "call:to_numpy"}
@@ -113,7 +117,7 @@ def stored(value: Value) -> Iterator[Value]:
     current = value
     for _ in range(6):
         yield current
-        if current.op not in _HOLDERS or not current.inputs:
+        if not current.inputs or (current.op not in _HOLDERS and current.kind not in ("list", "tuple")):
             return
         current = current.inputs[0]
 
