@@ -110,7 +110,6 @@ class Limits:
         5, "seed 000, 3.2; seed 003, 2.4", seed="5 consecutive decreases at any time",
         why="a healthy start searches its scale downwards (6 skips from 2**24); counts only after the first good step",
     )  # fmt: skip
-    scale_start_skips: float = _limit(17, "NUMERICS 2, row 24: log2(65536) + 1, no scale of 1 or more was small enough")
     scale_low_warn: float = _limit(
         128, "seed 000, 3.2", seed="scale < 128: warning; < 1024 in seed 002",
         why="healthy runs end anywhere from 2**11 to 2**18 and lower; a value alone is information",

@@ -276,19 +276,20 @@ class MixedPrecisionNanny:
                 repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
             )
         if self._live is not None and self._steps and not self._rank:
-            self._say_goodbye(cost)
+            self._say_goodbye(cost, status)
 
-    def _say_goodbye(self, cost: float) -> None:
+    def _say_goodbye(self, cost: float, status: str) -> None:
         assert self._live is not None
         counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
         dropped = self._recording.dropped if self._recording is not None else 0
-        where = self._recording.path if self._recording is not None else None
+        where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         for text in closing_lines(
             counts,
             first_culprit(self.findings),
             f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
-            f"nanny summary --db {where}" if where is not None else "pass output_dir to keep a record",
+            f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
+            status,
         ):
             self._live.say(text)
 

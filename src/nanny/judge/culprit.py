@@ -145,6 +145,9 @@ def backward_culprit(step: StepRecord) -> Culprit | None:
     else:
         site = grads[-1]
         said = f"forward and loss are finite, but the gradient of `{site}` is not ({len(grads)} of {len(table.names)} parameters)"
+    last = table.names[-1] if not arriving else step.output_grads.names[-1] if step.output_grads is not None else ""
+    if site == last:
+        said += "; it is the last one before the loss, so look between the model's output and the loss (sqrt, norm or log at 0)"
     return Culprit(code, site, said, {**evidence, "passed_on": [g for g in grads if g != site]})
 
 

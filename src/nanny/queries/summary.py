@@ -74,14 +74,19 @@ def judge(states: Sequence[RankState], culprit: Finding | None) -> tuple[bool | 
             return False, f"NOT HEALTHY: {found}. The first culprit:"
         return False, f"SUSPECT: {found}, no error. The first:"
     if steps is None:
-        return None, "NO VERDICT: nothing is recorded yet."
+        if states[0].source.run.status == "running":
+            return None, "NO VERDICT: nothing is recorded yet."
+        return None, "NO VERDICT: the run ended without a training step that could be seen."
     if states[0].source.run.meta.get("failure"):
         return None, "NO VERDICT: the nanny itself failed and left the run; nothing was wrong until then."
     broken = _first_nonfinite(states[0].curves.get("loss"))
     if broken is not None:
         return False, f"NOT HEALTHY: the loss is not finite from step {broken} on, though no rule has named a culprit."
     notes = f" ({counted(counts['info'], 'note')})" if counts["info"] else ""
-    return True, f"HEALTHY: nothing wrong in {counted(steps[1] - steps[0] + 1, 'step')}{notes}."
+    seen = f"{counted(steps[1] - steps[0] + 1, 'step')}{notes}"
+    if states[0].source.run.status == "crashed":
+        return None, f"CRASHED: the script ended with an exception; no number was wrong in {seen}."
+    return True, f"HEALTHY: nothing wrong in {seen}."
 
 
 def overview(state: RankState) -> list[Line]:

@@ -50,9 +50,14 @@ def answer(args: argparse.Namespace) -> Answer:
         title = title_of(source)
         was = _upper(format_of(source.run.amp_dtype or "fp32"))
         command = source.command
+        broken = first_nonfinite_loss(source)
     headline = verdict(result, was)
+    if broken is not None:
+        died = f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {broken} on."
+        headline = f"{died} Of what came before: {headline}"
     reasons = _reasons(result)
-    lines = [Line(headline, {True: "good", None: "warning", False: "error"}[result.survives], 4)]
+    good = result.survives if broken is None else False
+    lines = [Line(headline, {True: "good", None: "warning", False: "error"}[good], 4)]
     lines += [Line(f"  - {reason}", indent=4) for reason in reasons]
     lines += [Line(""), Line(title, indent=4), *(Line(remark, indent=4) for remark in remarks)]
     following = [command("layer", result.fates[0].site)]
@@ -67,6 +72,11 @@ def answer(args: argparse.Namespace) -> Answer:
         data={"from": was, "verdict": headline.rstrip(":"), "reasons": reasons, "remarks": remarks, **_data(result)},
         next=following,
     )
+
+
+def first_nonfinite_loss(source: Source) -> int | None:
+    steps, values = reader.scalars(source.db, source.run.id, ["loss"]).get("loss", ((), ()))
+    return next((int(step) for step, value in zip(steps, values) if not math.isfinite(value)), None)
 
 
 def scale_bits(scale: float | None) -> int | None:

@@ -44,11 +44,14 @@ class LiveLog:
         print(text, file=self._stream or sys.stderr, flush=True)
 
 
-def closing_lines(counts: dict[str, int], first: Finding | None, cost: str, dropped: str, next_command: str) -> list[str]:
+def closing_lines(
+    counts: dict[str, int], first: Finding | None, cost: str, dropped: str, next_command: str, status: str = "finished"
+) -> list[str]:
     """The four lines at the end of a run."""
     said = ", ".join(f"{n} {name.lower()}" for name, n in counts.items() if n)
     if first is None:
-        said = "none, the run looks healthy" + (f" ({said})" if said else "")
+        verdict = "the run looks healthy" if status == "finished" else f"but the run {status}"
+        said = f"none, {verdict}" + (f" ({said})" if said else "")
     begins = f"; first: step {first.step} {first.code} {first.site}" if first is not None else ""
     return [
         f"nanny: findings: {said}{begins}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..formats import HISTOGRAM_BINS
+from ..formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..judge.history import grad_norm
 from ..records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Site, SiteTable, StepRecord
 from .writer import RunWriter
@@ -53,9 +55,10 @@ class RunRecording:
             self._writer.set_meta(amp_dtype=self._amp)
         if step.grads is not None:
             self._add_gradients(step, urgent)
+        output_grads = None if step.output_grads is None else unscaled(step.output_grads, step.scale)
         for kind, table in (
             ("output", step.outputs),
-            ("output_grad", step.output_grads),
+            ("output_grad", output_grads),
             ("weight", step.weights),
             ("buffer", step.buffers),
         ):
@@ -98,6 +101,30 @@ class RunRecording:
             meta["exception"] = self.failed_with
         self._writer.set_meta(**meta)
         self._writer.close(status)
+
+
+def unscaled(table: SiteTable, scale: float | None) -> SiteTable:
+    """Gradients that arrived multiplied by the loss scale, as they would be without: a run with a GradScaler compares with one
+    that has none. A histogram moves by whole bins, so its scale must be a power of two (GradScaler's is)."""
+    if not scale or scale == 1 or not math.isfinite(scale):
+        return table
+    columns = {name: column if name in _COUNTS else np.asarray(column) / scale for name, column in table.columns.items()}
+    bits = math.frexp(scale)[1] - 1
+    histograms = table.histograms if table.histograms is None or 2.0**bits != scale else _moved(table.histograms, -bits)
+    return replace(table, columns=columns, histograms=histograms)
+
+
+_COUNTS = ("count", "nan", "posinf", "neginf")
+
+
+def _moved(histograms: np.ndarray, bits: int) -> np.ndarray:
+    """The finite bins moved by `bits` binary orders; what leaves the range gathers in the bins below and above."""
+    out = histograms.copy()
+    out[:, list(FINITE_BINS)] = 0
+    for index in FINITE_BINS:
+        target = min(max(index + bits, BELOW_BIN), LAST_BIN) if index != ABOVE_BIN else ABOVE_BIN
+        out[:, target] += histograms[:, index]
+    return out
 
 
 def _scalars(step: StepRecord) -> dict[str, float]:

@@ -82,6 +82,7 @@ def overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         yield Seen(
             f"{culprit.message}; fp16 ends at {FP16.max:,.0f}", culprit.site, value=FP16.overflow_at, limit=FP16.max,
             evidence=culprit.evidence,
+            hint="standardise the input in FP32 before the model; fp16 cannot hold it" if culprit.site == "input" else "",
         )  # fmt: skip
 
 

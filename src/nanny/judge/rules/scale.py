@@ -71,19 +71,18 @@ def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 @rule("SCALE_COLLAPSE", Severity.ERROR)
 def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
-    """The loss scale fell below 1, or no scale was ever small enough.
+    """The loss scale fell below 1 and the steps are still skipped.
 
     Why: GradScaler has no floor, it halves for ever. Below 1 the gradients themselves do not fit, or are NaN at any scale.
 
-    Fix: see the message for which of the three it is; a smaller scale will not mend any of them.
+    Fix: if the forward pass is not finite, mend the layer that made the first infinity. If gradients are NaN, look for sqrt, norm
+    or log at 0. If they overflow, scale the loss down or compute the layers with the largest gradients in FP32 or BF16.
     """
     if not step.skipped:
         return
     in_row = run.skips_in_row + 1
-    start = in_row >= run.limits.scale_start_skips and not run.stepped_once
-    below = in_row >= run.limits.scale_collapse_skips
     after = step.scale_after if step.scale_after is not None else step.scale
-    if after is not None and ((below and after < run.limits.scale_floor) or start):
+    if after is not None and after < run.limits.scale_floor and in_row >= run.limits.scale_collapse_skips:
         yield Seen(
             f"loss scale collapsed to {after:g} after {in_row} skipped steps in a row; {why_skipped(step)}",
             "scaler",
