@@ -79,6 +79,6 @@ def _span(node: ast.AST) -> tuple[int, int]:
 
 def _names(function: FunctionInfo) -> set[str]:
     """What others call to reach this function; a common method name alone says nothing."""
-    if function.name in ("__init__", "forward", "__call__", "<lambda>"):
+    if function.name in ("forward", "<lambda>") or function.name.startswith("__"):
         return {function.owner.name} if function.owner is not None else set()
     return {function.name}

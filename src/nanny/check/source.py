@@ -22,7 +22,7 @@ EVIDENCE = re.compile(
 
 
 _CALL = re.compile(r"[A-Za-z_][\w.]*(?=\()")
-_STEPPED = re.compile(r"\.(?:step|unscale_)\(\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)\s*[,)]")
+_STEPPED = re.compile(r"([A-Za-z_][\w.]*)\.(?:step|unscale_)\(\s*([A-Za-z_][\w.]*)\s*[,)]")
 _DEFINITION = re.compile(r"(?:def|class) (\w+)\(")
 
 
@@ -111,7 +111,7 @@ class ModuleInfo:
     classes: list[ClassInfo] = field(default_factory=list)
     is_active: bool = False  # makes halves or scales itself
     called: frozenset[str] = frozenset()  # texts of everything that is called: `model`, `self.net`, `loss.backward`
-    stepped: frozenset[str] = frozenset()  # last names of what is given to `step(...)` and `unscale_(...)`
+    stepped: frozenset[str] = frozenset()  # last names of what a scaler steps or unscales
     is_loaded: bool = False
 
     def is_called(self, text: str) -> bool:
@@ -135,8 +135,13 @@ def parse_module(text: str, filename: str, name: str = "") -> ModuleInfo:
     called.subtract(_DEFINITION.findall(text))
     is_package = filename.endswith("__init__.py")
     is_active = _ACTIVE.search(text) is not None
-    stepped = frozenset(_STEPPED.findall(text))
-    return ModuleInfo(filename, text, tree, name, is_package, is_active=is_active, called=frozenset(+called), stepped=stepped)
+    module = ModuleInfo(filename, text, tree, name, is_package, is_active=is_active, called=frozenset(+called))
+    module.stepped = frozenset(
+        stepped.rpartition(".")[2]
+        for scaler, stepped in _STEPPED.findall(text)
+        if "scaler" in scaler.lower() or module.uses_as_scaler(scaler)
+    )
+    return module
 
 
 def dotted(node: ast.AST) -> str:
