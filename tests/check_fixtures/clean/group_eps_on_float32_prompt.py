@@ -1,4 +1,4 @@
-"""fp16 weights that are tuned with an eps that fp16 has in every group; float32 ones keep the default."""
+"""A float32 prompt keeps the small eps, in a group and through a subclass; the half model beside it is frozen."""
 
 import torch
 import torch.nn.functional as F
