@@ -129,6 +129,26 @@ def test_disabled_it_is_only_the_script(folder):
     assert not (folder / "nanny_logs").exists()
 
 
+ACCUMULATING = """
+import torch
+from torch import nn
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(12):
+    (model(torch.randn(2, 4)).square().mean() / 4).backward()
+    if i % 4 == 3:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_micro_batches_belong_to_the_step_of_their_optimizer(folder):
+    (folder / "accumulate.py").write_text(ACCUMULATING)
+    run(folder, "-m", "nanny.cli", "run", "accumulate.py")
+    with reader.reading(folder / "nanny_logs" / "metrics.db") as db:
+        assert reader.scalars(db, 1)["loss"][0].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(("arguments", "said"), [((), "needs a script"), (("nothing.py",), "there is no script 'nothing.py'")])
 def test_a_missing_script_is_told_in_one_sentence(folder, arguments, said):
     done = run(folder, "-m", "nanny.cli", "run", *arguments)

@@ -124,6 +124,8 @@ class MixedPrecisionNanny:
         """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
         if not self.enabled:
             return
+        if prefix and not prefix.endswith("."):
+            prefix += "."
         self._recorder.guard(self._recorder.add_model)(model, prefix)
         self._history.bad_buffers |= self._recorder.nonfinite_buffers()
         if self._recorder.compiled and self._live is not None and not prefix:

@@ -17,6 +17,7 @@ from .names import unwrapped
 from .recorder import Recorder
 
 MOST_MODELS = 8
+PATIENCE = 64  # backward passes without an optimizer step, until each of them counts as a step
 
 
 class AutoSteps:
@@ -30,6 +31,7 @@ class AutoSteps:
         self._add_model = add_model  # None: the models are given, look for no others
         self._roots: set[int] = {id(unwrapped(m)) for m, _ in recorder.models}
         self._next = 0
+        self._without_optimizer = False
         self._handle: Any = None
 
     def open(self) -> None:
@@ -58,6 +60,7 @@ class AutoSteps:
         if capture is None:
             return True
         known = {k for k, r in self._recorder.optimizers.items() if r() is not None}
-        if not known:
-            return capture.backwards > 0  # no optimizer of torch's: a forward pass after a backward pass is a new step
+        if not known:  # gradients may be accumulated first; after many backward passes there is none of torch's to come
+            self._without_optimizer = self._without_optimizer or capture.backwards >= PATIENCE
+            return self._without_optimizer and capture.backwards > 0
         return known <= capture.stepped_by or capture.repeated
