@@ -76,6 +76,8 @@ def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
 
     `if len(queue) == k: ...; queue.clear()`, `if micro == k: ...; micro = 0`, `if not pending: ...; pending = k`.
     """
+    if isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], (ast.Is, ast.IsNot)):
+        return ()  # `if x is None: x = ...` fills in a default
     around = frame.at.loops[-1] if frame.at.loops else frame.at.stack[-1].node if frame.at.stack else None
     if around is None:
         return ()
