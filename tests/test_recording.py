@@ -54,3 +54,20 @@ def test_a_histogram_moves_by_whole_orders_and_loses_nothing():
     assert moved.histograms[0, [ZERO_BIN, BELOW_BIN, FIRST_BIN + 96]].tolist() == [5, 7, 11]
     assert moved.histograms.sum() == 23
     assert unscaled(table, None) is table
+
+
+def test_clipping_is_on_record_and_the_norms_are_from_before_it(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with MixedPrecisionNanny(model, output_dir=tmp_path, live=False, strict=True) as nanny:
+        with nanny.step(0):
+            model(torch.randn(8, 4) * 10).square().mean().backward()
+            true = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    with reader.reading(tmp_path / "metrics.db") as db:
+        curves = reader.scalars(db, 1)
+    assert curves["clip"][1].tolist() == [0.5]
+    assert curves["grad_norm"][1][0] == pytest.approx(true)
+    assert true > 5

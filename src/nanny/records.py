@@ -238,9 +238,8 @@ class StepRecord:
     skipped: bool = False  # GradScaler refused the step
     stepped: bool = False  # an optimizer was asked to step (skipped or not)
     traced: bool = False
-    clipped: float | None = None  # max_norm, if gradients were clipped
+    clipped: float | None = None  # max_norm, if gradients were clipped; what is recorded of them is from before
     clipped_scaled: bool = False
-    norm_before_clip: bool = True
     stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
     grads: SiteTable | None = None
     outputs: SiteTable | None = None

@@ -24,7 +24,7 @@ from .source import Source, open_job, title_of
 CODES_SHOWN = 12
 CURVE_WIDTH = 72
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
-_SCALARS = ("loss", "grad_norm", "scale", "skipped", "traced", "step_ms")
+_SCALARS = ("loss", "grad_norm", "scale", "skipped", "traced", "step_ms", "clip")
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,11 @@ def overview(state: RankState) -> list[Line]:
     for name, title, log in (("loss", "loss", False), ("grad_norm", "gradient", True)):
         if name in curves:
             lines += [_fact(title, _curve_text(*curves[name])), _curve_line(curves[name][1], log)]
+    if "clip" in curves:
+        steps, norms = curves["clip"]
+        lines.append(
+            _fact("clipped", f"to {short(float(norms[-1]))} at {counted(len(steps), 'step')}; the norms above are from before")
+        )
     lines += _scale_lines(curves)
     cost = run.meta.get("cost_percent")
     if isinstance(cost, (int, float)):

@@ -134,6 +134,7 @@ def _scalars(step: StepRecord) -> dict[str, float]:
         "lr": step.lr,
         "grad_norm": grad_norm(step),
         "scale": step.scale,
+        "clip": step.clipped,
         "skipped": float(step.skipped) if step.scale is not None else None,
         "traced": 1.0 if step.traced else None,
     }
