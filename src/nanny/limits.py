@@ -64,7 +64,6 @@ class Limits:
     positions_lost_warn: float = _limit(
         0.05, "derived: one constant channel among many is how healthy networks look, one column in twenty is data"
     )
-    error_bias_warn: float = _limit(0.1, "NUMERICS 4.3: mean/std of the rounding error on more than 1e4 elements")
     imbalance_total_roundoffs: float = _limit(
         1.0, "NUMERICS 4.4: ratio of contributions above 1/u, a typical channel is absorbed whole",
         seed="max/min > 1e4 per dimension",
@@ -167,7 +166,6 @@ class Limits:
     # updates and optimizer state
     unchanged_share_warn: float = _limit(0.5, "NUMERICS 2, row 2: more than half the elements left bit-identical")
     unchanged_share_error: float = _limit(0.9, "derived: next to nothing is learned")
-    update_ratio_high: float = _limit(0.1, "MECHANISMS: update_rms/param_rms far above 1e-2 is too hot")
     eps_dominates_warn: float = _limit(1.0, "NUMERICS 2, row 5: median sqrt(v)/eps below 1")
     eps_dominates_error: float = _limit(0.1, "NUMERICS 2, row 5")
 

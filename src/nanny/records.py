@@ -174,7 +174,6 @@ class BadCall:
     count: int
     counted: bool = True  # False: nan, posinf and neginf only say whether there are any
     inputs_clean: bool | None = None  # neither NaN nor +Inf came in (-Inf is what masks are made of); None: could not be known
-    inputs_nan: bool = False
     has_parameters: bool = False
     bad_parameters: tuple[str, ...] = ()  # its own parameters that are not finite
     finite_absmax: float = 0.0  # largest finite magnitude in the output

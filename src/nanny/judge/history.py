@@ -49,7 +49,6 @@ class SiteHistory:
         self.zero_steps = np.zeros(0, dtype=np.int64)
         self.zero_record = np.zeros(0, dtype=np.int64)  # the longest run of zeros that came to an end
         self.low_steps = np.zeros(0, dtype=np.int64)
-        self.high_steps = np.zeros(0, dtype=np.int64)
         self.ever = np.zeros(0, dtype=bool)  # had a finite, non-zero value
         self.level = np.zeros(0)  # slow average of the logarithm, a cheap screen before medians are taken
 
@@ -64,7 +63,7 @@ class SiteHistory:
             self.names = tuple(self._column)
             grow = len(new)
             self._ring = np.concatenate([self._ring, np.full((len(self._ring), grow), np.nan)], axis=1)
-            for field in ("zero_steps", "zero_record", "low_steps", "high_steps"):
+            for field in ("zero_steps", "zero_record", "low_steps"):
                 setattr(self, field, np.concatenate([getattr(self, field), np.zeros(grow, dtype=np.int64)]))
             self.ever = np.concatenate([self.ever, np.zeros(grow, dtype=bool)])
             self.level = np.concatenate([self.level, np.full(grow, np.nan)])
@@ -87,7 +86,6 @@ class SiteHistory:
         self.zero_record[at] = np.where(ended, np.maximum(self.zero_record[at], self.zero_steps[at]), self.zero_record[at])
         self.zero_steps[at] = np.where(measured, np.where(zero, self.zero_steps[at] + 1, 0), self.zero_steps[at])
         self.low_steps[at] = np.where(drift < math.log(1e-2), self.low_steps[at] + 1, 0)
-        self.high_steps[at] = np.where(drift > math.log(5.0), self.high_steps[at] + 1, 0)
         if not keep:
             return
         self.ever[at] |= good

@@ -43,7 +43,6 @@ class StepCapture:
     read: set[str] = field(default_factory=set)
     provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
     losses: list[Tensor] = field(default_factory=list)
-    loss_dtype: str = ""
     backwards: int = 0
     ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
     backward_scaled: bool = False
@@ -200,7 +199,6 @@ def late_bad_calls(calls: Sequence[Call], values: Any, weights: SiteTable | None
             count=int(values[0][call.output]),
             counted=False,
             inputs_clean=bool(np.all((low[inputs] == low[inputs]) & (high[inputs] < np.inf))),
-            inputs_nan=bool(np.isnan(low[inputs]).any()),
             has_parameters=call.has_parameters,
             bad_parameters=tuple(n.rpartition(".")[2] for n in bad_weights if n.rpartition(".")[0] == call.site),
             input_absmax=float(np.max(sizes[np.isfinite(sizes)], initial=0.0)),

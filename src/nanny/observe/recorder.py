@@ -233,7 +233,6 @@ class Recorder:
             scaled = self._scaled is not None and self._scaled[0]() is root
             loss = self._scaled[1] if scaled and self._scaled is not None else _copy(root)
             capture.losses.append(loss)
-            capture.loss_dtype = short_dtype(root.dtype)
             capture.backward_scaled = capture.backward_scaled or scaled
         if (
             not capture.packed

@@ -170,7 +170,6 @@ class StepTrace:
     def _suspect(self, call: Call, module: nn.Module, leaf: Tensor, before: list[tuple[Tensor, int | None]]) -> None:
         """Only here, once something is wrong, are inputs and parameters looked at."""
         states: list[bool | None] = []
-        input_nan = False
         largest = 0.0
         for tensor, row in before:
             if row is None and tensor is leaf:  # overwritten in place, and nobody measured it before
@@ -179,7 +178,6 @@ class StepTrace:
             row = self.rows.add(tensor) if row is None else row
             states.append(self.rows.is_clean(row))
             size = self.rows.largest(row)
-            input_nan = input_nan or size != size
             largest = max(largest, size if size < float("inf") else _finite_absmax(tensor))
         known = [s for s in states if s is not None]
         clean = None if not known and states else all(known)
@@ -194,7 +192,6 @@ class StepTrace:
             neginf=neginf,
             count=leaf.numel(),
             inputs_clean=clean,
-            inputs_nan=input_nan,
             has_parameters=_has_parameters(module),
             bad_parameters=parameters,
             finite_absmax=_finite_absmax(leaf),
