@@ -15,6 +15,8 @@ LIGHT = (
     "records",
     "tensor_records",
     "diff_records",
+    "examine_records",
+    "diagnosis_records",
     "limits",
     "formats",
     "optable",
@@ -27,7 +29,7 @@ LIGHT = (
 )
 VERBS = ("observe", "measure", "judge", "store", "show")
 FEATURES = ("check", "queries", "query", "tensor", "monitor", "run", "rule", "doctor", "demo")
-CORE = ("records", "tensor_records", "diff_records", "limits", "formats", "optable", *VERBS)
+CORE = ("records", "tensor_records", "diff_records", "examine_records", "diagnosis_records", "limits", "formats", "optable", *VERBS)
 
 
 def modules(*tops: str) -> list[Path]:

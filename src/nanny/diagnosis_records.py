@@ -1,0 +1,37 @@
+"""What a diagnosis says: the root cause, with its evidence, its chain to the symptom and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One root cause, as plain data."""
+
+    cause: str  # a page of the knowledge base: `nanny rule CAUSE`
+    family: str
+    culprit: str  # module or parameter path, op:<name>, optimizer[.field], scaler[.field], data[:what], loop:<what>
+    step: int | None = None
+    where: str = ""  # file:line if known
+    confidence: float = 0.0  # 0..1
+    precision_caused: bool | None = None  # None: unknown
+    evidence: tuple[str, ...] = ()  # facts with their numbers
+    chain: tuple[str, ...] = ()  # producer -> ... -> symptom
+    remedy: str = ""
+    confirm: str = ""  # the one command or experiment that would prove it
+    early: bool = False  # a trend that foresees failure; nothing is lost yet
+    expected_step: int | None = None  # when, if the trend is clear
+
+    @property
+    def summary(self) -> str:
+        """One line: what, where, when."""
+        place = f"step {self.step}, {self.culprit}" if self.step is not None else self.culprit
+        return f"{place}: {self.cause}" + (f" ({self.where})" if self.where else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, plain, as diagnose --format json prints them."""
+        from dataclasses import asdict
+
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}

@@ -1,0 +1,97 @@
+"""What one examined training step told: which operations are numerically hazardous, and what FP32 would have made of the step.
+
+An examination watches every operation of one step beside its FP32 twin (`observe/shadow.py`). It is plain data: it can be
+stored, judged again and shown without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PHASES = ("forward", "backward", "optimizer", "loop")  # loop: the user's own code between the others
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operation ran."""
+
+    site: str = ""  # the innermost module by its real name (`blocks.3.attn`); "" in the root's own code and outside the model
+    module: str = ""  # its class
+    phase: str = "forward"
+    file: str = ""  # the nearest frame outside torch and nanny; in backward, of the operation it belongs to
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """One numerical hazard: the same kind, operation and place are one hazard, however often it ran."""
+
+    kind: str  # overflow, flush, absorption ...: a key of judge.hazards.KINDS
+    op: str  # aten name without namespace and overload: `bmm`
+    place: Place
+    order: int  # position of its first occurrence among the operations of the step
+    dtype: str = ""  # of the result as stored
+    calls: int = 1
+    share: float = 0.0  # of the elements concerned, at the worst call
+    value: float | None = None  # the worst example ...
+    limit: float | None = None  # ... and what it broke
+    message: str = ""  # one sentence with the numbers
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    consequence: float = 0.0  # 0..inf: relative, energy-weighted error that it puts into loss and gradients; inf: destroys them
+    cause: str = ""  # a name of the knowledge base
+    remedy: str = ""
+    in_reference: bool = False  # the FP32 twin shows it too: precision is not the reason
+
+    @property
+    def culprit(self) -> str:
+        """The place as a diagnosis names it."""
+        return self.place.site or f"op:{self.op}"
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """A parameter's gradient beside the gradient that FP32 would have given on this very batch, both unscaled."""
+
+    name: str
+    norm: float
+    reference_norm: float
+    error: float  # relative L2; nan if the reference is not finite
+    energy_share: float  # of the squared norm of the whole reference gradient
+    zero_share: float
+    reference_zero_share: float
+    nonfinite: bool = False
+    reference_nonfinite: bool = False
+
+
+@dataclass(frozen=True)
+class FirstBad:
+    """The operation that made the first NaN or infinity out of finite numbers."""
+
+    op: str
+    place: Place
+    order: int
+    nan: bool  # False: an infinity
+    inputs: Mapping[str, float] = field(default_factory=dict)  # absmax, absmin, ... of what went in
+    expected: float | None = None  # magnitude of the result in FP32, if finite
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that an examined step told."""
+
+    step: int
+    operations: int = 0
+    amp_dtype: str = ""
+    scale: float | None = None
+    loss: float | None = None
+    loss_reference: float | None = None
+    gradient_error: float | None = None  # relative L2 over all parameters together
+    gradients: tuple[GradientError, ...] = ()
+    first_bad: FirstBad | None = None  # in the program as it ran
+    first_bad_reference: FirstBad | None = None  # in its FP32 twin
+    hazards: tuple[Hazard, ...] = ()  # by consequence, worst first
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else causes ask for: see observe/sanitizer.py
+    reseeds: Mapping[str, int] = field(default_factory=dict)  # operation and reason -> how often the twin could not follow
+    seconds: float | None = None
