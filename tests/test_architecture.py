@@ -29,7 +29,8 @@ LIGHT = (
 )
 VERBS = ("observe", "measure", "judge", "store", "show")
 FEATURES = ("check", "queries", "query", "tensor", "monitor", "run", "rule", "doctor", "demo")
-CORE = ("records", "tensor_records", "diff_records", "examine_records", "diagnosis_records", "limits", "formats", "optable", *VERBS)
+RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "diagnosis_records")
+CORE = (*RECORDS, "limits", "formats", "optable", *VERBS)
 
 
 def modules(*tops: str) -> list[Path]:
