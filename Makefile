@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench docs clean
+.PHONY: demo test test-all lint bench docs browser clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,18 +17,21 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/nanny demo
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/pytest
 
-test-all: $(READY)
+test-all: $(READY) browser
 	$(BIN)/pytest -m 'slow or not slow'
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(READY)
+bench: $(READY) browser
 	$(BIN)/python -m benchmarks
+
+browser:
+	@.ci/chromium
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
