@@ -25,10 +25,11 @@ LIGHT = (
     "show",
     "check",
     "queries",
+    "agent",
     "cli",
 )
 VERBS = ("observe", "measure", "judge", "store", "show")
-FEATURES = ("check", "queries", "query", "tensor", "monitor", "run", "rule", "doctor", "demo")
+FEATURES = ("check", "queries", "query", "agent", "tensor", "monitor", "run", "rule", "doctor", "demo")
 RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "diagnosis_records")
 CORE = (*RECORDS, "limits", "formats", "optable", *VERBS)
 

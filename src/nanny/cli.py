@@ -27,6 +27,7 @@ COMMANDS = {
     "sql": ("nanny.query", "a read-only query"),
     "tail": ("nanny.query", "follow a live run in the terminal"),
     "rule": ("nanny.rule", "explain a finding's code"),
+    "mcp": ("nanny.mcp_server", "let an AI agent check code and read runs"),
     "doctor": ("nanny.doctor", "versions, devices, and what is missing for which command"),
     "demo": ("nanny.demo", "see the tool work on a small real training run"),
 }

@@ -96,6 +96,21 @@ def checker_codes() -> tuple[str, ...]:
     return (*all_rules(), "SYNTAX_ERROR")
 
 
+def page_of(name: str, lang: str = "en") -> Page:
+    """The one page of this name."""
+    del lang
+    pages = all_pages()
+    found = pages.get(name.strip().upper()) or pages.get(name.strip().lower())
+    if found is None:
+        raise NannyError(f"no rule or cause is called {name!r}{nearest(name, pages)}; `nanny rule` lists all")
+    return found
+
+
+def all_names() -> list[tuple[str, str]]:
+    """Every page by its name and what it is about."""
+    return [(page.code, page.title) for page in all_pages().values()]
+
+
 def nearest(wrong: str, known: Iterable[str]) -> str:
     """`, did you mean 'HALF_CALL'?`, or nothing."""
     from difflib import get_close_matches

@@ -61,12 +61,16 @@ def find_stores(path: str | Path | None) -> list[Path]:
         raise NannyError(f"{target}: no such file or folder; name a metrics.db or its folder with --db PATH")
     stores = _stores_in(target)
     if not stores:
-        below = {file.parent for file in target.rglob("metrics*.db") if _NAME.fullmatch(file.name)}
+        below = {file.parent for file in target.rglob("metrics*.db") if is_store_name(file.name)}
         stores = _stores_in(max(below, key=lambda folder: max(map(_written, _stores_in(folder))))) if below else []
     if not stores:
         advice = "record a run with `nanny run train.py`, or name another --db PATH"
         raise NannyError(f"{target}: holds no metrics.db; {advice}")
     return stores
+
+
+def is_store_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
 
 
 def rank_of(store: Path) -> int:
@@ -76,7 +80,7 @@ def rank_of(store: Path) -> int:
 
 
 def _stores_in(folder: Path) -> list[Path]:
-    stores = [file for file in folder.iterdir() if _NAME.fullmatch(file.name) and file.is_file()]
+    stores = [file for file in folder.iterdir() if is_store_name(file.name) and file.is_file()]
     return sorted(stores, key=lambda file: (rank_of(file), -_written(file), file.name))
 
 

@@ -1,0 +1,87 @@
+"""The part of the file system that an agent may see: everything below one folder, symbolic links followed before the look."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..records import NannyError
+from ..store.files import is_store_name
+
+MOST_STORES = 200
+_SKIPPED = {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"}
+
+
+@dataclass(frozen=True)
+class Room:
+    """`root` is where paths begin and end; `db` is the store or folder that is meant when a question names none."""
+
+    root: Path  # resolved
+    db: Path | None = None  # named by whoever started the server, so it may lie outside the root
+
+    def path(self, text: str) -> Path:
+        """The real path behind a name that an agent gave, or a refusal."""
+        if "\0" in text:
+            raise NannyError("a path cannot hold a NUL character")
+        try:
+            real = (self.root / text).resolve()
+        except (OSError, RuntimeError) as error:  # a loop of links
+            raise NannyError(f"{text}: cannot be resolved ({error})") from None
+        if not self.holds(real):
+            raise NannyError(f"{text}: outside the folder that this server may read; give a path below {self.root}")
+        if not real.exists():
+            raise NannyError(f"{text}: no such file or folder below {self.root}")
+        return real
+
+    def holds(self, real: Path) -> bool:
+        return real == self.root or self.root in real.parents
+
+    def shown(self, path: str | Path) -> str:
+        """A path as the agent should give it back: relative to the root where it is below it."""
+        real = Path(path)
+        return str(real.relative_to(self.root)) if self.holds(real) else str(real)
+
+    def store(self, db: str | None) -> str:
+        """The store or folder that a question is about."""
+        if db:
+            if self.db is not None and Path(db) == self.db:
+                return str(self.db)
+            real = self.path(db)
+            self._all_inside(real)
+            return str(real)
+        if self.db is not None:
+            return str(self.db)
+        usual = self.root / "nanny_logs"
+        if usual.exists():
+            return self.store(str(usual))
+        found = self.stores()
+        if not found:
+            raise NannyError(f"no run is recorded below {self.root}; record one with `nanny run train.py`, or name its --db")
+        return str(found[0].parent)
+
+    def stores(self) -> list[Path]:
+        """Every store that may be read, the one written last first."""
+        if self.db is not None and self.db.is_file():
+            return [self.db]
+        top = self.db or self.root
+        found: list[Path] = []
+        folders = [top]
+        while folders and len(found) < MOST_STORES:
+            folder = folders.pop()
+            try:
+                entries = sorted(folder.iterdir())
+            except OSError:
+                continue
+            for entry in entries:
+                if entry.is_dir() and not entry.is_symlink() and entry.name not in _SKIPPED:
+                    folders.append(entry)
+                elif is_store_name(entry.name) and entry.is_file() and (self.db is not None or self.holds(entry.resolve())):
+                    found.append(entry)
+        return sorted(found, key=lambda path: -path.stat().st_mtime)[:MOST_STORES]
+
+    def _all_inside(self, folder: Path) -> None:
+        """A folder of stores may hold links that lead out of the root."""
+        if folder.is_dir():
+            for entry in folder.iterdir():
+                if is_store_name(entry.name) and not self.holds(entry.resolve()):
+                    raise NannyError(f"{self.shown(entry)}: a link that leads outside {self.root}; name the store itself")
