@@ -61,7 +61,7 @@ def find_stores(path: str | Path | None) -> list[Path]:
         raise NannyError(f"{target}: no such file or folder; name a metrics.db or its folder with --db PATH")
     stores = _stores_in(target)
     if not stores:
-        below = {file.parent for file in target.rglob("metrics*.db") if is_store_name(file.name)}
+        below = {file.parent for file in target.rglob("metrics*.db") if is_store_name(file.name) and file.is_file()}
         stores = _stores_in(max(below, key=lambda folder: max(map(_written, _stores_in(folder))))) if below else []
     if not stores:
         advice = "record a run with `nanny run train.py`, or name another --db PATH"
