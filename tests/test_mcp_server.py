@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import anyio
 import pytest
+import yaml
 from mcp import Client, MCPError, StdioServerParameters
 from query_recordings import Recipe, record
 
@@ -21,6 +23,11 @@ from nanny.agent.room import Room
 from nanny.agent.tools import MOST_ROWS
 from nanny.mcp_server import RUNNING, TOOLS, build_server
 from nanny.records import Finding, Severity
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 BAD_CODE = """import torch
 model = torch.nn.Linear(4, 4)
@@ -365,3 +372,42 @@ def test_diff_runs_the_users_model_in_a_process_of_its_own(tmp_path):
     assert not result.is_error, result.content
     assert result.structured_content["exit_code"] == 0
     assert json.loads(result.structured_content["output"])
+
+
+# what is documented
+
+REPOSITORY = Path(__file__).parent.parent
+_BLOCK = re.compile(r"```(json|toml)\n(.*?)```", re.DOTALL)
+
+
+def documented_commands(page: str) -> list[list[str]]:
+    """The command lines that the clients' settings in a README would start."""
+    found = []
+    for language, text in _BLOCK.findall((REPOSITORY / page).read_text(encoding="utf-8")):
+        settings = json.loads(text) if language == "json" else tomllib.loads(text)
+        servers = settings.get("mcpServers") or settings.get("servers") or settings["mcp_servers"]
+        found += [[server["command"], *server["args"]] for server in servers.values()]
+    return found
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_each_documented_client_configuration_starts_the_server(page, project):
+    from nanny.mcp_server import _parser
+
+    commands = documented_commands(page)
+    assert len(commands) == 4
+    for command, name, *flags in commands:
+        assert (Path(command).name, name) == ("nanny", "mcp")
+        assert _parser().parse_args(flags).root
+    assert commands == documented_commands("README.md")
+
+
+def test_the_skill_names_commands_and_tools_that_exist():
+    from nanny.cli import COMMANDS
+
+    text = (REPOSITORY / "skills" / "precision-nanny" / "SKILL.md").read_text(encoding="utf-8")
+    head = yaml.safe_load(text.split("---")[1])
+    assert set(head) == {"name", "description"}
+    assert head["name"] == "precision-nanny"
+    assert set(re.findall(r"`nanny ([a-z]+)", text)) <= set(COMMANDS)
+    assert set(re.findall(r"\[([a-z_]+)\]", text)) <= set(TOOLS)
