@@ -120,6 +120,10 @@ def generator(*key: int) -> torch.Generator:
     return torch.Generator().manual_seed(hash(key) % 2**31)
 
 
+def noise(*shape: int, key: tuple[int, ...]) -> Tensor:
+    return torch.randn(*shape, generator=generator(*key))
+
+
 def all_cases() -> list[Case]:
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
     return [case for module in modules for case in getattr(module, "CASES", ())]
@@ -136,7 +140,8 @@ def play(build: Callable[[], Training], steps: int) -> Run:
         scale = training.scaler.get_scale() if training.scaler is not None else 1.0
         losses.append(_number(training.step(i)))
         skipped.append(training.scaler is not None and training.scaler.get_scale() < scale)
-    still = {n for n, p in training.model.named_parameters() if p.requires_grad and torch.equal(p.nan_to_num(), middle[n].nan_to_num())}
+    trained = {name: p for name, p in training.model.named_parameters() if p.requires_grad}
+    still = {name for name, p in trained.items() if torch.equal(p.nan_to_num(), middle[name].nan_to_num())}
     return Run(training, tuple(losses), tuple(skipped), frozenset(still))
 
 

@@ -1,0 +1,390 @@
+"""Planted overflow of what a layer puts out: activations, attention scores, batch statistics, the input itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from . import Training, noise, planted
+from .amp_loop import usual
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.gain
+
+
+class FeedForward(nn.Module):
+    """The T5 way: two gates and a wide way back; `careful` leaves the way back in fp32."""
+
+    def __init__(self, width: int, hidden: int, careful: bool) -> None:
+        super().__init__()
+        self.careful = careful
+        self.wi_0, self.wi_1 = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.wo = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):
+        hidden = F.gelu(self.wi_0(x)) * self.wi_1(x)
+        if not self.careful:
+            return self.wo(hidden)
+        with torch.autocast("cpu", enabled=False):
+            return self.wo(hidden.float())
+
+
+class EncoderBlock(nn.Module):
+    def __init__(self, width: int, careful: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.attn = nn.Linear(width, width, bias=False)
+        self.ffn = FeedForward(width, 2 * width, careful)
+
+    def forward(self, x):
+        mixed = self.attn(self.norm1(x))
+        x = x + mixed.mean(1, keepdim=True)
+        return x + self.ffn(self.norm2(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self, careful: bool) -> None:
+        super().__init__()
+        self.shared = nn.Embedding(40, 32)
+        self.blocks = nn.ModuleList(EncoderBlock(32, careful) for _ in range(4))
+        self.final = RMSNorm(32)
+        self.lm_head = nn.Linear(32, 40, bias=False)
+
+    def forward(self, ids):
+        x = self.shared(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.lm_head(self.final(x))
+
+
+def t5_way_back_overflows(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """A trained encoder carries one massive feature; the way back of block 2 puts out about 90,000."""
+    model = Encoder(careful=fixed)
+    with torch.no_grad():
+        ffn = model.blocks[2].ffn
+        ffn.wi_0.weight[5] = 6.0
+        ffn.wi_1.weight[5] = 6.0
+        model.blocks[2].norm2.gain.fill_(1.0)
+        ffn.wo.weight[7, 5] = 60.0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+    def data(i):
+        return ((noise(8, 12, key=(1, i)).abs() * 15).long().clamp(max=39),)
+
+    def loss_of(ids):
+        return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+class Houses(nn.Module):
+    """Prices in dollars from square metres; the head's bias begins at the mean price, as one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+        self.head = nn.Linear(32, 1)
+
+    def forward(self, x):
+        return self.head(self.body(x)).squeeze(-1)
+
+
+def prices_grow_out_of_range(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Healthy at first: the predictions learn their way from 55,000 towards houses of 90,000 and leave fp16 after about ten steps."""
+    model = Houses()
+    unit = 1000.0 if fixed else 1.0
+    with torch.no_grad():
+        model.head.bias.fill_(55_000.0 / unit)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01 if fixed else 0.1)
+    worth = torch.tensor([300.0, 40.0, 150.0, 20.0, 90.0, 60.0])
+
+    def data(i):
+        x = noise(32, 6, key=(2, i)).abs() * 60
+        return x, (x @ worth + 30_000) / unit
+
+    def loss_of(x, price):
+        return F.mse_loss(model(x) * (unit / 1000), price * (unit / 1000))  # thousands of dollars, squared
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+class WaveBlock(nn.Module):
+    def __init__(self, channels: int, dilation: int, normed: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(channels, channels, 3, padding=dilation, dilation=dilation)
+        self.norm = nn.GroupNorm(4, channels) if normed else nn.Identity()
+
+    def forward(self, x):
+        return x + self.conv(F.relu(self.norm(x)))
+
+
+class WaveNet(nn.Module):
+    def __init__(self, normed: bool) -> None:
+        super().__init__()
+        self.front = nn.Conv1d(1, 16, 5, padding=2)
+        self.stack = nn.Sequential(*(WaveBlock(16, 2**n, normed) for n in range(6)))
+        self.post = nn.GroupNorm(4, 16)
+        self.classify = nn.Linear(16, 5)
+
+    def forward(self, wave):
+        return self.classify(self.post(self.stack(self.front(wave)).float()).mean(-1))
+
+
+def residual_sum_of_16_bit_audio_overflows(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """16-bit samples (up to 32,767) through residual blocks without norm: the stream passes 65,504 in the fifth block."""
+    model = WaveNet(normed=fixed)
+    with torch.no_grad():
+        for block in model.stack:
+            block.conv.weight.mul_(1.6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+
+    def data(i):
+        label = torch.arange(10) % 5
+        time = torch.arange(64) / 64
+        wave = torch.sin(2 * math.pi * (label[:, None] * 3 + 2) * time) * 20_000 + noise(10, 64, key=(3, i)) * 500
+        return wave[:, None] / (32_768 if fixed else 1), label
+
+    def loss_of(wave, label):
+        return F.cross_entropy(model(wave), label)
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, width: int, heads: int, careful: bool) -> None:
+        super().__init__()
+        self.heads, self.careful = heads, careful
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        b, t, w = x.shape
+        q, k, v = self.qkv(x).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+        if self.careful:
+            q, k = F.normalize(q.float(), dim=-1) * 4, F.normalize(k.float(), dim=-1)
+        scores = q @ k.transpose(-2, -1)
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, w))
+
+
+class VitBlock(nn.Module):
+    def __init__(self, width: int, careful: bool) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = SelfAttention(width, 2, careful)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp(self.ln2(x))
+
+
+class Vit(nn.Module):
+    def __init__(self, careful: bool) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 32, 4, stride=4)
+        self.encoder = nn.ModuleList(VitBlock(32, careful) for _ in range(3))
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        for block in self.encoder:
+            x = block(x)
+        return self.head(self.norm(x).mean(1))
+
+
+def images(i: int, classes: int = 10, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    label = (torch.arange(16) + i) % classes
+    return noise(16, 3, size, size, key=(4, i)) + (label / classes - 0.5)[:, None, None, None] * 3, label
+
+
+def vit_scores_overflow(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Queries and keys of the second block have grown (no QK-norm, no 1/sqrt(d)): scores reach some 100,000."""
+    model = Vit(careful=fixed)
+    with torch.no_grad():
+        model.encoder[1].attn.qkv.weight[:64].mul_(250)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss_of(x, label):
+        return F.cross_entropy(model(x), label)
+
+    return usual(model, optimizer, images, loss_of, dtype)
+
+
+class DotAttention(nn.Module):
+    def __init__(self, width: int, careful: bool) -> None:
+        super().__init__()
+        self.careful, self.width = careful, width
+
+    def forward(self, query, memory):
+        if self.careful:
+            query, memory = F.layer_norm(query, (self.width,)), F.layer_norm(memory, (self.width,))
+        scores = torch.bmm(memory, query.unsqueeze(2)).squeeze(2)
+        weights = torch.softmax(scores / (self.width**0.5 if self.careful else 1.0), dim=1)
+        return torch.bmm(weights.unsqueeze(1), memory).squeeze(1)
+
+
+class SensorReader(nn.Module):
+    """A recurrent reader of sensor rows in physical units, attending over its own memory."""
+
+    def __init__(self, careful: bool) -> None:
+        super().__init__()
+        self.lift = nn.Linear(6, 48)
+        self.rnn = nn.GRU(48, 48, batch_first=True)
+        self.attention = DotAttention(48, careful)
+        self.norm = nn.LayerNorm(96)
+        self.out = nn.Linear(96, 3)
+
+    def forward(self, rows):
+        memory = self.lift(rows)
+        state = self.rnn(memory)[0][:, -1]
+        seen = self.attention(memory[:, -1], memory)
+        return self.out(self.norm(torch.cat([state, seen], -1)))
+
+
+def dot_attention_over_raw_units_overflows(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Unscaled dot products of 48 features of about 100 each (pressure in hPa) leave fp16; softmax(inf) is NaN."""
+    model = SensorReader(careful=fixed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def data(i):
+        rows = noise(12, 10, 6, key=(5, i)) * torch.tensor([80.0, 40.0, 20.0, 5.0, 2.0, 1.0])
+        rows[..., 0] += 300
+        return rows, (rows[:, -1, 1] > 0).long() + (rows[:, -1, 1] > 20).long()
+
+    def loss_of(rows, label):
+        return F.cross_entropy(model(rows), label)
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+class Hdr(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU())
+        self.down = nn.Sequential(nn.Conv2d(12, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.down(self.stem(x)).mean((2, 3)))
+
+
+def one_glaring_photo_poisons_batch_norm(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Step 9 brings a photo with a sun of 60,000: the scaler skips the step, the running statistics keep the inf."""
+    model = Hdr()
+    with torch.no_grad():
+        model.stem[0].weight.mul_(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def data(i):
+        x, label = images(i)
+        if i == 9:
+            x[3, :, 4:8, 4:8] = 60_000.0
+        return (x.clamp(-10, 10) if fixed else x), label
+
+    def loss_of(x, label):
+        return F.cross_entropy(model(x), label)
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+class Credit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.branch = nn.Embedding(12, 8)
+        self.numeric = nn.Linear(5, 24)
+        self.norm = nn.BatchNorm1d(24)
+        self.tower = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 1))
+
+    def forward(self, numbers, branch):
+        joint = torch.cat([self.norm(self.numeric(numbers).float()).relu(), self.branch(branch)], -1)
+        return self.tower(joint).squeeze(-1)
+
+
+def balances_in_dollars(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Account balances up to millions go into the first layer as they are: autocast turns them into inf."""
+    model = Credit()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def data(i):
+        z = noise(32, 5, key=(6, i))
+        numbers = z * torch.tensor([1.0, 2.0, 1.0, 1.0, 1.0])
+        numbers[:, 3] = 20_000 * torch.exp(1.5 * z[:, 3])
+        default = (z[:, 3] < 0).float()
+        if fixed:
+            numbers[:, 3] = torch.log(numbers[:, 3]) - 10
+        return numbers, torch.arange(32) % 12, default
+
+    def loss_of(numbers, branch, default):
+        return F.binary_cross_entropy_with_logits(model(numbers, branch), default)
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+class Volumes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale_in = nn.Linear(3, 16)
+        self.norm = nn.LayerNorm(16)
+        self.cell = nn.GRU(16, 16, batch_first=True)
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, series):
+        return self.out(self.cell(self.norm(self.scale_in(series)))[0][:, -1]).squeeze(-1)
+
+
+def traded_volumes_appear_at_listing(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Until step 8 the volumes are those of small shares; then a large one is listed: 250,000 pieces a day."""
+    model = Volumes()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+
+    def data(i):
+        z = noise(16, 8, 3, key=(7, i))
+        series = z * torch.tensor([1.0, 0.5, 1.0])
+        series[..., 2] = 900 * torch.exp(0.5 * z[..., 2])
+        if i >= 8:
+            series[0, :, 2] += 250_000
+        if fixed:
+            series[..., 2] = torch.log(series[..., 2]) - 7
+        return series, torch.tanh(z[:, -1, 0])
+
+    def loss_of(series, target):
+        return F.smooth_l1_loss(model(series), target)
+
+    return usual(model, optimizer, data, loss_of, dtype)
+
+
+CASES = [
+    *planted(t5_way_back_overflows, "activation_overflow_fp16", "blocks.2.ffn.wo", shows=lambda run: run.stuck),
+    *planted(
+        prices_grow_out_of_range,
+        "activation_overflow_fp16",
+        "head",
+        shows=lambda run: math.isfinite(run.losses[5]) and sum(run.skipped[15:]) > 10,
+        steps=30,
+    ),
+    *planted(residual_sum_of_16_bit_audio_overflows, "activation_overflow_fp16", "stack.4", shows=lambda run: run.stuck),
+    *planted(vit_scores_overflow, "attention_logit_overflow_fp16", "encoder.1.attn", shows=lambda run: run.stuck),
+    *planted(dot_attention_over_raw_units_overflows, "attention_logit_overflow_fp16", "attention", shows=lambda run: run.stuck),
+    *planted(
+        one_glaring_photo_poisons_batch_norm,
+        "bn_stats_poisoned",
+        "stem.1",
+        "stem.1.running_var",
+        "stem.1.running_mean",
+        shows=lambda run: run.weights_finite and not run.buffers_finite and run.skipped[9] and run.losses[-1] < run.losses[0],
+    ),
+    *planted(balances_in_dollars, "input_out_of_range_fp16", "data:input", "data", "numeric", shows=lambda run: run.stuck),
+    *planted(
+        traded_volumes_appear_at_listing, "input_out_of_range_fp16", "data:input", "data", "scale_in", shows=lambda run: run.stuck
+    ),
+]
