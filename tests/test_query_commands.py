@@ -443,3 +443,16 @@ def test_a_reader_that_has_seen_enough_is_no_error(logs: Path) -> None:
     command = f"'{sys.executable}' -m nanny.cli sql 'SELECT * FROM scalar' | head -1"
     done = subprocess.run(command, cwd=logs, shell=True, capture_output=True, check=False)
     assert done.stderr == b""
+
+
+def test_a_folder_of_folders_lists_the_runs_of_all(tmp_path: Path) -> None:
+    for name in ("a", "b", "deep/c"):
+        record(tmp_path / name, HEALTHY)
+    rows = json.loads(nanny("runs", "--db", tmp_path, "--format", "json", cwd=tmp_path).stdout)["runs"]
+    assert {Path(row["file"]).parent.name for row in rows} == {"a", "b", "c"}
+
+
+def test_tail_shows_as_many_past_steps_as_asked(tmp_path: Path) -> None:
+    record(tmp_path, HEALTHY)
+    said = nanny("tail", "--db", tmp_path, "--lines", 33, cwd=tmp_path).stdout
+    assert said.count("loss ") == 33

@@ -115,6 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["alerts", "--severity", "fatal"], "unknown severity"),
         (["alerts", "--step", "9:3"], "no range of steps"),
         (["alerts", "--step", "x"], "no range of steps"),
+        (["alerts", "--code", "NANN"], "did you mean 'NAN'"),
         (["layer", "zzz"], "no layer 'zzz'"),
         (["layer", "stem", "--step", "500:"], "never measured"),
         (["whatif", "--dtype", "fp16", "--scale", "1000"], "not a power of two"),

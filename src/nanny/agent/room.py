@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..records import NannyError
-from ..store.files import is_store_name
+from ..store.files import is_store_name, stores_below
 
 MOST_STORES = 200
-_SKIPPED = {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"}
 
 
 @dataclass(frozen=True)
@@ -63,21 +62,9 @@ class Room:
         """Every store that may be read, the one written last first."""
         if self.db is not None and self.db.is_file():
             return [self.db]
-        top = self.db or self.root
-        found: list[Path] = []
-        folders = [top]
-        while folders and len(found) < MOST_STORES:
-            folder = folders.pop()
-            try:
-                entries = sorted(folder.iterdir())
-            except OSError:
-                continue
-            for entry in entries:
-                if entry.is_dir() and not entry.is_symlink() and entry.name not in _SKIPPED:
-                    folders.append(entry)
-                elif is_store_name(entry.name) and entry.is_file() and (self.db is not None or self.holds(entry.resolve())):
-                    found.append(entry)
-        return sorted(found, key=lambda path: -path.stat().st_mtime)[:MOST_STORES]
+        if self.db is not None:
+            return stores_below(self.db, MOST_STORES)
+        return [store for store in stores_below(self.root, MOST_STORES) if self.holds(store.resolve())]
 
     def _all_inside(self, folder: Path) -> None:
         """A folder of stores may hold links that lead out of the root."""

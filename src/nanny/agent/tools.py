@@ -186,7 +186,7 @@ class Tools:
         offset: Offset = 0,
     ) -> LayerHistory:
         """Statistics of one layer over the steps of a run, for each kind: outputs, gradients, weights. The latest steps first."""
-        words = [f"--steps={steps}"] if steps else []
+        words = [f"--step={steps}"] if steps else []
         data = self._ask("layer", self.room.store(db), run, *words, "--", layer)
         kinds, following = [], None
         for kind, columns in data["kinds"].items():

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     with open_job(args.db, args.run) as (sources, notes):
+        _refuse_unknown(args.code or (), sources)
         found = in_order([finding for source in sources for finding in read(source, args)])
         hidden = not found and any(reader.findings(source.db, source.run.id, limit=1) for source in sources)
         head, command = title_of(sources[0]), sources[0].command
@@ -65,6 +66,16 @@ def answer(args: argparse.Namespace) -> Answer:
         next=_next(found, command),
         exit_code=int(failed),
     )
+
+
+def _refuse_unknown(codes: Sequence[str], sources: Sequence[Source]) -> None:
+    """A mistyped code must not pass for a run without findings."""
+    on_record = {f.code.upper() for source in sources for f in reader.findings(source.db, source.run.id)} if codes else set()
+    for code in codes:
+        if code.upper() not in on_record:
+            from ..rule import page_of
+
+            page_of(code)
 
 
 def _blocks(findings: Sequence[Finding]) -> list[Line]:

@@ -12,6 +12,7 @@ from ..records import NannyError, Severity
 from ..show.numbers import counted, duration
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
+from ..store.files import DEFAULT_FOLDER, stores_below
 from .alerts import severity_counts
 
 SHOWN = 40
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def answer(args: argparse.Namespace) -> Answer:
     rows, notes = [], []
-    stores = reader.find_stores(args.db)
+    stores = _all_stores(args.db)
     for path in stores:
         try:
             rows += _rows(path)
@@ -61,6 +62,13 @@ def answer(args: argparse.Namespace) -> Answer:
         data={"runs": [dict(zip(names, row)) for row in rows], "notes": notes},
         next=_next(rows, args.db),
     )
+
+
+def _all_stores(db: str | None) -> list[Path]:
+    """A file stands for itself, a folder for all that lies below it."""
+    nearest = reader.find_stores(db)
+    folder = Path(db if db is not None else DEFAULT_FOLDER)
+    return nearest if folder.is_file() else list(dict.fromkeys([*nearest, *stores_below(folder)]))
 
 
 def _rows(path: Path) -> list[list[object]]:

@@ -283,7 +283,9 @@ def _flat(state: RankState, healthy: bool | None, culprit: Finding | None) -> Ta
 def _next(states: Sequence[RankState], culprit: Finding | None) -> list[str]:
     source = states[0].source
     if culprit is None:
-        return [source.command("tail") if states[0].steps is None else source.command("whatif", "--dtype", "fp16")]
+        wide = source.run.amp_dtype in ("", "float32")
+        imagine = source.command("whatif", "--dtype", "bf16") if wide else source.command("report")
+        return [source.command("tail") if states[0].steps is None else imagine]
     of_rank = [state.source for state in states if state.source.run.rank == culprit.rank]
     there = of_rank[0] if of_rank else source
     out = [source.command("alerts"), f"nanny rule {culprit.code}"]

@@ -32,6 +32,7 @@ class Seen:
 
     step: int
     findings: int = 0
+    asked: int = 0  # steps of the past that were asked for
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +45,7 @@ def answer(args: argparse.Namespace) -> Answer:
         if args.format == "text":
             _show(Answer(lines=[Line(title_of(source), "strong", 4)]))
         ends = reader.steps(source.db, source.run.id)
-        seen = Seen(ends[1] - args.lines if ends else -1)
+        seen = Seen(ends[1] - args.lines if ends else -1, asked=args.lines)
         try:
             status = _follow(source, seen, args.format, max(args.interval, 0.05))
         except KeyboardInterrupt:
@@ -74,7 +75,8 @@ def news(source: Source, seen: Seen) -> Iterator[Finding | dict[str, Any]]:
     for name, (numbers, values) in curves.items():
         for step, value in zip(numbers.tolist(), values.tolist()):
             steps.setdefault(step, {"step": step})[name] = value
-    latest = sorted(steps)[-STEPS_AT_ONCE:]
+    latest = sorted(steps)[-max(STEPS_AT_ONCE, seen.asked) :]
+    seen.asked = 0
     items: list[tuple[int, int, Finding | dict[str, Any]]] = [(step, 0, steps[step]) for step in latest]
     items += [(f.step if f.step is not None else seen.step, 1, f) for f in found[seen.findings :]]
     yield from (item for *_, item in sorted(items, key=lambda item: item[:2]))

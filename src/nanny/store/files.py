@@ -9,6 +9,7 @@ from pathlib import Path
 from ..records import NannyError
 
 DEFAULT_FOLDER = "nanny_logs"
+_NO_RUNS = frozenset([".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"])
 _NAME = re.compile(r"metrics(?:\.rank(\d+))?(?:\.(\d+))?\.db")
 
 # Shared memory and locks of WAL mode do not work across machines, or not everywhere, on these.
@@ -67,6 +68,20 @@ def find_stores(path: str | Path | None) -> list[Path]:
         advice = "record a run with `nanny run train.py`, or name another --db PATH"
         raise NannyError(f"{target}: holds no metrics.db; {advice}")
     return stores
+
+
+def stores_below(top: Path, most: int = 1000) -> list[Path]:
+    """Every store in a folder and the folders in it, the one written last first; links to folders are not followed."""
+    found: list[Path] = []
+    folders = [top]
+    while folders and len(found) < most:
+        try:
+            entries = sorted(folders.pop().iterdir())
+        except OSError:
+            continue
+        found += [e for e in entries if is_store_name(e.name) and e.is_file()]
+        folders += [e for e in entries if e.name not in _NO_RUNS and e.is_dir() and not e.is_symlink()]
+    return sorted(found, key=lambda store: -_written(store))[:most]
 
 
 def is_store_name(name: str) -> bool:
