@@ -1,0 +1,65 @@
+"""Worst-wins pooling of samples into a bounded number of columns.
+
+2000 steps on 900 pixels lose a NaN of one step if neighbours are averaged, and a long run would not fit into a page. So samples are
+grouped, and of each group every layer keeps its worst value and the step at which it stood. Sampling is uneven (dense around
+errors, thin later), and groups have an equal number of samples: where more was looked at, more is seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+ABSENT = np.float32(-1.0)
+GAP = 4.0  # a stretch without samples this many times the usual distance stays empty in the picture
+
+
+def order_keys(values: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """float32 whose maximum is the worst: not measured < zero < finite < infinite < NaN."""
+    keys = np.abs(values).astype(np.float32)
+    keys = np.where(np.isinf(keys), np.finfo(np.float32).max, keys)
+    keys = np.where(np.isnan(keys), np.inf, keys)
+    return np.where(measured, keys, ABSENT).astype(np.float32)
+
+
+def groups_of(samples: int, most: int) -> np.ndarray:
+    """First sample of each group, and the end: at most `most` groups of the same size."""
+    size = -(-samples // max(most, 1)) if samples else 1
+    return np.append(np.arange(0, samples, size), samples)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The worst key of each site in each group, and which of the group's samples it was."""
+
+    keys: np.ndarray  # float32 [sites, groups]
+    at: np.ndarray  # uint16 [sites, groups]
+
+
+def pooled(blocks: list[np.ndarray]) -> Pooled:
+    """From one block of keys [samples of a group, sites] per group; sites met later are missing in earlier blocks."""
+    sites = max((block.shape[1] for block in blocks), default=0)
+    keys = np.full((len(blocks), sites), ABSENT, np.float32)
+    at = np.zeros((len(blocks), sites), np.uint16)
+    for i, block in enumerate(blocks):
+        width = block.shape[1]
+        where = block.argmax(0) if len(block) else np.zeros(width, np.int64)
+        at[i, :width] = np.minimum(where, 65535)
+        keys[i, :width] = block[where, np.arange(width)]
+    return Pooled(np.ascontiguousarray(keys.T), np.ascontiguousarray(at.T))
+
+
+def reach(steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """float64 [groups, 2]: from where to where on the step axis each group's column is drawn.
+
+    A column reaches halfway to its neighbours, unless they are far away: then the stretch between was not sampled.
+    """
+    if not len(steps):
+        return np.zeros((0, 2))
+    first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
+    between = first[1:] - last[:-1]
+    usual = float(np.quantile(np.diff(steps), 0.9)) if len(steps) > 1 else 1.0
+    half = np.where(between > GAP * usual, max(usual, 1.0) / 2, between / 2)
+    left, right = np.append(max(min(usual, 1e9), 1.0) / 2, half), np.append(half, max(usual, 1.0) / 2)
+    return np.stack([first - left, last + right], axis=1)

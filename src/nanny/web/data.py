@@ -1,0 +1,258 @@
+"""All that the page shows of a run, as plain data that JSON can hold; bounded, however long the run.
+
+    page_data(path, run=None, compare=None)  -> the whole page; `nanny report` embeds it, `nanny ui` serves it as /api/page
+    changes_since(path, run, step)           -> what is new after a step, below 100 kB; /api/changes?since=STEP
+    layer_data(path, run, kind, site)        -> exponent histogram of one layer; /api/histogram?kind=KIND&site=NAME
+
+`live=True` leaves the histograms of all layers out: the live page asks for one layer at a time. Arrays are deflated typed arrays,
+see `arrays.packed`; numbers that JSON has no word for are strings, see `show.jsontext.finite`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from ..formats import TARGETS
+from ..query import ask
+from ..queries.alerts import findings_of, in_order, repeats
+from ..queries.source import Source, open_job, open_run
+from ..records import Finding, NannyError, Severity
+from ..show.jsontext import finite
+from ..store import reader
+from .curves import curves_of
+from .figures import format_borders, page_figures
+from .exponents import histograms_of, layer_histogram
+from .matrices import matrices_of
+
+MOST_FINDINGS = 600
+MOST_TEXT = 4000  # characters of a name or message
+MOST_PASSED_ON = 40
+WHATIF_CELLS = 4_000_000  # sites x samples up to which the what-if is worked out for the page
+CHANGE_BYTES = 95_000
+CHANGE_CELLS = 24_000
+CHANGE_POINTS = 120
+CHANGE_FINDINGS = 40
+LOOK_BACK = 50  # steps: findings may come a little late
+MOST_PARTED = 200
+
+
+class PageData(TypedDict):
+    """Everything on the page."""
+
+    run: dict[str, Any]
+    verdict: dict[str, Any]
+    steps: dict[str, int] | None
+    findings: list[dict[str, Any]]
+    findings_left_out: int
+    curves: dict[str, Any]
+    kinds: dict[str, Any]
+    histograms: dict[str, Any]
+    diagnoses: list[dict[str, Any]]
+    whatif: dict[str, Any]
+    comparison: dict[str, Any] | None
+    figures: dict[str, Any]
+    formats: list[dict[str, Any]]
+    next: list[str]
+    notes: list[str]
+
+
+def page_data(path: str | Path | None, run: int | None = None, compare: str | None = None, *, live: bool = False) -> PageData:
+    """The whole page; `compare` is the reference run: a number in the same store, or a path as `nanny compare` takes it."""
+    db = None if path is None else str(path)
+    summary, next_commands = _summary(db, run)
+    with open_job(db, run) as (sources, notes):
+        source = sources[0]
+        found, left_out = _bounded(in_order([f for member in sources for f in findings_of(member)]), MOST_FINDINGS)
+        sizes = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in reader.kinds(source.db, source.run.id)}
+        samples = {kind: len(reader.sample_steps(source.db, source.run.id, kind)) for kind in sizes}
+        cells = sum(sizes[kind] * samples[kind] for kind in sizes)
+        out = PageData(
+            run=_run_data(source),
+            verdict=_verdict(summary),
+            steps=summary["steps"],
+            findings=found,
+            findings_left_out=left_out,
+            curves=curves_of(source),
+            kinds=matrices_of(source),
+            histograms={} if live else histograms_of(source),
+            diagnoses=[],
+            whatif=_whatif(db, run, source, cells),
+            comparison=None,
+            figures={},
+            formats=format_borders(),
+            next=next_commands,
+            notes=[*notes, *map(str, summary["notes"])],
+        )
+    if compare is not None:
+        out["comparison"] = _comparison(db, compare, out["run"]["id"])
+    others = out["comparison"]["curves"] if out["comparison"] else ()
+    out["figures"] = page_figures(out["curves"], others)
+    return out
+
+
+def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[str, Any]:
+    """What came after `step`, pooled to stay small; `{"reload": True}` where that is not possible."""
+    db = None if path is None else str(path)
+    summary, _ = _summary(db, run)
+    with open_job(db, run) as (sources, _):
+        source = sources[0]
+        found = in_order([f for member in sources for f in findings_of(member)])
+        recent = [f for f in found if f.step is None or f.step > step - LOOK_BACK]
+        out = {
+            "run": _run_data(source),
+            "verdict": _verdict(summary),
+            "steps": summary["steps"],
+            "findings": [_finding(f) for f in recent[-CHANGE_FINDINGS:]],
+            "findings_total": len(found),
+            "curves": curves_of(source, step, CHANGE_POINTS),
+            "kinds": matrices_of(source, step, CHANGE_CELLS),
+            "sites": {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in reader.kinds(source.db, source.run.id)},
+        }
+    for kind in out["kinds"].values():
+        del kind["names"], kind["dtypes"]
+    small = len(json.dumps(finite(out))) <= CHANGE_BYTES
+    return out if small else {"reload": True}
+
+
+def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -> dict[str, Any] | None:
+    """Histograms of one layer over time; None where there are none."""
+    with open_run(None if path is None else str(path), run) as source:
+        return layer_histogram(source, kind, site)
+
+
+def _flags(db: str | None, run: int | None) -> list[str]:
+    return [*(["--db", db] if db else []), *(["--run", str(run)] if run is not None else [])]
+
+
+def _summary(db: str | None, run: int | None) -> tuple[dict[str, Any], list[str]]:
+    answer, _ = ask(["summary", *_flags(db, run)])
+    return dict(answer.data), list(answer.next)
+
+
+def _run_data(source: Source) -> dict[str, Any]:
+    run = source.run
+    meta = {key: run.meta[key] for key in ("cost_percent", "exception", "failure") if key in run.meta}
+    return {
+        "id": run.id,
+        "file": str(source.path),
+        "command": _cut(shlex.join(run.argv)),
+        "rank": run.rank,
+        "world_size": run.world_size,
+        "status": run.status,
+        "amp_dtype": run.amp_dtype,
+        "torch": run.torch,
+        "started": run.started,
+        "finished": run.finished,
+        "dropped": run.dropped,
+        "flags": source.flags,
+        **finite(meta),
+    }
+
+
+def _verdict(summary: dict[str, Any]) -> dict[str, Any]:
+    """Without the culprit itself: it is the finding that has `culprit` set."""
+    culprit = summary["culprit"]
+    key = None if culprit is None else [culprit.get("step"), culprit["code"], _cut(culprit.get("site", "")), culprit.get("rank")]
+    text = str(summary["verdict"])
+    return {"healthy": summary["healthy"], "text": text, "word": text.partition(":")[0], "counts": summary["counts"], "culprit": key}
+
+
+def _bounded(findings: Sequence[Finding], most: int) -> tuple[list[dict[str, Any]], int]:
+    """The worst, and the earliest among them, in the order of their steps; and how many are left out."""
+    ranked = sorted(range(len(findings)), key=lambda i: (-findings[i].severity, i))[:most]
+    return [_finding(findings[i]) for i in sorted(ranked)], max(len(findings) - most, 0)
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    passed_on = [_cut(str(site)) for site in finding.evidence.get("passed_on", ())]
+    out = {
+        "step": finding.step,
+        "severity": finding.severity.name.lower(),
+        "code": finding.code,
+        "site": _cut(finding.site),
+        "message": _cut(finding.message),
+        "hint": _cut(finding.hint),
+        "rank": finding.rank,
+        "where": f"{finding.file}:{finding.line}" if finding.file else "",
+        "value": finding.value,
+        "limit": finding.limit,
+        "times": repeats(finding),
+        "last_step": finding.evidence.get("last_step"),
+        "passed_on": passed_on[:MOST_PASSED_ON],
+        "passed_on_total": len(passed_on),
+    }
+    kept = {key: value for key, value in out.items() if value not in (None, "", [], 0) or key in ("step", "site")}
+    return dict(finite(kept))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+
+
+def _whatif(db: str | None, run: int | None, source: Source, cells: int) -> dict[str, Any]:
+    """The verdict for each format, or why there is none."""
+    if cells > WHATIF_CELLS:
+        return {"note": "long", "command": source.command("whatif", "--dtype", "fp16"), "formats": []}
+    formats = []
+    for target in TARGETS:
+        try:
+            answer, _ = ask(["whatif", "--dtype", target, *_flags(db, run)])
+        except NannyError as error:
+            return {"note": str(error), "command": "", "formats": []}
+        data = answer.data
+        scale = data["loss_scale"]
+        formats.append(
+            finite(
+                {
+                    "dtype": target,
+                    "survives": data["survives"],
+                    "with_losses": data["with_losses"],
+                    "verdict": data["verdict"],
+                    "reasons": [_cut(reason) for reason in data["reasons"]],
+                    "remarks": [_cut(remark) for remark in data["remarks"] if "\u2581" not in remark and "over time" not in remark],
+                    "best_scale": scale["best"] if scale else None,
+                    "skip_rate": scale["skip_rate"] if scale else None,
+                    "worst": _cut(data["layers"][0]["site"]) if data["layers"] else "",
+                }
+            )
+        )
+    return {"note": "", "command": "", "formats": formats}
+
+
+def _comparison(db: str | None, other: str, run: int) -> dict[str, Any]:
+    """Where this run parts from the other, which is the reference, and the other's curves."""
+    answer, _ = ask(["compare", *_flags(db, None), "--", other, str(run)])
+    data = answer.data
+    parted = [layer for layer in data["layers"] if layer["step"] is not None]
+    with open_run(*_target(db, other)) as source:
+        curves, title = curves_of(source), _run_data(source)
+    return {
+        "other": title,
+        "curves": curves,
+        "lines": [line.text for line in answer.lines if line.text],
+        "parts": data["parts"],
+        "for_good": data["for_good"],
+        "first": finite(data["first"]),
+        "curves_part": finite(data["curves"]),
+        "layers": finite(parted[:MOST_PARTED]),
+        "layers_parted": len(parted),
+        "layers_total": len(data["layers"]),
+        "notes": list(data["notes"]),
+    }
+
+
+def _target(db: str | None, text: str) -> tuple[str | None, int | None]:
+    """The same words as `nanny compare` takes: a number in the store at hand, a path, or path:number."""
+    path, colon, number = text.rpartition(":")
+    if text.isdecimal():
+        return db, int(text)
+    return (path, int(number)) if colon and path and number.isdecimal() else (text, None)
+
+
+def worst_severity(data: PageData) -> Severity | None:
+    """Of the findings on the page; decides the exit code of `nanny report`."""
+    return max((Severity.parse(finding["severity"]) for finding in data["findings"]), default=None)

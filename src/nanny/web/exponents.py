@@ -1,0 +1,124 @@
+"""Exponent histograms over time: how the binary orders of magnitude of a layer's values move towards the ends of a format.
+
+A cell is the share of the values in one binary order, as a code of one byte: 0 is none, 1 the smallest share that a sample can
+show, 255 is all. Below the lowest order comes a row for zeros, above the highest one for NaN and infinities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, FP16, LAST_BIN, LOWEST_EXPONENT, NONFINITE_BIN, ZERO_BIN
+from ..queries.ranges import shares
+from ..queries.source import Source
+from ..store import reader
+from .arrays import codes_of, packed
+from .columns import groups_of, order_keys, reach
+
+KINDS = ("output", "output_grad", "grad", "weight")
+BACKWARD = ("output_grad", "grad")
+MOST_COLUMNS = 60
+FEWEST_COLUMNS = 8
+ROWS = 40_000  # histograms in a page: sites x columns of all kinds together
+READ = 300_000  # histograms of one kind that are looked at; of a longer run every second, third ... step
+SMALLEST_SHARE = 2.0**-14
+PER_OCTAVE = 18  # codes per factor of two: 14 octaves in 254 codes
+
+
+def share_codes(counts: np.ndarray) -> np.ndarray:
+    """uint8 of counts [..., bins], as shares of their sum over the last axis."""
+    total = np.maximum(counts.sum(-1, keepdims=True), 1)
+    with np.errstate(divide="ignore"):
+        codes = np.rint(254 + PER_OCTAVE * np.log2(counts / total)) + 1
+    return np.where(counts > 0, np.clip(codes, 1, 255), 0).astype(np.uint8)
+
+
+def histograms_of(source: Source, columns: int | None = None) -> dict[str, Any]:
+    """Kind -> columns and histograms of all its sites, and the share that FP16 would flush to zero."""
+    there = [kind for kind in KINDS if kind in reader.kinds(source.db, source.run.id)]
+    sites = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in there}
+    most = columns or min(MOST_COLUMNS, max(FEWEST_COLUMNS, ROWS // max(sum(sites.values()), 1)))
+    found = {kind: _kind_histograms(source, kind, sites[kind], most, None) for kind in there}
+    return {kind: spec for kind, spec in found.items() if spec is not None}
+
+
+def layer_histogram(source: Source, kind: str, name: str) -> dict[str, Any] | None:
+    """The same for one site alone, with more columns: what the live page asks for."""
+    names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
+    if name not in names:
+        return None
+    return _kind_histograms(source, kind, len(names), 2 * MOST_COLUMNS, names.index(name))
+
+
+def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int | None) -> dict[str, Any] | None:
+    steps = _steps_read(source, kind, sites)
+    if not len(steps) or not sites:
+        return None
+    bounds = groups_of(len(steps), most)
+    rows = 1 if only is not None else sites
+    totals = np.zeros((rows, len(bounds) - 1, NONFINITE_BIN + 2), np.uint32)
+    flushed = np.full((2, rows, len(bounds) - 1), -1.0, np.float32)
+    scales = reader.scalars(source.db, source.run.id, ["scale"]).get("scale") if kind in BACKWARD else None
+    for group, step, counts in _read(source, kind, steps, bounds):
+        counts = counts if only is None else counts[only : only + 1]
+        totals[: len(counts), group] += counts
+        lost = shares(counts, FP16, _scale_bits(scales, step))
+        for row, values in enumerate((lost.flushed, lost.flushed_energy)):
+            keys = order_keys(values, lost.count + counts[:, ZERO_BIN] > 0)
+            flushed[row, : len(counts), group] = np.maximum(flushed[row, : len(counts), group], keys)
+    low, high = _filled(totals)
+    shown = _shown(totals, low, high)
+    return {
+        "steps": packed(steps.astype(np.int32)),
+        "bounds": packed(bounds.astype(np.int32)),
+        "reach": packed(reach(steps, bounds)),
+        "lowest": low,
+        "highest": high,
+        "shares": packed(share_codes(shown)),
+        "flushed": packed(codes_of(flushed[0])),
+        "flushed_energy": packed(codes_of(flushed[1])),
+    }
+
+
+def _steps_read(source: Source, kind: str, sites: int) -> np.ndarray:
+    """All steps with histograms; of a very long run a bounded number, and always those with findings."""
+    steps = reader.histogram_steps(source.db, source.run.id, kind)
+    stride = -(-len(steps) * max(sites, 1) // READ) if len(steps) else 1
+    if stride <= 1:
+        return steps
+    marked = {finding.step for finding in reader.findings(source.db, source.run.id)}
+    return steps[(np.arange(len(steps)) % stride == 0) | np.isin(steps, [step for step in marked if step is not None])]
+
+
+def _read(source: Source, kind: str, steps: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+    for group, (start, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+        for step in steps[start:end].tolist():
+            for _, counts in reader.histograms(source.db, source.run.id, kind, step, step):
+                yield group, step, counts
+
+
+def _scale_bits(scales: tuple[np.ndarray, np.ndarray] | None, step: int) -> int:
+    """The loss scale in force, in bits: gradients are recorded without it, but it is with it that they are cast."""
+    if scales is None:
+        return 0
+    value = float(scales[1][max(int(np.searchsorted(scales[0], step, side="right")) - 1, 0)])
+    return int(np.floor(np.log2(value))) if 0 < value < np.inf else 0
+
+
+def _filled(totals: np.ndarray) -> tuple[int, int]:
+    """Lowest and highest binary order with any value; a span of FP16's if there is none."""
+    bins = np.flatnonzero(totals.sum((0, 1))[FIRST_BIN : LAST_BIN + 1])
+    if not len(bins):
+        return -24, 15
+    return int(bins[0]) + LOWEST_EXPONENT, int(bins[-1]) + LOWEST_EXPONENT
+
+
+def _shown(totals: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Zeros, the orders from `low` to `high`, NaN and infinities; what lies outside fp32 goes to the nearest row."""
+    span = totals[:, :, FIRST_BIN + low - LOWEST_EXPONENT : FIRST_BIN + high - LOWEST_EXPONENT + 1].copy()
+    span[:, :, 0] += totals[:, :, BELOW_BIN]
+    span[:, :, -1] += totals[:, :, ABOVE_BIN]
+    return np.concatenate([totals[:, :, ZERO_BIN, None], span, totals[:, :, NONFINITE_BIN, None]], axis=2)
