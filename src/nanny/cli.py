@@ -26,12 +26,15 @@ COMMANDS = {
     "snapshot": ("nanny.query", "a portable copy of a live run"),
     "sql": ("nanny.query", "a read-only query"),
     "tail": ("nanny.query", "follow a live run in the terminal"),
+    "ui": ("nanny.ui", "the page on a run in the browser, live"),
+    "plot": ("nanny.plot", "pictures of a run for papers and chat"),
     "rule": ("nanny.rule", "explain a finding's code"),
     "mcp": ("nanny.mcp_server", "let an AI agent check code and read runs"),
     "doctor": ("nanny.doctor", "versions, devices, and what is missing for which command"),
     "demo": ("nanny.demo", "see the tool work on a small real training run"),
 }
 SHARED = {"nanny.query"}
+READ_RUNS = {*SHARED, "nanny.report", "nanny.ui", "nanny.plot"}  # these take --db before their name, too
 
 
 def usage() -> str:
@@ -74,7 +77,7 @@ def run_command(argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise NannyError(f"there is no command {name!r}; type `nanny --help` for the list")
     module = COMMANDS[name][0]
-    if head and module not in SHARED:
+    if head and module not in READ_RUNS:
         raise NannyError(f"`nanny {name}` reads no run, so --db has no meaning for it")
     main_of = importlib.import_module(module).main
     return int(main_of([*([name] if module in SHARED else []), *head, *rest[1:]]))

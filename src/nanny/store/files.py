@@ -63,7 +63,7 @@ def find_stores(path: str | Path | None) -> list[Path]:
     stores = _stores_in(target)
     if not stores:
         below = {file.parent for file in target.rglob("metrics*.db") if is_store_name(file.name) and file.is_file()}
-        stores = _stores_in(max(below, key=lambda folder: max(map(_written, _stores_in(folder))))) if below else []
+        stores = _stores_in(max(below, key=lambda folder: max(map(last_written, _stores_in(folder))))) if below else []
     if not stores:
         advice = "record a run with `nanny run train.py`, or name another --db PATH"
         raise NannyError(f"{target}: holds no metrics.db; {advice}")
@@ -81,7 +81,7 @@ def stores_below(top: Path, most: int = 1000) -> list[Path]:
             continue
         found += [e for e in entries if is_store_name(e.name) and e.is_file()]
         folders += [e for e in entries if e.name not in _NO_RUNS and e.is_dir() and not e.is_symlink()]
-    return sorted(found, key=lambda store: -_written(store))[:most]
+    return sorted(found, key=lambda store: -last_written(store))[:most]
 
 
 def is_store_name(name: str) -> bool:
@@ -96,10 +96,10 @@ def rank_of(store: Path) -> int:
 
 def _stores_in(folder: Path) -> list[Path]:
     stores = [file for file in folder.iterdir() if is_store_name(file.name) and file.is_file()]
-    return sorted(stores, key=lambda file: (rank_of(file), -_written(file), file.name))
+    return sorted(stores, key=lambda file: (rank_of(file), -last_written(file), file.name))
 
 
-def _written(store: Path) -> float:
+def last_written(store: Path) -> float:
     """When it was last written; in WAL mode the newest pages are in the side file."""
     times = []
     for file in (store, store.with_name(store.name + "-wal")):

@@ -2,112 +2,106 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..queries.alerts import severity_counts
 from ..queries.source import open_job
 from ..query import ask
-from ..records import NannyError
+from ..records import NannyError, Severity
 from ..store import reader
-from ..store.files import rank_of, stores_below
+from ..store.files import stores_below
+
+Place = tuple[Path, int]  # store, number of the run in it
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A run of one process; `ranks` are those of the other processes that trained with it."""
+class Rank:
+    """One process of a job, with the findings that it has on record itself."""
 
-    key: str  # the store's path as seen from the top folder: what addresses use
     store: Path
     run: reader.RunRow
-    verdict: str = ""
-    healthy: bool | None = None
-    last_step: int | None = None
-    culprit: dict[str, Any] | None = None
-    ranks: tuple[Entry, ...] = ()
+    errors: int
+    warnings: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run: its first process, which stands for it, and the verdict on all of them together."""
+
+    ranks: tuple[Rank, ...]
+    verdict: str
+    healthy: bool | None
+    last_step: int | None
+    culprit: dict[str, Any] | None
 
     @property
-    def command(self) -> str:
-        return shlex.join(self.run.argv)
+    def first(self) -> Rank:
+        return self.ranks[0]
+
+    @property
+    def is_over(self) -> bool:
+        return all(rank.run.status != "running" for rank in self.ranks)
 
 
 def stores_of(top: Path) -> dict[str, Path]:
-    """Key -> store, for a file or everything below a folder."""
+    """Store by its path as seen from `top`: a file itself, or everything below a folder."""
     if top.is_file():
         return {top.name: top}
     return {store.relative_to(top).as_posix(): store for store in stores_below(top)}
 
 
-def source_path(store: Path, run: int) -> Path:
-    """What to open for a run: the folder where it brings the other ranks along, else the file alone."""
+def places_of_job(store: Path, run: int) -> list[Place]:
+    """The run itself and the other ranks of its job, if it is the one that stands for them in its folder."""
     try:
         with open_job(str(store.parent), run) as (sources, _):
-            return store.parent if sources[0].path == store else store
-    except NannyError:
-        return store
+            if sources[0].path == store:
+                return [(source.path, source.run.id) for source in sources]
+    except NannyError:  # another file of the folder cannot be read
+        pass
+    return [(store, run)]
 
 
-def list_runs(top: Path, known: dict[tuple[Path, int], Entry]) -> tuple[list[Entry], list[str]]:
-    """Jobs, the newest first, and notes on files that cannot be read. `known` keeps what can no longer change."""
-    entries, notes = [], []
-    for key, store in stores_of(top).items():
+def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]]:
+    """Jobs, newest first, and notes on files that cannot be read. `known` keeps those that can no longer change."""
+    rows: dict[Place, reader.RunRow] = {}
+    notes = []
+    for store in stores_of(top).values():
         try:
             with reader.reading(store) as db:
-                runs = reader.runs(db)
+                rows |= {(store, run.id): run for run in reader.runs(db)}
         except NannyError as error:
             notes.append(str(error))
-            continue
-        for run in runs:
-            entries.append(known.get((store, run.id)) or Entry(key, store, run))
-    jobs = [_judged(job, known) for job in _jobs(entries)]
-    return sorted(jobs, key=lambda entry: -entry.run.started), notes
-
-
-def _jobs(entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Ranks under the first of them: as `queries.source` sees them, those of a folder that were alive together."""
-    taken: set[tuple[Path, int]] = set()
-    by_place = {(entry.store, entry.run.id): entry for entry in entries}
-    for entry in sorted(entries, key=lambda e: (e.run.rank, rank_of(e.store))):
-        place = (entry.store, entry.run.id)
+    jobs = []
+    taken: set[Place] = set()
+    for place in sorted(rows, key=lambda place: rows[place].rank):
         if place in taken:
             continue
-        taken.add(place)
-        others: list[Entry] = []
-        if entry.run.world_size > 1 and not entry.ranks:
-            others = [by_place[other] for other in _same_job(entry) if other in by_place and other not in taken]
-            taken |= {(other.store, other.run.id) for other in others}
-        elif entry.ranks:
-            taken |= {(other.store, other.run.id) for other in entry.ranks}
-        yield replace(entry, ranks=tuple(others)) if others else entry
+        alone = rows[place].world_size == 1 or top.is_file()
+        members = [p for p in ([place] if alone else places_of_job(*place)) if p in rows and p not in taken]
+        taken.update(members)
+        job = known.get(place) or _judged(members, rows)
+        if job.is_over:
+            known[place] = job
+        jobs.append(job)
+    return sorted(jobs, key=lambda job: -job.first.run.started), notes
 
 
-def _same_job(entry: Entry) -> list[tuple[Path, int]]:
+def _judged(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
+    ranks = tuple(_rank(place, rows[place]) for place in places)
+    store, number = places[0]
     try:
-        with open_job(str(entry.store.parent), entry.run.id) as (sources, _):
-            if sources[0].path != entry.store:
-                return []
-            return [(source.path, source.run.id) for source in sources[1:]]
-    except NannyError:
-        return []
-
-
-def _judged(entry: Entry, known: dict[tuple[Path, int], Entry]) -> Entry:
-    if entry.verdict:
-        return entry
-    ranks = tuple(_judged(other, known) for other in entry.ranks)
-    path = entry.store.parent if entry.ranks else entry.store
-    try:
-        answer, _ = ask(["summary", "--db", str(path), "--run", str(entry.run.id)])
+        answer, _ = ask(["summary", "--db", str(store.parent if len(places) > 1 else store), "--run", str(number)])
     except NannyError as error:
-        return replace(entry, verdict=str(error), ranks=ranks)
+        return Job(ranks, f"NO VERDICT: {error}", None, None, None)
     data = answer.data
     steps = data["steps"]
-    judged = replace(
-        entry, verdict=data["verdict"], healthy=data["healthy"], culprit=data["culprit"], last_step=steps["last"] if steps else None,
-        ranks=ranks,
-    )  # fmt: skip
-    if all(member.run.status != "running" for member in (judged, *ranks)):
-        known[(entry.store, entry.run.id)] = judged
-    return judged
+    return Job(ranks, data["verdict"], data["healthy"], steps["last"] if steps else None, data["culprit"])
+
+
+def _rank(place: Place, run: reader.RunRow) -> Rank:
+    with reader.reading(place[0]) as db:
+        counts = severity_counts(reader.findings(db, run.id, severity=Severity.WARNING))
+    return Rank(place[0], run, counts["error"], counts["warning"])

@@ -1,0 +1,264 @@
+"""`nanny plot`: pictures of a run for papers and chat, PNG or SVG, readable in grey.
+
+    nanny plot -o pictures
+    nanny plot --what heat,hist --layer encoder.3 --quantity headroom --format svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .formats import FP16
+from .judge.culprit import first_culprit
+from .queries.alerts import findings_of, in_order
+from .queries.layer import chosen_name
+from .queries.source import Source, open_run, positive, title_of
+from .records import NannyError
+from .store import reader
+from .web.arrays import INFINITE, NOT_SAMPLED, OFFSET, PER_OCTAVE, ZERO, unpacked
+from .web.exponents import PER_OCTAVE as SHARES_PER_OCTAVE
+from .web.exponents import histograms_of, layer_histogram
+from .web.matrices import matrices_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .show import plots
+
+PICTURES = ("loss", "grad", "scale", "heat", "hist")
+POWER = "2 to the power of"
+QUANTITIES = {
+    "absmax": "largest magnitude",
+    "headroom": "room below the end of FP16",
+    "flushed": "share that FP16 flushes to zero",
+    "norm": "norm",
+    "lost": "share of updates lost",
+    "error": "own error against FP32",
+}
+KINDS = {
+    "output": "outputs",
+    "output_grad": "gradients of outputs",
+    "grad": "gradients",
+    "weight": "weights",
+    "update": "updates",
+}
+MOST_ROWS = 400
+COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    names = _wanted(args.what)
+    with open_run(args.db, args.run) as source:
+        from .show import plots  # matplotlib, only once it is needed
+
+        found = in_order(findings_of(source))
+        marks = plots.Marks(title_of(source), found, first_culprit(found))
+        folder = _folder(args.out)
+        import matplotlib
+
+        with matplotlib.rc_context(plots.settings()), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
+            drawn = 0
+            for name in names:
+                figure = DRAW[name](source, marks, args)
+                if isinstance(figure, str):
+                    print(f"nanny: no picture of {name}: {figure}", file=sys.stderr)
+                    continue
+                path = folder / f"{name}.{args.format}"
+                plots.save(figure, path, args.dpi)
+                print(path)
+                drawn += 1
+    if not drawn:
+        raise NannyError(f"{title_of(source)} has nothing to draw; `nanny summary` tells what is on record")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nanny plot", description="Pictures of a recorded run, PNG or SVG, readable in grey.")
+    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
+    parser.add_argument("--run", type=positive, metavar="N", help="number of the run in it (default: the newest)")
+    parser.add_argument("-o", "--out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)")
+    parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
+    parser.add_argument("--format", choices=("png", "svg"), default="png", help="default: png")
+    parser.add_argument("--dpi", type=positive, default=150, metavar="N", help="dots per inch (default: 150)")
+    parser.add_argument("--kind", choices=tuple(KINDS), help="heat and hist: of what (default: output, or the first on record)")
+    parser.add_argument("--quantity", choices=tuple(QUANTITIES), default="absmax", help="heat: which number (default: absmax)")
+    parser.add_argument("--layer", metavar="NAME", help="hist: whose (default: the first culprit, else the closest to overflow)")
+    return parser
+
+
+def _wanted(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in PICTURES]
+    if unknown or not names:
+        raise NannyError(f"--what {text!r}: name some of {', '.join(PICTURES)}, separated by commas")
+    return list(dict.fromkeys(names))
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NannyError(f"cannot write to {path} ({error.strerror}); name another folder with -o DIR") from None
+    return path
+
+
+# Each returns the figure, or the reason why there is none.
+
+
+def _loss(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    from .show.plots import loss_figure
+
+    curves = reader.scalars(source.db, source.run.id, ["loss"])
+    return loss_figure(curves["loss"], marks) if curves else "the run has no loss on record"
+
+
+def _grad(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    from .show.plots import grad_figure
+
+    curves = reader.scalars(source.db, source.run.id, ["grad_norm", "clip", "lr"])
+    if "grad_norm" not in curves:
+        return "the run has no gradient norm on record"
+    lr = curves.get("lr")
+    moves = lr is not None and len(np.unique(lr[1])) > 1
+    return grad_figure(curves["grad_norm"], marks, curves.get("clip"), lr if moves else None)
+
+
+def _scale(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    from .show.plots import scale_figure
+
+    curves = reader.scalars(source.db, source.run.id, ["scale", "skipped"])
+    if "scale" not in curves:
+        return "the run had no GradScaler"
+    steps, skipped = curves.get("skipped", (np.empty(0), np.empty(0)))
+    return scale_figure(curves["scale"], marks, steps[skipped > 0])
+
+
+def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    from .show.plots import heat_figure
+
+    of_kind = matrices_of(source)
+    kind = args.kind or next((kind for kind in KINDS if kind in of_kind), "")
+    if kind not in of_kind:
+        return f"no {kind or 'layer'} was sampled"
+    spec = of_kind[kind]
+    names, reach = spec["names"], _columns(spec)
+    stored = "absmax" if args.quantity == "headroom" else args.quantity
+    if stored == "flushed":
+        histograms = histograms_of(source).get(kind)
+        if histograms is None:
+            return f"there are no histograms of {kind}"
+        codes, reach = unpacked(histograms["flushed"]), _columns(histograms)
+    elif stored in spec["quantities"]:
+        codes = unpacked(spec["quantities"][stored]["codes"])
+    else:
+        return f"{args.quantity} was not recorded of {kind}"
+    return heat_figure(_grid(names, codes, reach, args.quantity, kind), marks)
+
+
+def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    from .show.plots import ExponentHistory, histogram_figure
+
+    for kind, name in _subjects(source, marks, args):
+        spec = layer_histogram(source, kind, name)
+        if spec is not None:
+            break
+    else:
+        return "the run has no histograms"
+    reach = _columns(spec)
+    codes = unpacked(spec["shares"])[0].T  # rows: zeros, exponents, not finite
+    zero, *orders, bad = codes
+    shares = on_pixels(np.array(orders, np.int32), reach, fill=-1)
+    with np.errstate(divide="ignore"):
+        levels = np.where(shares > 0, (shares - 255) / SHARES_PER_OCTAVE, np.where(shares == 0, -np.inf, np.nan))
+    firsts = reach[:, 0]
+    half = 255 - SHARES_PER_OCTAVE
+    history = ExponentHistory(f"{kind} of {name}", _span(reach), spec["lowest"], levels, firsts[zero >= half], firsts[bad > 0])
+    return histogram_figure(history, marks)
+
+
+DRAW: dict[str, Callable[[Source, plots.Marks, argparse.Namespace], Figure | str]] = {
+    "loss": _loss, "grad": _grad, "scale": _scale, "heat": _heat, "hist": _hist,
+}  # fmt: skip
+
+
+def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Whose histogram to draw: what was asked for, else the first culprit, else the site closest to the end of FP16."""
+    there = set(reader.kinds(source.db, source.run.id))
+    kinds = [kind for kind in ((args.kind,) if args.kind else KINDS) if kind in there]
+    sites = {kind: [site.name for site in reader.sites(source.db, source.run.id, kind)] for kind in kinds}
+    if args.layer:
+        name = chosen_name(args.layer, list(dict.fromkeys(name for names in sites.values() for name in names)))
+        yield from ((kind, name) for kind in kinds if name in sites[kind])
+        return
+    if marks.culprit is not None:
+        yield from ((kind, marks.culprit.site) for kind in kinds if marks.culprit.site in sites[kind])
+    for kind, spec in matrices_of(source).items():
+        if kind in kinds and "absmax" in spec["quantities"]:
+            codes = unpacked(spec["quantities"]["absmax"]["codes"])
+            yield kind, spec["names"][int(codes.max(axis=1).argmax())]
+
+
+def _grid(names: Sequence[str], codes: np.ndarray, reach: np.ndarray, quantity: str, kind: str) -> plots.Grid:
+    from .show import plots
+
+    names, codes = _fewer_rows(names, codes)
+    pixels = on_pixels(codes.astype(np.int32), reach, fill=NOT_SAMPLED)
+    values, unit = pixels / PER_OCTAVE - OFFSET, POWER
+    if quantity == "headroom":
+        values, unit = np.log2(FP16.max) - values, "bits"
+    elif quantity in ("flushed", "lost"):
+        values, unit = 100 * np.exp2(np.minimum(values, 0.0)), "%"
+    state = np.full(pixels.shape, plots.VALUE)
+    state[pixels == ZERO] = plots.ZERO
+    state[pixels == NOT_SAMPLED] = plots.NOT_SAMPLED
+    state[pixels >= INFINITE] = plots.NON_FINITE
+    label = f"{QUANTITIES[quantity]}, {KINDS[kind]}"
+    return plots.Grid(names, _span(reach), np.where(state == plots.VALUE, values, np.nan), state, label, unit)
+
+
+def _fewer_rows(names: Sequence[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """At most MOST_ROWS; neighbours share a row, and the worst of them is seen."""
+    size = -(-len(names) // MOST_ROWS)
+    if size == 1:
+        return list(names), codes
+    starts = np.arange(0, len(names), size)
+    return [names[i] for i in starts.tolist()], np.maximum.reduceat(codes, starts, axis=0)
+
+
+def on_pixels(codes: np.ndarray, reach: np.ndarray, fill: int) -> np.ndarray:
+    """Columns that reach over some steps each, drawn into columns of equal width; the largest code wins, `fill` where none is."""
+    low, high = _span(reach)
+    width = COLUMNS / (high - low)
+    out = np.full((len(codes), COLUMNS), fill, codes.dtype)
+    for column, (start, end) in zip(codes.T, (reach - low) * width):
+        a = min(int(start + 0.5), COLUMNS - 1)
+        b = max(int(end + 0.5), a + 1)
+        np.maximum(out[:, a:b], column[:, None], out=out[:, a:b])
+    return out
+
+
+def _columns(spec: dict[str, Any]) -> np.ndarray:
+    """From where to where each column is drawn: from its first step to the next column's, unless a gap was left between."""
+    steps, bounds, reach = (unpacked(spec[key]) for key in ("steps", "bounds", "reach"))
+    first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
+    touching = np.append(reach[1:, 0] <= reach[:-1, 1], False)
+    return np.stack([first, np.where(touching, np.append(first[1:], 0.0), last + 2 * (reach[:, 1] - last))], axis=1)
+
+
+def _span(reach: np.ndarray) -> tuple[float, float]:
+    return float(reach[0, 0]), float(reach[-1, 1])
+
+
+if __name__ == "__main__":
+    from .cli import main as nanny_main
+
+    sys.exit(nanny_main(["plot", *sys.argv[1:]]))

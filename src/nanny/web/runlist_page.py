@@ -1,0 +1,125 @@
+"""The front page of `nanny ui`: the runs below a folder with their verdicts, as HTML that works without script."""
+
+from __future__ import annotations
+
+import html
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..show.numbers import shortened
+from .page import asset
+from .runlist import Job, Rank
+from .strings import STRINGS
+
+REFRESH_SECONDS = 10
+RANKS_SHOWN = 256
+Address = Callable[[Path, int], str]
+
+_WORDS = {
+    "en": {
+        "title": "Runs", "in": "in {0}", "none": "No run yet. It appears here once training has begun: nanny run train.py",
+        "run": "run", "started": "started", "status": "status", "dtype": "precision", "step": "last step", "verdict": "verdict",
+        "command": "command", "ranks": "{0} ranks", "sick": "{0} with findings", "rank": "rank {0}",
+        "found": "{0} errors, {1} warnings", "clean": "nothing found", "at": "step {0}",
+        "unread": "Not readable", "autocast": "no autocast",
+    },
+    "zh": {
+        "title": "训练运行", "in": "位于 {0}", "none": "尚无运行。训练开始后会出现在这里：nanny run train.py",
+        "run": "运行", "started": "开始时间", "status": "状态", "dtype": "精度", "step": "最后一步", "verdict": "结论",
+        "command": "命令", "ranks": "{0} 个 rank", "sick": "{0} 个有发现", "rank": "rank {0}", "found": "{0} 个错误，{1} 个警告",
+        "clean": "无发现", "at": "第 {0} 步", "unread": "无法读取", "autocast": "未用 autocast",
+    },
+}  # fmt: skip
+
+
+def list_page(jobs: Sequence[Job], notes: Sequence[str], top: Path, address: Address, lang: str) -> str:
+    words = _WORDS[lang]
+    heads = "".join(f"<th>{words[key]}</th>" for key in ("run", "verdict", "status", "step", "dtype", "started", "command"))
+    rows = "".join(_row(job, top, address, lang) for job in jobs)
+    body = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    if not jobs:
+        body = f"<p>{words['none']}</p>"
+    unread = "".join(f'<p class="warning">{words["unread"]}: {html.escape(note)}</p>' for note in notes)
+    head = f'<h1>{words["title"]} <small class="quiet">{html.escape(words["in"].format(top))}</small></h1>'
+    alive = not jobs or any(not job.is_over for job in jobs)
+    return _page(words["title"], f"<section>{head}{unread}{body}</section>", lang, REFRESH_SECONDS if alive else None)
+
+
+def message_page(text: str) -> str:
+    return _page("nanny", f'<section><h1>nanny</h1><p>{html.escape(text)}</p><p><a href="/">/</a></p></section>', "en", None)
+
+
+def job_object(job: Job, address: str) -> dict[str, Any]:
+    """The same for programs."""
+    run = job.first.run
+    return {
+        "address": address, "file": str(job.first.store), "run": run.id, "started": run.started, "status": run.status,
+        "amp_dtype": run.amp_dtype, "argv": list(run.argv), "last_step": job.last_step, "verdict": job.verdict,
+        "healthy": job.healthy, "culprit": job.culprit,
+        "ranks": [{"rank": r.run.rank, "errors": r.errors, "warnings": r.warnings} for r in job.ranks],
+    }  # fmt: skip
+
+
+def _row(job: Job, top: Path, address: Address, lang: str) -> str:
+    run = job.first.run
+    words = _WORDS[lang]
+    word, _, said = job.verdict.partition(":")
+    style = {True: "good", False: "error" if word == "NOT HEALTHY" else "warning", None: "warning"}[job.healthy]
+    store = job.first.store
+    name = f"{_folder(store, top)} · {run.id}" if _folder(store, top) else str(run.id)
+    cells = [
+        f'<a href="{html.escape(address(store, run.id))}">{html.escape(name)}</a>{_ranks(job, address, words)}',
+        f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_said(job, said, words)}',
+        html.escape(STRINGS[lang].get(f"status.{run.status}", run.status)),
+        "" if job.last_step is None else str(job.last_step),
+        html.escape(run.amp_dtype or words["autocast"]),
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)),
+        f'<span class="site">{html.escape(shortened(shlex.join(run.argv), 80))}</span>',
+    ]
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+
+
+def _said(job: Job, said: str, words: dict[str, str]) -> str:
+    """The first culprit in a line; else what the verdict says."""
+    if job.culprit is None:
+        return html.escape(said.strip())
+    step = job.culprit.get("step")
+    place = html.escape(shortened(str(job.culprit.get("site", "")), 60))
+    at = f" {words['at'].format(step)}" if step is not None else ""
+    message = html.escape(shortened(str(job.culprit.get("message", "")), 140))
+    return f'{html.escape(job.culprit["code"])}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
+
+
+def _ranks(job: Job, address: Address, words: dict[str, str]) -> str:
+    if len(job.ranks) == 1:
+        return ""
+    sick = [rank for rank in job.ranks if rank.errors or rank.warnings]
+    shown = sorted(job.ranks, key=lambda rank: (-rank.errors, -rank.warnings, rank.run.rank))[:RANKS_SHOWN]
+    items = "".join(f"<li>{_rank(rank, address, words)}</li>" for rank in shown)
+    head = words["ranks"].format(len(job.ranks)) + (f", {words['sick'].format(len(sick))}" if sick else "")
+    return f"<details><summary>{head}</summary><ul>{items}</ul></details>"
+
+
+def _rank(rank: Rank, address: Address, words: dict[str, str]) -> str:
+    found = words["found"].format(rank.errors, rank.warnings) if rank.errors or rank.warnings else words["clean"]
+    return f'<a href="{html.escape(address(rank.store, rank.run.id))}">{words["rank"].format(rank.run.rank)}</a> {found}'
+
+
+def _folder(store: Path, top: Path) -> str:
+    """Where the store lies below the folder that is served; empty where there is only one place."""
+    if top.is_file() or store.parent == top:
+        return "" if store.name == "metrics.db" or top.is_file() else store.name
+    return store.relative_to(top).parent.as_posix()
+
+
+def _page(title: str, body: str, lang: str, refresh: int | None) -> str:
+    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+    return (
+        f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8">{again}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{html.escape(title)}</title><style>{asset('page.css')}</style></head>"
+        f'<body><header><b>nanny</b></header><main>{body}</main></body></html>'
+    )

@@ -1,0 +1,310 @@
+"""The page over HTTP, for one reader on the same machine or behind a tunnel: `nanny ui`. Reads stores, writes nothing.
+
+    /                                   the runs below the folder, or the only one
+    /run/PATH/metrics.db/3/             the page on run 3; beside it plotly.js, api/page, api/changes?since=STEP,
+                                        api/histogram?kind=KIND&site=NAME
+    /api/runs                           the list as JSON
+
+Answers GET and HEAD only, to a Host that is this machine (a page on the web that points its own name here gets nothing), with a
+token where the address can be reached from elsewhere, and under a content security policy that runs no foreign script.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import ipaddress
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from http.cookies import CookieError, SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from ..records import NannyError
+from ..show.jsontext import to_text
+from ..store.files import last_written
+from .data import changes_since, layer_data, page_data
+from .page import plotly_source, policy, render
+from .runlist import Job, Place, jobs_below, places_of_job, stores_of
+from .runlist_page import job_object, list_page, message_page
+
+HTML, JSON, SCRIPT = "text/html; charset=utf-8", "application/json", "text/javascript; charset=utf-8"
+COMPRESS_FROM = 1000  # bytes
+PAGES_KEPT = 4
+IDLE_SECONDS = 60.0
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_RUN_ADDRESS = re.compile(r"/run/(?P<store>.+)/(?P<run>\d+)/(?P<rest>|plotly\.js|api/page|api/changes|api/histogram)")
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Who may ask."""
+
+    names: frozenset[str]  # what Host may say besides an address in numbers
+    token: str = ""  # empty: none needed
+    cookie: str = "nanny"
+    only_loopback: bool = True
+
+
+@dataclass(frozen=True)
+class Request:
+    path: str  # decoded
+    query: Mapping[str, str]
+    headers: Mapping[str, str]  # names in lower case
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    body: bytes = b""
+    kind: str = HTML
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Shelf:
+    """What is served, and what of it need not be worked out again."""
+
+    top: Path
+    lang: str | None = None
+    jobs: dict[Place, Job] = field(default_factory=dict)
+    pages: dict[tuple[Path, int, str | None], tuple[float, bytes]] = field(default_factory=dict)
+    jobs_lock: threading.Lock = field(default_factory=threading.Lock)
+    pages_lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_is_known(header: str, gate: Gate) -> bool:
+    """False for the names of others: a page on the web can make its own name point to this machine, but not change the name."""
+    host = header.strip().lower()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
+    if host.rstrip(".") in gate.names:
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or not gate.only_loopback
+
+
+def refused(request: Request, gate: Gate) -> Reply | None:
+    """Why this one gets nothing, or None. The right token in the address gets a cookie, and the address without it."""
+    if not host_is_known(request.headers.get("host", ""), gate):
+        return _plain(421, "This server answers only under its own name; open the address that `nanny ui` has printed.")
+    if not gate.token:
+        return None
+    given = request.query.get("token", "")
+    if given and hmac.compare_digest(given.encode(), gate.token.encode()):
+        cookie = f"{gate.cookie}={gate.token}; Path=/; HttpOnly; SameSite=Strict"
+        return Reply(303, headers={"Location": quote(request.path), "Set-Cookie": cookie})
+    if hmac.compare_digest(_cookie(request, gate.cookie).encode(), gate.token.encode()):
+        return None
+    return _plain(403, "This address needs the token that `nanny ui` has printed: add ?token=... to it.")
+
+
+def answer(request: Request, shelf: Shelf) -> Reply:
+    """The reply to a request that passed the gate."""
+    try:
+        if request.path == "/":
+            return _front(shelf, request)
+        if request.path == "/api/runs":
+            jobs, notes = _jobs(shelf)
+            return _json({"runs": [job_object(job, _address(shelf.top, job.first.store, job.first.run.id)) for job in jobs],
+                          "notes": notes})  # fmt: skip
+        found = _RUN_ADDRESS.fullmatch(request.path)
+        store = stores_of(shelf.top).get(found["store"]) if found else None
+        if found is None or store is None:
+            return _missing(request, "There is nothing under this address; the list of runs is at /.")
+        return _of_run(shelf, request, store, int(found["run"]), found["rest"])
+    except NannyError as error:
+        return _missing(request, str(error))
+
+
+def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) -> Reply:
+    if rest == "plotly.js":
+        return Reply(200, _plotly_bytes(), SCRIPT, {"Cache-Control": "private, max-age=86400"})
+    places = places_of_job(store, run)
+    source = store.parent if len(places) > 1 else store
+    if rest == "api/page":
+        compare = request.query.get("compare")
+        if compare is not None and not compare.isdecimal():
+            return _error(400, "compare takes the number of another run in the same file")
+        return Reply(200, _page_bytes(shelf, source, places, compare), JSON)
+    if rest == "api/changes":
+        since = request.query.get("since", "")
+        if not re.fullmatch(r"-?\d{1,18}", since):
+            return _error(400, "since takes the number of a step")
+        return _json(changes_since(source, run, int(since)))
+    if rest == "api/histogram":
+        return _json(layer_data(store, run, request.query.get("kind", ""), request.query.get("site", "")))
+    return _html(lambda nonce: render(None, live=True, lang=shelf.lang, nonce=nonce))
+
+
+def _front(shelf: Shelf, request: Request) -> Reply:
+    jobs, notes = _jobs(shelf)
+    if len(jobs) == 1 and len(jobs[0].ranks) == 1 and not notes and "all" not in request.query:
+        return Reply(302, headers={"Location": _address(shelf.top, jobs[0].first.store, jobs[0].first.run.id)})
+    language = shelf.lang or _preferred_language(request)
+    return _html(lambda nonce: list_page(jobs, notes, shelf.top, lambda store, run: _address(shelf.top, store, run), language))
+
+
+def _jobs(shelf: Shelf) -> tuple[list[Job], list[str]]:
+    with shelf.jobs_lock:
+        return jobs_below(shelf.top, shelf.jobs)
+
+
+def _page_bytes(shelf: Shelf, source: Path, places: Sequence[Place], compare: str | None) -> bytes:
+    """The whole page's data; worked out again only after one of its stores has been written."""
+    run = places[0][1]
+    key, written = (source, run, compare), max(last_written(store) for store, _ in places)
+    with shelf.pages_lock:
+        kept = shelf.pages.get(key)
+        if kept is not None and kept[0] == written:
+            return kept[1]
+        body = to_text(page_data(source, run, compare, live=True), indent=None).encode()
+        shelf.pages.pop(key, None)
+        shelf.pages[key] = (written, body)
+        while len(shelf.pages) > PAGES_KEPT:
+            del shelf.pages[next(iter(shelf.pages))]
+        return body
+
+
+@lru_cache(maxsize=1)
+def _plotly_bytes() -> bytes:
+    return plotly_source().encode()
+
+
+@lru_cache(maxsize=1)
+def _plotly_gzipped() -> bytes:
+    return gzip.compress(_plotly_bytes(), 6)
+
+
+def _address(top: Path, store: Path, run: int) -> str:
+    key = store.name if top.is_file() else store.relative_to(top).as_posix()
+    return f"/run/{quote(key)}/{run}/"
+
+
+def _html(written: Callable[[str], str], status: int = 200) -> Reply:
+    nonce = secrets.token_urlsafe(16)
+    header = f"{policy(nonce, live=True)}; frame-ancestors 'none'"
+    return Reply(status, written(nonce).encode("utf-8", "replace"), HTML, {"Content-Security-Policy": header})
+
+
+def _json(value: Any) -> Reply:
+    return Reply(200, to_text(value, indent=None).encode(), JSON)
+
+
+def _error(status: int, text: str) -> Reply:
+    return Reply(status, to_text({"error": text}, indent=None).encode(), JSON)
+
+
+def _plain(status: int, text: str) -> Reply:
+    return Reply(status, f"{text}\n".encode(), "text/plain; charset=utf-8")
+
+
+def _missing(request: Request, text: str) -> Reply:
+    """For a script as JSON, for a person as a page."""
+    return _error(404, text) if "/api/" in request.path else _html(lambda _: message_page(text), 404)
+
+
+def _cookie(request: Request, name: str) -> str:
+    try:
+        found = SimpleCookie(request.headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def _preferred_language(request: Request) -> str:
+    return "zh" if request.headers.get("accept-language", "").lower().startswith("zh") else "en"
+
+
+class Door(BaseHTTPRequestHandler):
+    """Reads requests and writes replies; what they say is decided above."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "nanny"
+    sys_version = ""
+    timeout = IDLE_SECONDS
+    server: Server
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        request = Request(unquote(parts.path), query, {name.lower(): value for name, value in self.headers.items()})
+        self._send(refused(request, self.server.gate) or answer(request, self.server.shelf))
+
+    do_HEAD = do_GET
+
+    def do_POST(self) -> None:
+        self.close_connection = True  # its body is not read
+        self._send(Reply(405, b"Only GET and HEAD are answered.\n", "text/plain", {"Allow": "GET, HEAD"}))
+
+    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
+
+    def _send(self, reply: Reply) -> None:
+        headers = {"Cache-Control": "no-store", **HEADERS, **reply.headers, "Content-Type": reply.kind}
+        body = reply.body
+        if len(body) >= COMPRESS_FROM and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = _plotly_gzipped() if reply.kind == SCRIPT else gzip.compress(body, 5)
+            headers["Content-Encoding"] = "gzip"
+        try:
+            self.send_response(reply.status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+        except ConnectionError:
+            self.close_connection = True  # the reader has closed the page
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: requests come every second."""
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, shelf: Shelf, token: str = "") -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.shelf = shelf
+        super().__init__((host, port), Door)
+        names = frozenset({"localhost"} if is_loopback(host) else {"localhost", host.lower(), *_own_names()})
+        self.gate = Gate(names, token, f"nanny_{self.port}", is_loopback(host))
+
+    def server_bind(self) -> None:
+        """Without http.server's question to the name service, which can take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+def _own_names() -> set[str]:
+    return {socket.gethostname().lower(), socket.getfqdn().lower()}
