@@ -298,7 +298,7 @@ CASES = [
     *planted(feature_grid, "low_precision_scatter_add", "grid", "op:index", "op:index_put", shows=ends_above(0.5)),
     *planted(neural_ode, "absorption_in_accumulator", "op:add", shows=ends_above(0.2)),
     *planted(long_document, "absorption_in_accumulator", "op:add", shows=ends_above(0.7), steps=24),
-    *planted(grown_stream, "residual_absorption", *(f"blocks.{i}" for i in range(4)), shows=ends_above(0.4), steps=30),
+    *planted(grown_stream, "residual_absorption", *(f"blocks.{i}" for i in range(4)), shows=ends_above(0.2), steps=30),
     *planted(weather_table, "scale_imbalance_absorption", "embed_columns", "data:input", shows=ends_above(0.2), steps=30),
     *planted(map_tile, "scale_imbalance_absorption", "conv1", "data:input", shows=ends_above(0.3), steps=30),
     *planted(
