@@ -147,6 +147,11 @@ CASES = [
         precision_caused=False,
     ),
     *planted(
-        large_eps_taken_from_a_recipe, "adam_eps_dominates", "optimizer.eps", "optimizer", shows=hardly_learnt, precision_caused=False
+        large_eps_taken_from_a_recipe,
+        "adam_eps_dominates",
+        "optimizer.eps",
+        "optimizer",
+        shows=hardly_learnt,
+        precision_caused=False,
     ),
 ]

@@ -100,7 +100,7 @@ class Houses(nn.Module):
 
 
 def prices_grow_out_of_range(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
-    """Healthy at first: the predictions learn their way from 55,000 towards houses of 90,000 and leave fp16 after about ten steps."""
+    """Healthy at first: the predictions learn their way from 55,000 towards 90,000 and leave fp16 after about ten steps."""
     model = Houses()
     unit = 1000.0 if fixed else 1.0
     with torch.no_grad():

@@ -52,11 +52,11 @@ def loss_not_converted(fixed: bool = False, dtype: torch.dtype = torch.float16) 
 class Joints(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten())
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU())
         self.joints = nn.Linear(144, 10)
 
     def forward(self, x):
-        return self.joints(self.features(x)).view(-1, 5, 2)
+        return self.joints(self.features(x).flatten(1)).view(-1, 5, 2)
 
 
 def euclid(predicted, target):
@@ -65,7 +65,7 @@ def euclid(predicted, target):
 
 
 def joint_distance_in_half_pixels(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
-    """Joints up to 900 pixels away: the squared distance is inf, sqrt hides it from the gradient (0), those joints never learn."""
+    """Joints up to 900 pixels away: the squared distance is inf, sqrt turns its gradient into 0, those joints never learn."""
     model = Joints()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scaler = GradScaler("cpu", enabled=dtype == torch.float16)
@@ -448,7 +448,13 @@ CASES = [
         "op:sum",
         shows=lambda run: run.all_still and set(run.losses) == {1.0},
     ),
-    *planted(energy_of_many_atoms, "reduction_overflow_fp16", "readout", shows=lambda run: run.stuck and run.losses[0] < 10, steps=30),
+    *planted(
+        energy_of_many_atoms,
+        "reduction_overflow_fp16",
+        "readout",
+        shows=lambda run: run.stuck and run.losses[0] < 10,
+        steps=30,
+    ),
     *planted(vae_kl_of_raw_pixels, "exp_overflow_fp16", "op:exp", shows=lambda run: run.stuck),
     *planted(flow_scale_unbounded, "exp_overflow_fp16", "steps.2", shows=lambda run: run.stuck),
     *planted(box_area_in_pixels, "product_overflow_fp16", "op:mul", shows=lambda run: run.stuck),

@@ -168,7 +168,7 @@ class Forecast(nn.Module):
 
 
 def gradients_kept_after_a_skipped_step(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
-    """zero_grad only when the optimizer stepped: after the first overflow the inf stays in .grad and every later step is skipped."""
+    """zero_grad only when the optimizer stepped: after the first overflow the inf stays in .grad, every later step is skipped."""
     model = Forecast()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     scaler = GradScaler("cpu", init_scale=2.0**18, enabled=dtype == torch.float16)
@@ -272,11 +272,18 @@ def hardly_learnt(run: Run) -> bool:
 
 
 CASES = [
-    *planted(tagger_clips_scaled_gradients, "clip_before_unscale", "loop:clip", shows=hardly_learnt, precision_caused=None, steps=24),
+    *planted(
+        tagger_clips_scaled_gradients, "clip_before_unscale", "loop:clip", shows=hardly_learnt, precision_caused=None, steps=24
+    ),
     *planted(value_clip_before_unscale, "clip_before_unscale", "loop:clip", shows=hardly_learnt, precision_caused=None),
     *planted(scaler_made_anew_each_step, "loss_scale_pinned", "scaler", "scaler.scale", shows=lambda run: run.all_still),
     *planted(
-        scale_set_by_hand_in_update, "loss_scale_pinned", "scaler.update", "scaler", "scaler.scale", shows=lambda run: run.all_still
+        scale_set_by_hand_in_update,
+        "loss_scale_pinned",
+        "scaler.update",
+        "scaler",
+        "scaler.scale",
+        shows=lambda run: run.all_still,
     ),
     *planted(gradients_kept_after_a_skipped_step, "stale_inf_grads", "loop:zero_grad", shows=lambda run: run.stuck),
     *planted(accumulation_never_cleared_after_overflow, "stale_inf_grads", "loop:zero_grad", shows=lambda run: run.stuck),
