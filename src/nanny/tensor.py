@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .formats import TARGETS, Format, format_of
@@ -181,7 +182,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bf16", choices=TARGETS, help="target format (default: bf16)")
     parser.add_argument("--dim", type=int, action="append", metavar="N", help="only this dimension; may be repeated")
     parser.add_argument("--tile", type=int, metavar="N", help="also compare tiles of N x N (1 x N in a vector)")
-    parser.add_argument("--format", default="text", choices=("text", "json"), help="output (default: text)")
+    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
     return parser
 
 
@@ -190,12 +192,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     tensor, name = load_tensor(args.file)
     report = analyze_tensor(tensor, args.dtype, dims=args.dim, tile=args.tile, name=name)
-    if args.format == "json":
-        print(to_text(report.to_json()))
-    else:
-        plain = not str(sys.stdout.encoding or "").lower().startswith("utf")
-        print(render_tensor(report, plain=plain, colour=wants_colour(sys.stdout)))
+    _write(_rendered(report, args.format, to_file=args.output is not None), args.output)
     return 1 if (report.worst or Severity.INFO) >= Severity.WARNING else 0
+
+
+def _rendered(report: TensorReport, form: str, to_file: bool) -> str:
+    if form == "json":
+        return to_text(report.to_json())
+    if form == "html":
+        from .web.tensor_page import render_tensor_page
+
+        return render_tensor_page(report)
+    plain = not to_file and not str(sys.stdout.encoding or "").lower().startswith("utf")
+    return render_tensor(report, plain=plain, colour=not to_file and wants_colour(sys.stdout))
+
+
+def _write(text: str, path: Path | None) -> None:
+    if path is None:
+        print(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise NannyError(f"cannot write {path}: {error.strerror or error}; name another --output FILE") from error
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def render_tensor(report: TensorReport, plain: bool = False, colour: bool = Fals
         render_text(report.findings, colour=colour, width=width),
         _values(report),
         _ranges(report),
-        _resolution(report),
+        resolution_text(report),
         _dimensions(report, plain),
         _tiles(report.tiles, report.target, plain),
         _reductions(report.reductions),
@@ -80,17 +80,17 @@ def _range_row(fit: RangeFit) -> list[str]:
         *small,
         share(fit.overflowed),
         share(fit.overflowed_energy),
-        _bits(fit.headroom_bits),
-        _bits(fit.footroom_bits) if fit.underflow_matters else "-",
-        _window(fit),
+        bits(fit.headroom_bits),
+        bits(fit.footroom_bits) if fit.underflow_matters else "-",
+        scale_window(fit),
     ]
 
 
-def _bits(value: float | None) -> str:
+def bits(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} bits"
 
 
-def _window(fit: RangeFit) -> str:
+def scale_window(fit: RangeFit) -> str:
     if fit.scale_low is None or fit.scale_high is None:
         return "any"
     if fit.scale_low > fit.scale_high:
@@ -98,7 +98,7 @@ def _window(fit: RangeFit) -> str:
     return f"2**{fit.scale_low} to 2**{fit.scale_high}"
 
 
-def _resolution(report: TensorReport) -> str:
+def resolution_text(report: TensorReport) -> str:
     r = report.resolution
     lines = [f"resolution  cast to {report.target}: relative L2 error {share(r.rel_l2)}"]
     if r.varying is not None:
@@ -203,23 +203,23 @@ def _reductions(reductions: Sequence[Reduction]) -> str:
             [
                 f"{r.op} dim={r.dim}",
                 str(r.terms),
-                "-" if r.library_error is None else _error(r.library_error),
+                "-" if r.library_error is None else reduction_error(r.library_error),
                 f"{r.library_overflow} of {r.results}" if r.library_overflow else "0",
-                _error(r.accumulator_error),
+                reduction_error(r.accumulator_error),
                 share(r.swallowed),
                 short(r.condition),
-                _measured(r),
+                measured_on(r),
             ]
         )
     title = "reductions  error against float64: torch's kernel on the target dtype, and one accumulator in it"
     return "\n".join([title, *_aligned(rows)])
 
 
-def _error(error: float) -> str:
+def reduction_error(error: float) -> str:
     return "Inf" if math.isinf(error) else share(error)
 
 
-def _measured(r: Reduction) -> str:
+def measured_on(r: Reduction) -> str:
     whole = r.measured == r.results == r.accumulator_results and r.accumulator_terms == r.terms
     if whole:
         return "all"
