@@ -196,7 +196,8 @@ def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> I
     kinds = [kind for kind in ((args.kind,) if args.kind else KINDS) if kind in there]
     sites = {kind: [site.name for site in reader.sites(source.db, source.run.id, kind)] for kind in kinds}
     if args.layer:
-        name = chosen_name(args.layer, list(dict.fromkeys(name for names in sites.values() for name in names)))
+        holding = next((kind for kind in kinds if any(args.layer in name for name in sites[kind])), "")
+        name = chosen_name(args.layer, sites[holding] if holding else [name for names in sites.values() for name in names])
         yield from ((kind, name) for kind in kinds if name in sites[kind])
         return
     if marks.culprit is not None:
