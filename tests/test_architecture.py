@@ -16,6 +16,7 @@ LIGHT = (
     "tensor_records",
     "diff_records",
     "examine_records",
+    "hazard_records",
     "diagnosis_records",
     "limits",
     "formats",
@@ -29,8 +30,8 @@ LIGHT = (
     "cli",
 )
 VERBS = ("observe", "measure", "judge", "store", "show")
-FEATURES = ("check", "queries", "query", "agent", "tensor", "monitor", "run", "rule", "doctor", "demo")
-RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "diagnosis_records")
+FEATURES = ("check", "queries", "query", "agent", "tensor", "monitor", "sanitize_step", "run", "rule", "doctor", "demo")
+RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "hazard_records", "diagnosis_records")
 CORE = (*RECORDS, "limits", "formats", "optable", *VERBS)
 
 

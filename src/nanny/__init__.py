@@ -21,8 +21,13 @@ _HOME = {
     "TensorReport": "tensor",
     "MixedPrecisionNanny": "monitor",
     "watch_model": "monitor",
-    "check_loss_scale": "monitor",
+    "check_loss_scale": "scale_check",
+    "check_policy_mismatch": "policy_mismatch",
+    "diagnose": "diagnose",
+    "examine": "diagnose",
+    "Diagnosis": "diagnosis_records",
     "check_model": "check.files",
+    "sanitize": "sanitize_step",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

@@ -95,3 +95,4 @@ class Examination:
     facts: Mapping[str, Any] = field(default_factory=dict)  # what else causes ask for: see observe/sanitizer.py
     reseeds: Mapping[str, int] = field(default_factory=dict)  # operation and reason -> how often the twin could not follow
     seconds: float | None = None
+    suspects: tuple[Any, ...] = ()  # of type hazard_records.Suspect, until judge.hazards.judged() has made hazards of them

@@ -1,0 +1,49 @@
+"""Whole numbers that collide, and decisions that low precision makes differently."""
+
+from __future__ import annotations
+
+from ...hazard_records import Suspect
+from ...show.numbers import share
+from . import Step, Verdict, hazard
+
+_LOSSES = frozenset(
+    ["nll_loss_forward", "cross_entropy_loss", "mse_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"]
+)
+
+
+@hazard("integers", rank=16)
+def integers(suspect: Suspect, step: Step) -> Verdict | None:
+    """Whole numbers (ids, positions, counts) beyond what the format counts exactly"""
+    if suspect.trouble != "integers" or not (suspect.destroyed or step.harmful(suspect, certain=True)):
+        return None
+    form = step.format_of(suspect)
+    largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
+    angles = bool({"sin", "cos"} & suspect.met)
+    return Verdict(
+        f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
+        f"{share(suspect.share)} change, {share(collisions)} fall together",
+        cause="position_precision_loss" if angles else "integer_in_low_precision",
+        remedy="keep them as integers or in FP32 until they are no longer counted",
+        value=largest,
+        limit=float(form.exact_integers),
+        site="data:input" if any(o.role == "input" for o in suspect.operands) else None,
+    )
+
+
+@hazard("decision", rank=18)
+def decision(suspect: Suspect, step: Step) -> Verdict | None:
+    """A choice (argmax, top-k, comparison) that FP32 makes differently"""
+    if suspect.trouble != "decision" or not step.harmful(suspect, certain=True):
+        return None
+    ties = suspect.numbers.get("ties", 0.0)
+    if suspect.share < step.limits.hazard_flips and ties < step.limits.hazard_ties:
+        return None
+    target = not suspect.differentiable or bool(suspect.met & _LOSSES)
+    return Verdict(
+        f"{suspect.op} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
+        + (f"; {share(ties)} of the choices are ties" if ties else ""),
+        cause="target_in_low_precision" if target else "router_low_precision",
+        remedy="compute targets in FP32, outside autocast" if target else "compute the scores in FP32 before choosing",
+        value=suspect.share,
+        limit=step.limits.hazard_flips,
+    )

@@ -1,0 +1,108 @@
+"""Results beyond the range of the format."""
+
+from __future__ import annotations
+
+from ...hazard_records import Suspect
+from ...show.numbers import share, short
+from . import Step, Verdict, hazard
+
+_MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm", "matmul", "einsum", "dot"])
+_REDUCTIONS = frozenset(
+    ["sum", "mean", "dot", "cumsum", "norm", "linalg_vector_norm", "logsumexp", "var", "std", "var_mean", "prod"]
+)
+_PRODUCTS = frozenset(["mul", "pow", "square", "addcmul", "prod", "cumprod"])
+_ROOTS = frozenset(["rsqrt", "sqrt", "reciprocal"])
+_LOSSES = frozenset(["mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "nll_loss_forward", "kl_div", "cross_entropy_loss"])
+_SOFTMAX = frozenset(["softmax", "log_softmax", "safe_softmax", "logsumexp"])
+_WIDE = "compute it in FP32 (x.float(), autocast disabled around it) or in bf16, or normalise, clamp or rescale what goes in"
+
+
+@hazard("exp_range", rank=20)
+def exp_range(suspect: Suspect, step: Step) -> Verdict | None:
+    """exp() of a number beyond the logarithm of the largest value"""
+    if (
+        suspect.trouble != "nonfinite"
+        or suspect.op not in ("exp", "exp2", "expm1", "sinh", "cosh")
+        or not _harmful(suspect, step)
+    ):
+        return None
+    largest = max((o.absmax for o in suspect.operands), default=0.0)
+    form = step.format_of(suspect)
+    limit = 11.09 if form.name == "fp16" else 88.7
+    return Verdict(
+        f"{suspect.op}({short(largest)}) leaves the range of {form.name}: the limit is {limit}",
+        cause="exp_overflow_fp16" if form.name == "fp16" and not suspect.in_reference else "",
+        remedy="subtract the maximum first (logsumexp, softmax), clamp the input, or compute it in FP32",
+        value=largest,
+        limit=limit,
+    )
+
+
+@hazard("overflow", rank=30)
+def overflow(suspect: Suspect, step: Step) -> Verdict | None:
+    """A finite result that the format stores as infinity"""
+    if suspect.trouble != "nonfinite" or suspect.in_reference or suspect.place.phase == "optimizer":
+        return None
+    form = step.format_of(suspect)
+    if suspect.reference_absmax < form.max or not _harmful(suspect, step):
+        return None
+    expected = suspect.reference_absmax
+    what = f"{suspect.op} gives {short(expected)} in FP32, beyond {short(form.max)} of {form.name}"
+    return Verdict(
+        f"{what}: {share(suspect.share)} of its {suspect.count} results become infinite",
+        cause=_cause(suspect, step),
+        remedy=_remedy(suspect, step),
+        value=expected,
+        limit=form.max,
+        site="data:input" if _from_data(suspect) else None,
+    )
+
+
+def _harmful(suspect: Suspect, step: Step) -> bool:
+    return (suspect.destroyed or step.harmful(suspect)) and not step.from_the_scale(suspect)
+
+
+def _from_data(suspect: Suspect) -> bool:
+    return suspect.op in ("to_copy", "copy") and any(o.role in ("input", "given") for o in suspect.operands)
+
+
+def _cause(suspect: Suspect, step: Step) -> str:
+    if step.format_of(suspect).name != "fp16":
+        return ""
+    if suspect.in_backward:
+        return "static_loss_scale_overflow" if step.loss_factor and step.scale is None else "activation_overflow_fp16"
+    if _from_data(suspect):
+        return "input_out_of_range_fp16"
+    in_loss = suspect.place.phase == "loop" and not suspect.place.site
+    weighs = any(o.role == "parameter" for o in suspect.operands)
+    if suspect.op in _MATMULS and suspect.met & _SOFTMAX and not weighs or suspect.op.startswith("scaled_dot_product"):
+        return "attention_logit_overflow_fp16"
+    if suspect.op in _LOSSES:
+        return "loss_computed_in_fp16"
+    if any(o.role == "gradient" for o in suspect.operands) and in_loss:
+        return "grad_norm_overflow_fp16"
+    if suspect.op in (_PRODUCTS | _REDUCTIONS) - {"prod", "cumprod", "cumsum"} and suspect.met & _ROOTS:
+        return "norm_square_overflow_fp16"
+    largest = max((o.rms for o in suspect.operands), default=0.0)
+    if suspect.op in _REDUCTIONS and suspect.op != "prod" and largest <= 256:
+        return "reduction_overflow_fp16"
+    if in_loss and suspect.op in _PRODUCTS | _REDUCTIONS | {"sub", "add", "div"}:
+        return "loss_computed_in_fp16"
+    if suspect.op in _REDUCTIONS:
+        return "reduction_overflow_fp16"
+    return "product_overflow_fp16" if suspect.op in _PRODUCTS else "activation_overflow_fp16"
+
+
+_REMEDIES = {
+    "static_loss_scale_overflow": "use torch.amp.GradScaler, which finds the scale, instead of a fixed factor",
+    "input_out_of_range_fp16": "standardise the feature in FP32 before it enters the model",
+    "attention_logit_overflow_fp16": "divide the queries by sqrt(d) before the product, normalise queries and keys, or keep scores in FP32",
+    "loss_computed_in_fp16": "compute the loss on prediction.float(), or inside autocast",
+    "grad_norm_overflow_fp16": "compute the norm of gradients in FP32",
+    "norm_square_overflow_fp16": "square x.float(), or use the library's norm",
+    "reduction_overflow_fp16": "reduce in FP32: .sum(dtype=torch.float32)",
+}
+
+
+def _remedy(suspect: Suspect, step: Step) -> str:
+    return _REMEDIES.get(_cause(suspect, step), _WIDE)

@@ -1,0 +1,162 @@
+"""Errors that jump at one operation: digits that cancel, addends that vanish, kernels that add up in 16 bits."""
+
+from __future__ import annotations
+
+from ...hazard_records import Suspect
+from ...show.numbers import share, short
+from . import Step, Verdict, hazard
+
+_SUMS = frozenset(["add", "sub", "rsub", "sum", "mean", "addmm", "var", "std", "lerp"])
+_MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm", "convolution", "mkldnn_linear", "linear"])
+_SCATTERS = frozenset(
+    ["embedding_dense_backward", "index_put", "index_put_impl", "index_add", "scatter_add", "scatter_reduce", "unsafe_index_put",
+     "embedding_bag_dense_backward", "index_reduce"]
+)  # fmt: skip
+_SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
+_READS_LOGITS = frozenset(["log_softmax", "sigmoid", "binary_cross_entropy_with_logits", "mse_loss", "smooth_l1_loss", "softmax"])
+_TIMES_LARGER = 2.0
+_BITS_LOST = 8.0  # result this many times smaller than what went in
+
+
+def _jumps(suspect: Suspect, step: Step) -> bool:
+    """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
+    made = suspect.level >= _TIMES_LARGER * suspect.input_level or suspect.repeats >= step.limits.hazard_repeats
+    return suspect.trouble == "error" and made and suspect.op not in _SELECTS
+
+
+@hazard("flush", rank=60)
+def flush(suspect: Suspect, step: Step) -> Verdict | None:
+    """Values below the smallest number of the format become zero, or lose their digits"""
+    form = step.format_of(suspect)
+    lost = suspect.numbers.get("flushed_energy", 0.0)
+    below = suspect.numbers.get("below_normal_energy", 0.0)
+    if not _jumps(suspect, step) or form.name != "fp16" or max(lost, below) < step.limits.flush_energy_warn:
+        return None
+    if suspect.reference_absmax >= form.min_normal or not step.harmful(suspect, certain=True):
+        return None
+    flushed = suspect.numbers.get("flushed_share", 0.0)
+    scale = step.scale
+    if suspect.in_backward:
+        cause = "loss_scale_too_low" if scale is not None and scale > 1 else "grad_underflow_no_scaling"
+        remedy = (
+            "raise the loss scale (init_scale, growth_interval)" if cause == "loss_scale_too_low" else "use a GradScaler, or bf16"
+        )
+    else:
+        cause, remedy = "product_underflow_fp16", "compute it in FP32, or in logarithms"
+    return Verdict(
+        f"{share(flushed)} of {suspect.op}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32",
+        cause=cause,
+        remedy=remedy,
+        value=suspect.reference_absmax,
+        limit=form.min_normal,
+    )
+
+
+@hazard("accumulation", rank=62)
+def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
+    """A kernel, or autograd itself, adds many terms up in the storage format"""
+    if not _jumps(suspect, step):
+        return None
+    form = step.format_of(suspect)
+    own = suspect.own
+    if own is None and suspect.op in _SCATTERS:
+        own = suspect.plain
+    fan_in = suspect.in_backward and suspect.op == "add"
+    limit = step.limits.rel_l2_warn_roundoffs * form.unit_roundoff
+    if not fan_in and (own is None or own < limit or suspect.op in ("to_copy", "copy", "mul", "div")):
+        return None
+    if not suspect.reached or not (step.harmful(suspect, certain=True) or (own or 0.0) > step.limits.diff_centred_warn):
+        return None
+    if fan_in:
+        cause, remedy = "low_precision_grad_accumulation", "keep the parameter in FP32, so that its gradients add up in FP32"
+    elif suspect.op in _SCATTERS:
+        cause, remedy = "low_precision_scatter_add", "keep the table in FP32, or scatter x.float()"
+    else:
+        cause, remedy = "kernel_low_precision_accumulation", "give this operation FP32 inputs (x.float(), autocast disabled)"
+    return Verdict(
+        f"{suspect.op} adds up in {form.name}: its result is {share(own if own is not None else suspect.plain)} off",
+        cause=cause,
+        remedy=remedy,
+        value=own if own is not None else suspect.plain,
+        limit=limit,
+    )
+
+
+@hazard("phase", rank=64)
+def phase(suspect: Suspect, step: Step) -> Verdict | None:
+    """Sine and cosine of angles that low precision cannot tell apart"""
+    error = suspect.numbers.get("phase_error", 0.0)
+    if not _jumps(suspect, step) or error < step.limits.hazard_phase or not step.harmful(suspect, certain=True):
+        return None
+    return Verdict(
+        f"angles are off by {short(error)} radians, so {suspect.op} is {share(suspect.plain)} wrong",
+        cause="position_precision_loss",
+        remedy="compute positions and angles in FP32, and cast sine and cosine afterwards",
+        value=error,
+        limit=step.limits.hazard_phase,
+    )
+
+
+@hazard("cancellation", rank=66)
+def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
+    """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
+    if not _jumps(suspect, step) or suspect.op not in _SUMS or not step.harmful(suspect):
+        return None
+    largest = max((o.rms for o in suspect.operands), default=0.0)
+    if not largest or suspect.reference_rms * _BITS_LOST > largest:
+        return None
+    logs = "log_softmax" in suspect.after
+    return Verdict(
+        f"{suspect.op} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} of it rounding",
+        cause="logprob_rounding" if logs else "catastrophic_cancellation",
+        remedy="keep log-probabilities and their sums in FP32" if logs else
+        "reformulate (two passes, torch.var, cdist), or compute both sides and the difference in FP32",
+        value=suspect.reference_rms / largest,
+        limit=1 / _BITS_LOST,
+    )  # fmt: skip
+
+
+@hazard("absorption", rank=68)
+def absorption(suspect: Suspect, step: Step) -> Verdict | None:
+    """What varies is smaller than the spacing of the numbers that carry it"""
+    if not _jumps(suspect, step) or suspect.centred < 2 * suspect.plain or not step.harmful(suspect):
+        return None
+    form = step.format_of(suspect)
+    cause = "scale_imbalance_absorption"
+    remedy = "remove the common part or rescale the loud channel before this operation, or compute it in FP32"
+    if "log_softmax" in suspect.after:
+        cause, remedy = "logprob_rounding", "keep log-probabilities and their sums in FP32"
+    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.hazard_repeats:
+        cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
+    elif suspect.op in _MATMULS | {"add"} and set(suspect.next[:1]) & _READS_LOGITS:
+        cause, remedy = "low_precision_output_head", "compute the head in FP32, or remove the common offset of the logits"
+    return Verdict(
+        f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies in it is {share(suspect.centred)} wrong",
+        cause=cause,
+        remedy=remedy,
+        value=suspect.centred,
+        limit=step.limits.diff_centred_warn,
+    )
+
+
+@hazard("amplification", rank=70)
+def amplification(suspect: Suspect, step: Step) -> Verdict | None:
+    """An operation that makes a large error of small ones"""
+    if not _jumps(suspect, step) or not step.harmful(suspect):
+        return None
+    logs = "log_softmax" in suspect.after
+    if logs:
+        cause = "logprob_rounding"
+    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.hazard_repeats:
+        cause = "absorption_in_accumulator"
+    else:
+        cause = "catastrophic_cancellation" if suspect.after & {"sub", "rsub"} else "scale_imbalance_absorption"
+    bias = suspect.numbers.get("bias")
+    return Verdict(
+        f"{suspect.op} turns an error of {share(suspect.input_level)} into one of {share(suspect.plain)}"
+        + (f"; it is biased ({bias:+.1f} of its spread)" if bias is not None and abs(bias) > 0.5 else ""),
+        cause=cause,
+        remedy="compute this operation and what feeds it in FP32",
+        value=suspect.plain,
+        limit=suspect.input_level,
+    )
