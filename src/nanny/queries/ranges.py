@@ -49,13 +49,14 @@ class Shares:
 
 def shares(histograms: np.ndarray, target: Format, scale_bits: int | np.ndarray = 0) -> Shares:
     """What casting the values times 2**scale_bits (one number, or one per site) to `target` would do."""
-    counts = histograms[:, FINITE].astype(np.float64)
+    filled = _filled(histograms)
+    counts = histograms[:, FINITE[filled]].astype(np.float64)
     bits = np.broadcast_to(np.asarray(scale_bits), (len(counts),))[:, None]
-    exponents = EXPONENTS[None, :] + bits
+    exponents = EXPONENTS[None, filled] + bits
     flushed = exponents < flush_exponent(target)
     subnormal = (exponents < target.min_exponent) & ~flushed
     saturated = exponents >= top_of(target)
-    energy = counts * ENERGY
+    energy = counts * ENERGY[filled]
     finite, total = counts.sum(1), energy.sum(1)
     zeros = histograms[:, ZERO_BIN].astype(np.float64)
     return Shares(
@@ -71,10 +72,11 @@ def shares(histograms: np.ndarray, target: Format, scale_bits: int | np.ndarray 
 
 def exponent_below(histograms: np.ndarray, energy_share: float) -> np.ndarray:
     """Per site, the lowest exponent that must survive: all below it together hold less than `energy_share` of the energy."""
-    energy = histograms[:, FINITE] * ENERGY
+    filled = _filled(histograms)
+    energy = histograms[:, FINITE[filled]] * ENERGY[filled]
     total = energy.sum(1)
     reached = np.cumsum(energy, axis=1) >= energy_share * total[:, None]
-    return np.where(total > 0, EXPONENTS[np.argmax(reached, axis=1)], NOTHING)
+    return np.where(total > 0, EXPONENTS[filled][np.argmax(reached, axis=1)], NOTHING)
 
 
 def highest_exponent(histograms: np.ndarray) -> np.ndarray:
@@ -82,6 +84,12 @@ def highest_exponent(histograms: np.ndarray) -> np.ndarray:
     filled = histograms[:, FINITE] > 0
     last = filled.shape[1] - 1 - np.argmax(filled[:, ::-1], axis=1)
     return np.where(filled.any(1), EXPONENTS[last], -NOTHING)
+
+
+def _filled(histograms: np.ndarray) -> np.ndarray:
+    """The finite bins from the lowest to the highest that any site fills: a sixth of all, as a rule."""
+    used = np.flatnonzero(histograms[:, FINITE].any(0))
+    return np.arange(used[0], used[-1] + 1) if len(used) else np.arange(1)
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

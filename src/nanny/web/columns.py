@@ -53,13 +53,13 @@ def pooled(blocks: list[np.ndarray]) -> Pooled:
 def reach(steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """float64 [groups, 2]: from where to where on the step axis each group's column is drawn.
 
-    A column reaches halfway to its neighbours, unless they are far away: then the stretch between was not sampled.
+    A column begins at its own first step, so that no damage shows before it was seen, and reaches to the next one, unless that is
+    far away: then the stretch between was not sampled.
     """
     if not len(steps):
         return np.zeros((0, 2))
     first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
-    between = first[1:] - last[:-1]
-    usual = float(np.quantile(np.diff(steps), 0.9)) if len(steps) > 1 else 1.0
-    half = np.where(between > GAP * usual, max(usual, 1.0) / 2, between / 2)
-    left, right = np.append(max(min(usual, 1e9), 1.0) / 2, half), np.append(half, max(usual, 1.0) / 2)
-    return np.stack([first - left, last + right], axis=1)
+    usual = max(float(np.quantile(np.diff(steps), 0.9)), 1.0) if len(steps) > 1 else 1.0
+    following = np.append(first[1:], last[-1] + usual)
+    far = following - last > GAP * usual
+    return np.stack([first, np.where(far, last + usual, following)], axis=1) - 0.5

@@ -3,14 +3,17 @@
     page_data(path, run=None, compare=None)  -> the whole page; `nanny report` embeds it, `nanny ui` serves it as /api/page
     changes_since(path, run, step)           -> what is new after a step, below 100 kB; /api/changes?since=STEP
     layer_data(path, run, kind, site)        -> exponent histogram of one layer; /api/histogram?kind=KIND&site=NAME
+    whatif_data(path, run)                   -> the run imagined in other formats; /api/whatif
 
-`live=True` leaves the histograms of all layers out: the live page asks for one layer at a time. Arrays are deflated typed arrays,
-see `arrays.packed`; numbers that JSON has no word for are strings, see `show.jsontext.finite`.
+`live=True` leaves out what takes long or much room: the live page asks for one layer's histogram at a time, and for the what-if when
+the rest is drawn. Arrays are deflated typed arrays, see `arrays.packed`; numbers that JSON has no word for are strings, see
+`show.jsontext.finite`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,13 +34,16 @@ from .matrices import matrices_of
 MOST_FINDINGS = 600
 MOST_TEXT = 4000  # characters of a name or message
 MOST_PASSED_ON = 40
-WHATIF_CELLS = 4_000_000  # sites x samples up to which the what-if is worked out for the page
+WHATIF_SAMPLES = 4_000_000  # sites x samples, and
+WHATIF_HISTOGRAMS = 400_000  # sites x histograms, up to which the what-if is worked out for the page
 CHANGE_BYTES = 95_000
 CHANGE_CELLS = 24_000
 CHANGE_POINTS = 120
 CHANGE_FINDINGS = 40
 LOOK_BACK = 50  # steps: findings may come a little late
 MOST_PARTED = 200
+DIED = " Of what came before: "
+_CURVE = re.compile("[\u2580-\u259f]|over time:$")  # a sparkline and its title: the page has better curves
 
 
 class PageData(TypedDict):
@@ -67,9 +73,6 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
     with open_job(db, run) as (sources, notes):
         source = sources[0]
         found, left_out = _bounded(in_order([f for member in sources for f in findings_of(member)]), MOST_FINDINGS)
-        sizes = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in reader.kinds(source.db, source.run.id)}
-        samples = {kind: len(reader.sample_steps(source.db, source.run.id, kind)) for kind in sizes}
-        cells = sum(sizes[kind] * samples[kind] for kind in sizes)
         out = PageData(
             run=_run_data(source),
             verdict=_verdict(summary),
@@ -78,9 +81,9 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             findings_left_out=left_out,
             curves=curves_of(source),
             kinds=matrices_of(source),
-            histograms={} if live else histograms_of(source),
+            histograms=histograms_of(source, all_shares=not live),
             diagnoses=[],
-            whatif=_whatif(db, run, source, cells),
+            whatif={} if live else _whatif(db, run, source),
             comparison=None,
             figures={},
             formats=format_borders(),
@@ -122,6 +125,13 @@ def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -
     """Histograms of one layer over time; None where there are none."""
     with open_run(None if path is None else str(path), run) as source:
         return layer_histogram(source, kind, site)
+
+
+def whatif_data(path: str | Path | None, run: int | None) -> dict[str, Any]:
+    """What FP16, BF16 and FP8 would have done to the run."""
+    db = None if path is None else str(path)
+    with open_run(db, run) as source:
+        return _whatif(db, run, source)
 
 
 def _flags(db: str | None, run: int | None) -> list[str]:
@@ -193,11 +203,12 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
-def _whatif(db: str | None, run: int | None, source: Source, cells: int) -> dict[str, Any]:
+def _whatif(db: str | None, run: int | None, source: Source) -> dict[str, Any]:
     """The verdict for each format, or why there is none."""
-    if cells > WHATIF_CELLS:
+    if _is_long(source):
         return {"note": "long", "command": source.command("whatif", "--dtype", "fp16"), "formats": []}
-    formats = []
+    formats: list[dict[str, Any]] = []
+    died = ""
     for target in TARGETS:
         try:
             answer, _ = ask(["whatif", "--dtype", target, *_flags(db, run)])
@@ -205,22 +216,32 @@ def _whatif(db: str | None, run: int | None, source: Source, cells: int) -> dict
             return {"note": str(error), "command": "", "formats": []}
         data = answer.data
         scale = data["loss_scale"]
+        died, _, verdict = str(data["verdict"]).rpartition(DIED)
         formats.append(
             finite(
                 {
                     "dtype": target,
                     "survives": data["survives"],
                     "with_losses": data["with_losses"],
-                    "verdict": data["verdict"],
+                    "verdict": verdict,
                     "reasons": [_cut(reason) for reason in data["reasons"]],
-                    "remarks": [_cut(remark) for remark in data["remarks"] if "\u2581" not in remark and "over time" not in remark],
+                    "remarks": [_cut(remark) for remark in data["remarks"] if not _CURVE.search(remark)],
                     "best_scale": scale["best"] if scale else None,
                     "skip_rate": scale["skip_rate"] if scale else None,
                     "worst": _cut(data["layers"][0]["site"]) if data["layers"] else "",
                 }
             )
         )
-    return {"note": "", "command": "", "formats": formats}
+    return {"note": died, "command": "", "formats": formats}
+
+
+def _is_long(source: Source) -> bool:
+    samples = histograms = 0
+    for kind in reader.kinds(source.db, source.run.id):
+        sites = len(reader.sites(source.db, source.run.id, kind))
+        samples += sites * len(reader.sample_steps(source.db, source.run.id, kind))
+        histograms += sites * len(reader.histogram_steps(source.db, source.run.id, kind))
+    return samples > WHATIF_SAMPLES or histograms > WHATIF_HISTOGRAMS
 
 
 def _comparison(db: str | None, other: str, run: int) -> dict[str, Any]:

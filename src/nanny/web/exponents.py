@@ -36,13 +36,16 @@ def share_codes(counts: np.ndarray) -> np.ndarray:
     return np.where(counts > 0, np.clip(codes, 1, 255), 0).astype(np.uint8)
 
 
-def histograms_of(source: Source, columns: int | None = None) -> dict[str, Any]:
-    """Kind -> columns and histograms of all its sites, and the share that FP16 would flush to zero."""
+def histograms_of(source: Source, all_shares: bool = True) -> dict[str, Any]:
+    """Kind -> columns, the share that FP16 would flush to zero, and (`all_shares`) the histograms of all its sites."""
     there = [kind for kind in KINDS if kind in reader.kinds(source.db, source.run.id)]
     sites = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in there}
-    most = columns or min(MOST_COLUMNS, max(FEWEST_COLUMNS, ROWS // max(sum(sites.values()), 1)))
-    found = {kind: _kind_histograms(source, kind, sites[kind], most, None) for kind in there}
-    return {kind: spec for kind, spec in found.items() if spec is not None}
+    most = min(MOST_COLUMNS, max(FEWEST_COLUMNS, ROWS // max(sum(sites.values()), 1)))
+    found = {kind: spec for kind in there if (spec := _kind_histograms(source, kind, sites[kind], most, None)) is not None}
+    if not all_shares:
+        for spec in found.values():
+            del spec["shares"]
+    return found
 
 
 def layer_histogram(source: Source, kind: str, name: str) -> dict[str, Any] | None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from ..formats import FORMATS, TARGETS, Format
 from ..records import NannyError
-from .page import EXTRA
 
 ROWS = ("loss", "grad_norm", "lr", "scale")
 HEIGHTS = {"findings": 0.07, "loss": 0.34, "grad_norm": 0.27, "lr": 0.12, "scale": 0.20}
@@ -32,6 +31,8 @@ VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#3
 
 # Levels of a heat map: what was not sampled is left out, zero and non-finite have colours outside of the scale.
 LEVEL_ZERO, LEVEL_LOW, LEVEL_HIGH, LEVEL_BAD = 1, 8, 247, 255
+LEVELS = {"zero": LEVEL_ZERO, "low": LEVEL_LOW, "high": LEVEL_HIGH, "bad": LEVEL_BAD}
+EXTRA = "pip install 'precision-nanny[web]'"
 
 
 def colour_scale() -> list[tuple[float, str]]:
@@ -78,10 +79,15 @@ def curve_figure(curves: Collection[str], compared: Collection[str] = ()) -> Any
         if name == "scale" and "skipped" in curves:
             marker = {"symbol": "triangle-down", "color": SKIPPED, "size": 9}
             figure.add_trace(go.Scatter(mode="markers", meta="skipped", name="skipped", marker=marker), row=row, col=1)
-        figure.update_yaxes(type="log" if name in ON_LOG else "linear", title_text=name, nticks=5, row=row, col=1)
+        kind = {"type": "log", "exponentformat": "power"} if name in ON_LOG else {"type": "linear", "nticks": 5}
+        figure.update_yaxes(rangemode="tozero" if name == "lr" else "normal", **kind, row=row, col=1)
+        figure.add_annotation(
+            text=name, name=name, xref="paper", x=0, xanchor="right", xshift=-62, yref=f"y{row} domain", y=0.5, showarrow=False
+        )
     figure.update_yaxes(visible=False, range=[-0.6, 2.6], fixedrange=True, row=1, col=1)
-    figure.update_yaxes(exponentformat="power", zeroline=False)
+    figure.update_yaxes(zeroline=False)
     figure.update_xaxes(zeroline=False, showspikes=True, spikemode="across", spikethickness=1, spikedash="dot")
+    figure.update_xaxes(showgrid=False, showline=False, row=1, col=1)
     figure.update_layout(height=90 + int(620 * sum(heights)), showlegend=False, hovermode="x", **_frame())
     return figure
 

@@ -22,10 +22,10 @@ from ..records import NannyError
 from ..show.jsontext import finite
 from ..show.tables import Line, Table
 from .arrays import CODES
+from .figures import EXTRA, LEVELS, figure_json
 from .strings import LANGUAGES, STRINGS
 
-EXTRA = "pip install 'precision-nanny[web]'"
-SCRIPTS = ("arrays.js", "views.js", "page.js")
+SCRIPTS = ("arrays.js", "views.js", "histogram.js", "words.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def json_for_script(value: Any) -> str:
 def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonce: str | None = None) -> str:
     """The page on a run. `lang` is `en`, `zh`, or None for the browser's language."""
     nonce = nonce or secrets.token_urlsafe(16)
-    config = {"live": live, "lang": checked_language(lang), "strings": STRINGS, "codes": CODES}
+    config = {"live": live, "lang": checked_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
     plotly = f'<script nonce="{nonce}" src="plotly.js" defer></script>' if live else _script(plotly_source(), nonce)
     parts = {
         "lang": lang or "en",
@@ -90,8 +90,6 @@ def document(
     title: str, sections: Sequence[Section], figures: Mapping[str, Any], lang: str | None = None, nonce: str | None = None
 ) -> str:
     """A self-contained page of sections. `figures` maps names to Plotly figures; without any, plotly.js is left out."""
-    from .figures import figure_json
-
     nonce = nonce or secrets.token_urlsafe(16)
     checked_language(lang)
     drawn = {name: figure_json(figure) for name, figure in figures.items()}

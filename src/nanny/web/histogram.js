@@ -1,0 +1,192 @@
+"use strict";
+// Exponent histogram of the chosen layer over time, with the ends of the formats drawn in.
+
+let shown = null; // what the histogram shows now: its matrix, the lowest and highest order, grid and range
+
+async function histogramSpec(kind, site) {
+  if (!CONFIG.live) {
+    const spec = page.histograms[kind], row = page.kinds[kind] ? rowOf(page.kinds[kind].names, site) : -1;
+    return spec && row >= 0 ? { spec, row, name: page.kinds[kind].names[row] } : null;
+  }
+  const row = page.kinds[kind] ? rowOf(page.kinds[kind].names, site) : -1;
+  if (row < 0) return null;
+  const name = page.kinds[kind].names[row];
+  const spec = await ask("api/histogram", { kind, site: name });
+  return spec && spec.shares ? { spec, row: 0, name } : null;
+}
+
+// One row of codes per binary order; the first row is for zeros, the last for what is not finite.
+async function layerMatrix({ spec, row }) {
+  const [steps, bounds, reach, shares] = await Promise.all([spec.steps, spec.bounds, spec.reach, spec.shares].map(decoded));
+  const columns = reach.length / 2, bins = spec.highest - spec.lowest + 3;
+  const codes = new Uint16Array(bins * columns);
+  for (let column = 0; column < columns; column++) {
+    for (let bin = 0; bin < bins; bin++) codes[bin * columns + column] = shares[(row * columns + column) * bins + bin];
+  }
+  return { steps, bounds, reach, codes, at: null, bins, lowest: spec.lowest, highest: spec.highest };
+}
+
+const shareOf = (code) => (code ? 2 ** ((code - 255) / 18) : 0);
+
+async function drawHistogram() {
+  const place = document.getElementById("histogram-figure"), message = document.getElementById("histogram-message");
+  const wanted = state.site, kind = state.kind;
+  const found = wanted ? await histogramSpec(kind, wanted) : null;
+  if (state.site !== wanted || state.kind !== kind) return; // something else was chosen while this was on its way
+  document.getElementById("histogram-title").textContent = found ? `${found.name} · ${t(`k.${kind}`)}` : "";
+  place.hidden = !found;
+  message.textContent = found ? "" : wanted ? t("no histogram", shortened(wanted, 200), t("never traced")) : t("choose");
+  if (!found) return;
+  const matrix = await layerMatrix(found), bits = scaleBits(kind), form = formatChosen();
+  const span = orderSpan(matrix, form, bits), range = rangeShown();
+  const columnsWide = Math.max(50, Math.floor((place.clientWidth - LEFT - RIGHT) / CELL));
+  const bins = matrix.bins - 2, inner = [...Array(bins).keys()].map((i) => i + 1);
+  const grid = pooledTo(matrix, inner, range, columnsWide, bins);
+  const ends = [0, matrix.bins - 1].map((bin) => pooledTo(matrix, [bin], range, columnsWide, 1));
+  shown = { matrix, grid, range, span };
+  const stretch = (LEVEL.high - LEVEL.low) / 254;
+  const level = (code) => (code ? LEVEL.low + (code - 1) * stretch : NaN);
+  const z = [], y = [];
+  const add = (height, codes, look) => (y.push(height), z.push(Float32Array.from(codes, look)));
+  add(span.zero, ends[0].codes, (code) => (code ? LEVEL.zero : NaN));
+  for (let i = 0; i < bins; i++) {
+    add(matrix.lowest + i + 0.5, grid.codes.subarray(i * columnsWide, (i + 1) * columnsWide), level);
+  }
+  add(span.bad, ends[1].codes, (code) => (code ? LEVEL.bad : NaN));
+  const layout = themed(page.figures.histogram.layout);
+  layout.margin.r = 10;
+  const inside = place.clientWidth - LEFT - 10;
+  layout.xaxis.domain = [0, (place.clientWidth - LEFT - RIGHT) / inside];
+  layout.xaxis2.domain = [(place.clientWidth - LEFT - RIGHT + 8) / inside, 1];
+  layout.yaxis = { ...layout.yaxis, ...orderTicks(span), range: [span.zero - 1, span.bad + 1] };
+  layout.yaxis2 = { ...layout.yaxis2, matches: "y", showticklabels: false };
+  const edges = borders(form, bits, span);
+  layout.shapes = [...edges.shapes, ...chosenStep().map((line) => ({ ...line, xref: "x" }))];
+  layout.annotations = edges.annotations;
+  const [trace, bar] = page.figures.histogram.data;
+  const bars = barsAt(matrix, span), longest = Math.max(...bars.x, 0.01);
+  Object.assign(layout.xaxis2, { range: [0, longest * 1.05], tickvals: [longest], ticktext: [percent(longest)], tickfont: { size: 10 } });
+  const data = [
+    { ...trace, z: evenly(z, y), x0: range[0] + grid.pixel / 2, dx: grid.pixel, y0: span.zero, dy: 1 },
+    { ...bar, ...bars, marker: { color: colour("--own"), line: { width: 0 } } },
+  ];
+  await plot(place, data, layout);
+  document.getElementById("histogram-note").textContent = noteOn(form, bits, span);
+  if (!place.dataset.ready) {
+    place.dataset.ready = "yes";
+    place.on("plotly_hover", tipOverHistogram);
+    place.on("plotly_click", (event) => event.points[0].data.meta === "heat" && update({ step: nearestStep(event.points[0].x) }));
+  }
+
+  // Rows at their heights, one per order from the zeros up to the non-finite, empty where nothing is.
+  function evenly(rows, heights) {
+    const count = Math.round(span.bad - span.zero) + 1, out = [];
+    for (let i = 0; i < count; i++) out.push(new Float32Array(columnsWide).fill(NaN));
+    rows.forEach((row, i) => (out[Math.round(heights[i] - span.zero)] = row));
+    return out;
+  }
+}
+
+// From where to where the picture reaches: all values, and the ends of the chosen format if they are not far away.
+function orderSpan(matrix, form, bits) {
+  let low = matrix.lowest, high = matrix.highest + 1;
+  const { reach, codes } = matrix, columns = reach.length / 2;
+  const filled = (bin) => codes.subarray(bin * columns, (bin + 1) * columns).some(Boolean);
+  while (low < high - 2 && !filled(low - matrix.lowest + 1)) low++;
+  while (high > low + 2 && !filled(high - matrix.lowest)) high--;
+  const far = 40;
+  if (form.top - bits - high < far) high = Math.max(high, form.top - bits + 1);
+  if (low - (form.flush - bits) < far) low = Math.min(low, form.flush - bits - 1);
+  return { low, high, zero: low - 1.5, bad: high + 1.5 };
+}
+
+function orderTicks(span) {
+  const every = Math.max(2, Math.ceil((span.high - span.low) / 12 / 2) * 2), tickvals = [span.zero], ticktext = [plain(t("zero"))];
+  for (let order = Math.ceil(span.low / every) * every; order <= span.high; order += every) {
+    tickvals.push(order), ticktext.push(`2<sup>${order}</sup>`);
+  }
+  tickvals.push(span.bad), ticktext.push(plain(t("bad")));
+  return { tickmode: "array", tickvals, ticktext };
+}
+
+// Gradients are recorded without the loss scale but cast with it: for them the ends of a format lie lower by its bits.
+function scaleBits(kind) {
+  const scale = page.curves.scale;
+  if (!["grad", "output_grad"].includes(kind) || !scale || !scale.steps.length) return 0;
+  const at = state.step === null ? scale.steps.length - 1 : Math.max(0, scale.steps.findLastIndex((step) => step <= state.step));
+  const bits = Math.floor(Math.log2(scale.values[at]));
+  return Number.isFinite(bits) ? bits : 0;
+}
+
+function borders(form, bits, span) {
+  const places = new Map(), shapes = [], annotations = [];
+  for (const other of page.formats) {
+    for (const [what, key] of [["overflows", "top"], ["subnormal", "normal"], ["flushes", "flush"]]) {
+      if (key === "normal" && other.name !== form.name) continue;
+      const at = other[key] - bits;
+      if (at < span.low || at > span.high) continue;
+      if (!places.has(at)) places.set(at, { names: [], what, main: false });
+      const entry = places.get(at);
+      if (other.name === form.name) entry.main = true, entry.what = what, entry.names.unshift(other.title);
+      else entry.names.push(other.title);
+    }
+  }
+  for (const [at, entry] of places) {
+    const line = { color: colour(entry.main ? "--error" : "--quiet"), width: entry.main ? 1.5 : 1, dash: entry.main ? "dash" : "dot" };
+    shapes.push({ type: "line", xref: "x domain", yref: "y", x0: 0, x1: 1, y0: at, y1: at, line });
+    annotations.push({
+      xref: "x domain", yref: "y", x: entry.main ? 0.004 : 0.996, xanchor: entry.main ? "left" : "right", y: at, yanchor: "bottom",
+      text: plain(t(entry.what, entry.names.join(", "))), showarrow: false,
+      font: { size: 11, color: colour(entry.main ? "--error" : "--quiet") }, bgcolor: colour("--card"), opacity: 0.9, borderpad: 1,
+    });
+  }
+  const zone = (from, until, opacity) => from < until && shapes.push({
+    type: "rect", xref: "x domain", yref: "y", x0: 0, x1: 1, y0: from, y1: until, line: { width: 0 }, layer: "above",
+    fillcolor: colour("--error"), opacity,
+  });
+  zone(Math.max(form.top - bits, span.low), span.high + 0.5, 0.1);
+  zone(span.low - 0.5, Math.min(form.flush - bits, span.high), 0.1);
+  return { shapes, annotations };
+}
+
+function noteOn(form, bits, span) {
+  const out = [];
+  if (bits) out.push(t("scaled", bits));
+  if (form.top - bits > span.high && form.flush - bits < span.low) out.push(t("outside", form.title, form.top, form.flush));
+  return out.join(" · ");
+}
+
+function barsAt(matrix, span) {
+  const columns = matrix.reach.length / 2;
+  const column = columnAt(matrix, state.step === null ? Infinity : state.step), x = [], y = [];
+  for (let bin = 0; bin < matrix.bins; bin++) {
+    x.push(shareOf(matrix.codes[bin * columns + column]));
+    y.push(bin === 0 ? span.zero : bin === matrix.bins - 1 ? span.bad : matrix.lowest + bin - 0.5);
+  }
+  return { x, y };
+}
+
+function tipOverHistogram(event) {
+  const point = event.points[0];
+  if (point.data.meta !== "heat") {
+    return showTip(event.event, [orderText(point.y), t("share", percent(point.x))]);
+  }
+  const { matrix, span } = shown, columns = matrix.reach.length / 2, step = nearestStep(point.x), column = columnAt(matrix, step);
+  const bin = point.y <= span.zero + 0.1 ? 0 : point.y >= span.bad - 0.1 ? matrix.bins - 1 : Math.round(point.y - 0.5) - matrix.lowest + 1;
+  const code = bin >= 0 && bin < matrix.bins ? matrix.codes[bin * columns + column] : 0;
+  return showTip(event.event, [orderText(point.y), stepText(stepsOf(matrix, 0, column)), t("share", percent(shareOf(code)))]);
+}
+
+function orderText(height) {
+  if (height <= shown.span.zero + 0.1) return t("zero");
+  if (height >= shown.span.bad - 0.1) return t("bad");
+  const order = Math.round(height - 0.5);
+  return `2^${order} … 2^${order + 1} (${short(2 ** order)} … ${short(2 ** (order + 1))})`;
+}
+
+function nearestStep(x) {
+  const { steps } = shown.matrix;
+  let best = steps[0];
+  for (const step of steps) if (Math.abs(step - x) < Math.abs(best - x)) best = step;
+  return best;
+}

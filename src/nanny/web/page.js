@@ -1,0 +1,325 @@
+"use strict";
+// What is chosen (state, kept in the URL's hash), the words around the plots, and the live updates.
+
+const POLL_MS = 2000, RELOAD_MS = 60000, KEPT_COLUMNS = 600;
+const language = CONFIG.lang || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en");
+const texts = CONFIG.strings[language];
+let page = null;
+
+const state = {
+  step: null, site: null, kind: null, quantity: "absmax", format: null, filter: "", range: null,
+  finding: null, severity: "", code: "", search: "",
+};
+const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "severity", "code", "search"];
+
+function t(key, ...values) {
+  return (texts[key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
+}
+
+// Elements. Text is only ever set as text, so that no name of a layer can become markup.
+function make(tag, attributes, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name === "on") for (const [event, listener] of Object.entries(value)) element.addEventListener(event, listener);
+    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
+}
+const fill = (id, ...children) => document.getElementById(id).replaceChildren(...children.flat().filter(Boolean));
+
+// State
+
+function update(change) {
+  Object.assign(state, change);
+  writeHash();
+  redraw(Object.keys(change));
+}
+
+function writeHash() {
+  const words = new URLSearchParams();
+  for (const name of IN_HASH) if (state[name] !== null && state[name] !== "") words.set(name, state[name]);
+  history.replaceState(null, "", `#${words}`);
+}
+
+function readHash() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  for (const name of IN_HASH) {
+    if (!words.has(name)) continue;
+    const value = words.get(name);
+    state[name] = name === "step" ? (Number.isFinite(Number(value)) ? Number(value) : null) : value;
+  }
+}
+
+function formatChosen() {
+  return page.formats.find((form) => form.name === state.format) || page.formats[0];
+}
+
+// The row that stands for a place: itself, the first thing inside it, or the nearest module around it.
+function rowOf(names, site) {
+  if (!site) return -1;
+  const exact = names.indexOf(site);
+  if (exact >= 0) return exact;
+  const inside = names.findIndex((name) => name.startsWith(`${site}.`));
+  if (inside >= 0) return inside;
+  for (let around = site; around.includes("."); ) {
+    around = around.slice(0, around.lastIndexOf("."));
+    const row = names.indexOf(around);
+    if (row >= 0) return row;
+  }
+  return -1;
+}
+
+// Moves all views to a finding. The kind of site changes only where the layer would not be seen otherwise.
+function choose(index) {
+  const finding = page.findings[index], change = { finding: index };
+  if (finding.step !== null) change.step = finding.step;
+  if (finding.site) {
+    const kinds = Object.keys(page.kinds);
+    const exact = kinds.find((kind) => page.kinds[kind].names.includes(finding.site));
+    const near = [state.kind, ...kinds].find((kind) => page.kinds[kind] && rowOf(page.kinds[kind].names, finding.site) >= 0);
+    const here = page.kinds[state.kind] && page.kinds[state.kind].names.includes(finding.site);
+    if (exact || near) change.site = finding.site;
+    if (!here && (exact || near)) change.kind = exact || near;
+  }
+  if (state.range && change.step !== undefined && (change.step < state.range[0] || change.step > state.range[1])) change.range = null;
+  update(change);
+  const item = document.querySelector(`#findings li[data-index="${index}"]`);
+  if (item) item.scrollIntoView({ block: "nearest" });
+}
+
+function redraw(changed) {
+  const any = (...names) => names.some((name) => changed.includes(name));
+  if (any("finding", "severity", "code", "search")) drawFindings();
+  if (any("kind", "quantity")) drawControls();
+  if (!globalThis.Plotly) return;
+  linking = true;
+  if (any("range")) drawCurves();
+  else if (any("step")) Plotly.relayout("curves-figure", { shapes: curveShapes() });
+  const work = [];
+  if (any("kind", "quantity", "format", "filter", "range")) work.push(drawHeat());
+  else if (any("step", "site") && heat) work.push(Plotly.relayout("heat-figure", { shapes: heatShapes() }));
+  if (any("step", "site", "kind", "format", "range")) work.push(drawHistogram());
+  if (any("step", "site", "kind", "format")) work.push(describePlace());
+  Promise.all(work).finally(() => (linking = false));
+}
+
+// The tooltip
+
+function showTip(event, lines) {
+  const tip = document.getElementById("tip");
+  tip.replaceChildren(...lines.map((text, i) => make("div", { class: i ? "" : "strong" }, shortened(text, 300))));
+  tip.hidden = false;
+  const { innerWidth, innerHeight } = window;
+  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8)}px`;
+}
+
+function hideTip() {
+  document.getElementById("tip").hidden = true;
+}
+
+// Data: embedded, or asked for
+
+async function ask(path, parameters = {}) {
+  const address = new URL(path, location.href);
+  address.search = location.search;
+  for (const [name, value] of Object.entries(parameters)) address.searchParams.set(name, value);
+  const answer = await fetch(address);
+  if (answer.ok) return answer.json();
+  const { error } = await answer.json().catch(() => ({}));
+  throw new Error(error || `HTTP ${answer.status}`);
+}
+
+async function decodedCurves(specs) {
+  const out = {};
+  for (const [name, spec] of Object.entries(specs)) {
+    out[name] = { steps: [...(await decoded(spec.steps))], values: [...(await decoded(spec.values))] };
+  }
+  return out;
+}
+
+async function load(data) {
+  const curves = await decodedCurves(data.curves);
+  const otherCurves = data.comparison ? await decodedCurves(data.comparison.curves) : {};
+  page = { ...data, curves, otherCurves, loaded: Date.now() };
+  const kinds = Object.keys(page.kinds);
+  if (!page.kinds[state.kind]) state.kind = kinds.find((kind) => kind === "output") || kinds[0] || null;
+  state.format = page.formats.some((form) => form.name === state.format) ? state.format : defaultFormat();
+  const culprit = culpritIndex();
+  if (state.step === null && state.site === null && culprit >= 0) startAt(culprit);
+  if (state.site === null && state.kind) state.site = await worstLayer();
+}
+
+// Where nobody is to blame, the layer with the largest value is the one to look at.
+async function worstLayer() {
+  const quantity = quantitiesOf(state.kind)[0];
+  if (!quantity) return null;
+  const matrix = await matrixOf(state.kind, quantity), columns = matrix.reach.length / 2;
+  let worst = 0;
+  matrix.codes.forEach((code, i) => (worst = code > matrix.codes[worst] ? i : worst));
+  return matrix.names[Math.floor(worst / columns)];
+}
+
+function defaultFormat() {
+  const own = { float16: "fp16", bfloat16: "bf16" }[page.run.amp_dtype];
+  return own || "fp16";
+}
+
+// The page opens on the culprit, unless the address says otherwise.
+function startAt(index) {
+  const { step, site } = page.findings[index];
+  const kind = Object.keys(page.kinds).find((name) => page.kinds[name].names.includes(site))
+    || [state.kind, ...Object.keys(page.kinds)].find((name) => page.kinds[name] && rowOf(page.kinds[name].names, site) >= 0);
+  Object.assign(state, { step, finding: index }, kind ? { site, kind } : {});
+}
+
+function drawWords() {
+  document.documentElement.lang = language;
+  document.title = `nanny: ${t(page.verdict.word)}, ${t("run", page.run.id)}`;
+  drawTop();
+  drawVerdict();
+  drawDiagnoses();
+  drawComparison();
+  setUpSections();
+  setUpFindings();
+  drawControls();
+  drawWhatif();
+}
+
+async function drawPlots() {
+  linking = true;
+  await drawCurves();
+  await drawHeat();
+  await drawHistogram();
+  await describePlace();
+  linking = false;
+  document.body.dataset.drawn = "yes";
+}
+
+// Live
+
+function lastStep() {
+  return page.steps ? page.steps.last : -1;
+}
+
+async function poll() {
+  const place = document.getElementById("live");
+  try {
+    if (!document.hidden) await takeNews();
+    place.replaceChildren(make("span", { class: "dot" }), page.run.status === "running" ? t("live") : t("live.ended"));
+    place.dataset.since = new Date().toLocaleTimeString();
+  } catch (error) {
+    place.replaceChildren(make("span", { class: "dot lost" }), t("live.lost", place.dataset.since || "-"), ` (${error.message})`);
+  }
+  setTimeout(poll, POLL_MS);
+}
+
+async function takeNews() {
+  const news = await ask("api/changes", { since: lastStep() });
+  const before = page.run.status, known = Object.entries(page.kinds).every(([kind, spec]) => spec.names.length === news.sites?.[kind]);
+  const fresh = Object.keys(news.kinds || {}).every((kind) => page.kinds[kind]) && Object.keys(news.curves || {}).every((name) => page.curves[name]);
+  const columns = Math.max(0, ...Object.values(page.kinds).map((spec) => spec.added || 0));
+  const old = FROM_HISTOGRAMS.includes(state.quantity) && Date.now() - page.loaded > RELOAD_MS; // these do not come with the news
+  if (news.reload || !known || !fresh || old || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
+  if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
+  Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });
+  for (const [name, curve] of Object.entries(await decodedCurves(news.curves))) {
+    page.curves[name].steps.push(...curve.steps);
+    page.curves[name].values.push(...curve.values);
+  }
+  for (const [kind, spec] of Object.entries(news.kinds)) await append(page.kinds[kind], spec);
+  const key = (f) => JSON.stringify([f.step, f.code, f.site, f.rank]), seen = new Map(page.findings.map((f, i) => [key(f), i]));
+  for (const finding of news.findings) {
+    if (seen.has(key(finding))) page.findings[seen.get(key(finding))] = finding;
+    else page.findings.push(finding);
+  }
+  drawTop();
+  drawVerdict();
+  setUpFindings();
+  return drawPlots();
+}
+
+async function reload() {
+  const { whatif } = page;
+  await load(await ask("api/page"));
+  page.whatif = whatif;
+  drawWords();
+  for (const name of ["curves", "heat", "histogram"]) delete document.getElementById(`${name}-figure`).dataset.ready;
+  return drawPlots();
+}
+
+// New columns to the right of the old ones.
+async function append(kind, spec) {
+  const join = async (name, shift = 0) => {
+    const old = await decoded(kind[name]), more = await decoded(spec[name]);
+    const out = new old.constructor(old.length + more.length - (name === "bounds" ? 1 : 0));
+    out.set(old);
+    more.forEach((value, i) => (out[(name === "bounds" ? old.length - 1 : old.length) + i] = value + shift));
+    return out;
+  };
+  const columnsBefore = kind.reach.shape[0], columnsNew = spec.reach.shape[0], rows = kind.names.length;
+  const parts = { bounds: await join("bounds", kind.steps.shape[0]), steps: await join("steps"), reach: await join("reach") };
+  for (const [name, more] of Object.entries(spec.quantities)) {
+    const own = kind.quantities[name];
+    own.codes = ready(await widened(own.codes, more.codes, rows, columnsBefore, columnsNew), own.codes);
+    if (own.at || more.at) own.at = ready(await widened(own.at, more.at, rows, columnsBefore, columnsNew), own.at || more.at);
+  }
+  for (const [name, array] of Object.entries(parts)) kind[name] = ready(array, kind[name], name === "reach" ? 2 : 1);
+  kind.added = (kind.added || 0) + columnsNew;
+}
+
+async function widened(old, more, rows, before, added) {
+  const left = old ? await decoded(old) : new Uint8Array(rows * before), right = more ? await decoded(more) : new Uint8Array(rows * added);
+  const out = new Uint16Array(rows * (before + added));
+  for (let row = 0; row < rows; row++) {
+    out.set(left.subarray(row * before, (row + 1) * before), row * (before + added));
+    out.set(right.subarray(row * added, (row + 1) * added), row * (before + added) + before);
+  }
+  return out;
+}
+
+// A spec that is already decoded.
+function ready(array, like, width = 1) {
+  const spec = { dtype: like.dtype, shape: [array.length / width] };
+  decodedArrays.set(spec, Promise.resolve(array));
+  return spec;
+}
+
+// Start
+
+async function start() {
+  readHash();
+  const embedded = document.getElementById("data");
+  try {
+    await load(embedded ? JSON.parse(embedded.textContent) : await ask("api/page"));
+  } catch (error) {
+    fill("verdict", make("h1", { class: "error" }, t("cannot read", error.message)));
+    throw error;
+  }
+  drawWords();
+  document.body.dataset.words = "yes";
+  if (document.readyState === "loading") await new Promise((done) => document.addEventListener("DOMContentLoaded", done));
+  await drawPlots();
+  if (!CONFIG.live) return;
+  setTimeout(poll, POLL_MS);
+  page.whatif = await ask("api/whatif").catch((error) => ({ note: error.message, command: "", formats: [] }));
+  drawWhatif();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || !page) return;
+  const direction = { n: 1, j: 1, p: -1, k: -1 }[event.key];
+  if (direction) nextFinding(direction);
+});
+window.addEventListener("hashchange", () => {
+  readHash();
+  if (page) redraw(Object.keys(state));
+});
+let resizing = 0;
+window.addEventListener("resize", () => {
+  clearTimeout(resizing);
+  resizing = setTimeout(() => page && globalThis.Plotly && drawPlots(), 150);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => page && globalThis.Plotly && drawPlots());
+start();

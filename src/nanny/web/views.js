@@ -1,0 +1,333 @@
+"use strict";
+// The three linked plots. Each draws from `page` (decoded data) and `state` (what is chosen), and reports clicks and zooms.
+
+const LEFT = 168, RIGHT = 100, CELL = 2;
+const SETTINGS = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: false };
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+let linking = false;
+
+function themed(layout) {
+  const out = structuredClone(layout);
+  out.paper_bgcolor = "rgba(0,0,0,0)";
+  out.plot_bgcolor = colour("--plot");
+  out.font = { ...out.font, color: colour("--text") };
+  out.margin = { ...out.margin, l: LEFT, r: RIGHT };
+  for (const [name, axis] of Object.entries(out)) {
+    if (!/^[xy]axis\d*$/.test(name)) continue;
+    axis.gridcolor = colour("--grid");
+    axis.linecolor = colour("--line");
+    axis.spikecolor = colour("--quiet");
+    if (name.startsWith("x") && axis.fixedrange !== true) axis.range = rangeShown();
+  }
+  return out;
+}
+
+function rangeShown() {
+  if (state.range) return state.range;
+  const { first, last } = page.steps || { first: 0, last: 1 };
+  const margin = Math.max(0.5, (last - first) * 0.008);
+  return [first - margin, last + margin];
+}
+
+const verticalLine = (step) => ({
+  type: "line", xref: "x", yref: "paper", x0: step, x1: step, y0: 0, y1: 1, line: { color: colour("--mark"), width: 1.5 },
+});
+const chosenStep = () => (state.step === null ? [] : [verticalLine(state.step)]);
+
+async function plot(place, data, layout) {
+  const fresh = !place.data;
+  await Plotly.react(place, data, layout, SETTINGS);
+  if (!fresh) return;
+  place.on("plotly_relayout", (event) => followZoom(event));
+  place.on("plotly_doubleclick", () => update({ range: null }));
+  place.on("plotly_unhover", hideTip);
+}
+
+function followZoom(event) {
+  const key = Object.keys(event).find((name) => /^xaxis\d*\.range\[0\]$/.test(name));
+  if (linking || !key) return;
+  update({ range: [event[key], event[key.replace("[0]", "[1]")]] });
+}
+
+// Curves
+
+function drawCurves() {
+  const place = document.getElementById("curves-figure"), figure = page.figures.curves;
+  if (!page.steps) return Promise.resolve();
+  const layout = themed(figure.layout);
+  layout.annotations.push(...lastValues(layout));
+  for (const label of layout.annotations) if (label.xanchor === "right") label.text = plain(t(label.name));
+  for (const axis of Object.values(layout)) if (axis && axis.type === "log") Object.assign(axis, logTicks(axis, figure.data));
+  layout.shapes = curveShapes();
+  const data = figure.data.map((trace) => ({ ...trace, ...curvePoints(trace.meta), ...lineLook(trace) }));
+  return plot(place, data, layout).then(() => {
+    if (place.dataset.ready) return;
+    place.dataset.ready = "yes";
+    place.on("plotly_click", (event) => {
+      const index = event.points[0].customdata;
+      if (typeof index === "number" && page.findings[index]) choose(index);
+      else update({ step: event.points[0].x });
+    });
+  });
+}
+
+function lineLook(trace) {
+  return trace.line ? { line: { ...trace.line, color: colour(trace.meta.startsWith("other:") ? "--other" : "--own") } } : {};
+}
+
+// Ticks of a logarithmic axis that its row has room for; a loss scale is a power of two and is labelled as one.
+function logTicks(axis, traces) {
+  const own = traces.filter((trace) => trace.xaxis === axis.anchor && !`${trace.meta}`.includes(":") && trace.meta !== "skipped");
+  const others = traces.filter((trace) => trace.xaxis === axis.anchor && `${trace.meta}`.startsWith("other:"));
+  const values = [...own.map((trace) => page.curves[trace.meta]), ...others.map((trace) => page.otherCurves[trace.meta.slice(6)])]
+    .flatMap((curve) => (curve ? curve.values : [])).filter((value) => value > 0 && Number.isFinite(value));
+  const base = own.some((trace) => trace.meta === "scale") ? 2 : 10;
+  if (!values.length) return {};
+  const ends = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))].map((value) => Math.log2(value));
+  const room = Math.max(0.5, (ends[1] - ends[0]) * 0.06), low = ends[0] - room, high = ends[1] + room;
+  const orders = (high - low) / Math.log2(base), tickvals = [], ticktext = [];
+  const every = Math.max(1, Math.ceil(orders / 4)), range = [low / Math.log2(10), high / Math.log2(10)];
+  if (orders >= 2 || base === 2) {
+    for (let power = Math.ceil(low / Math.log2(base)); power <= high / Math.log2(base); power += every) {
+      tickvals.push(base ** power), ticktext.push(`${base}<sup>${power}</sup>`);
+    }
+  } else {
+    for (let i = 0.5; i < 4; i++) tickvals.push(Number((2 ** (low + ((high - low) * i) / 4)).toPrecision(2)));
+    ticktext.push(...tickvals.map(short));
+  }
+  return { tickmode: "array", tickvals, ticktext, range };
+}
+
+// The latest value of each curve, in the right margin.
+function lastValues(layout) {
+  return layout.annotations.filter((label) => page.curves[label.name]?.values.length).map((label) => {
+    const value = page.curves[label.name].values.at(-1), text = label.name === "scale" ? powerOfTwo(value).replace(/\^(.*)/, "<sup>$1</sup>") : short(value);
+    const look = Number.isFinite(value) ? "--text" : "--error";
+    return { ...label, text, x: 1, xanchor: "left", xshift: 8, font: { size: 13, color: colour(look) } };
+  });
+}
+
+function curvePoints(meta) {
+  const [kind, name] = meta.includes(":") ? meta.split(":") : ["own", meta];
+  if (kind === "finding") return findingPoints(name);
+  const curve = (kind === "other" ? page.otherCurves : page.curves)[name];
+  if (!curve) return { x: [], y: [] };
+  if (name === "skipped") return skippedPoints(curve);
+  if (kind === "bad") return badPoints(curve);
+  const label = kind === "other" ? t("reference") : t(name);
+  return { x: curve.steps, y: curve.values, hovertemplate: `${plain(label)} %{y:.4g}<extra></extra>` };
+}
+
+// A value that is not finite has no height: it is marked where the curve last was.
+function badPoints(curve) {
+  const x = [], y = [], text = [];
+  let height = curve.values.find(Number.isFinite) ?? 1;
+  const all = curve.values.reduce((sum, value) => sum + !Number.isFinite(value), 0), every = Math.ceil(all / 400) || 1;
+  let seen = 0;
+  curve.values.forEach((value, i) => {
+    if (Number.isFinite(value)) height = value;
+    else if (seen++ % every === 0) x.push(curve.steps[i]), y.push(height), text.push(short(value));
+  });
+  return { x, y, text, hovertemplate: "%{text}<extra></extra>" };
+}
+
+function skippedPoints(curve) {
+  const scale = page.curves.scale, y = [];
+  for (const step of curve.steps) {
+    let i = 0;
+    if (scale) i = Math.max(0, scale.steps.findLastIndex((other) => other <= step));
+    y.push(scale ? scale.values[i] : 1);
+  }
+  return { x: curve.steps, y, hovertemplate: `${plain(t("skipped"))}<extra></extra>` };
+}
+
+function findingPoints(severity) {
+  const height = { error: 2, warning: 1, info: 0 }[severity], x = [], y = [], customdata = [], text = [], seen = new Set();
+  page.findings.forEach((finding, index) => {
+    if (finding.severity !== severity || finding.step === null || seen.has(finding.step)) return;
+    seen.add(finding.step);
+    x.push(finding.step), y.push(height), customdata.push(index);
+    text.push(plain(`${finding.code} ${shortened(finding.site, 60)}`));
+  });
+  return { x, y, customdata, text, hovertemplate: "%{text}<extra></extra>" };
+}
+
+function curveShapes() {
+  const shapes = chosenStep(), loss = page.curves.loss;
+  if (loss) {
+    const bad = loss.values.findIndex((value) => !Number.isFinite(value));
+    if (bad >= 0) {
+      const next = loss.values.findIndex((value, i) => i > bad && Number.isFinite(value));
+      shapes.push({
+        type: "rect", xref: "x", yref: "paper", x0: loss.steps[bad], x1: next < 0 ? loss.steps.at(-1) + 0.5 : loss.steps[next],
+        y0: 0, y1: 1, line: { width: 0 }, fillcolor: colour("--error"), opacity: 0.08, layer: "below",
+      });
+    }
+  }
+  const parted = page.comparison && page.comparison.first;
+  if (parted) shapes.push({ ...verticalLine(parted.step), line: { color: colour("--warning"), width: 1.5, dash: "dash" } });
+  return shapes;
+}
+
+// Heat map
+
+const SHARES = ["flushed", "flushed_energy", "lost"];
+const FROM_HISTOGRAMS = ["flushed", "flushed_energy"];
+
+function quantitiesOf(kind) {
+  const own = Object.keys((page.kinds[kind] || { quantities: {} }).quantities);
+  const derived = own.includes("absmax") ? ["absmax", "headroom"] : [];
+  const flushed = page.histograms[kind] ? FROM_HISTOGRAMS : [];
+  return [...derived, ...own.filter((name) => name !== "absmax"), ...flushed];
+}
+
+async function matrixOf(kind, quantity) {
+  const spec = page.kinds[kind], fromHistograms = FROM_HISTOGRAMS.includes(quantity);
+  const columns = fromHistograms ? page.histograms[kind] : spec;
+  const values = fromHistograms ? { codes: columns[quantity], at: null } : spec.quantities[quantity === "headroom" ? "absmax" : quantity];
+  const [steps, bounds, reach, codes, at] = await Promise.all(
+    [columns.steps, columns.bounds, columns.reach, values.codes, values.at].map((item) => item && decoded(item)),
+  );
+  return { names: spec.names, dtypes: spec.dtypes, steps, bounds, reach, codes, at };
+}
+
+// How codes become levels of colour, and the ticks that explain them.
+function scaleOf(quantity, matrix) {
+  let low, high, ticks, sign = 1;
+  if (quantity === "headroom") {
+    const top = formatChosen().logMax;
+    low = codeOf(top - 24), high = codeOf(top);
+    ticks = [24, 20, 16, 12, 8, 4, 0].map((bits) => [codeOf(top - bits), bits === 0 ? "≤ 0" : bits === 24 ? "≥ 24" : String(bits)]);
+  } else if (SHARES.includes(quantity) || quantity === "error") {
+    low = codeOf(Math.log2(1e-4)), high = codeOf(0);
+    ticks = [1e-4, 1e-3, 0.01, 0.1, 1].map((share) => [codeOf(Math.log2(share)), percent(share)]);
+  } else {
+    [low, high] = finiteSpan(matrix.codes);
+    ticks = decades(low, high);
+  }
+  const stretch = (LEVEL.high - LEVEL.low) / (high - low);
+  const level = (code) => {
+    if (code === 0) return NaN;
+    if (code === CODE.zero) return LEVEL.zero;
+    return code >= CODE.infinite ? LEVEL.bad : Math.min(LEVEL.high, Math.max(LEVEL.low, LEVEL.low + (code - low) * stretch));
+  };
+  return { level, ticks: ticks.map(([code, text]) => [level(code), text]), sign };
+}
+
+function finiteSpan(codes) {
+  let low = Infinity, high = -Infinity;
+  for (const code of codes) {
+    if (!isFiniteCode(code)) continue;
+    if (code < low) low = code;
+    if (code > high) high = code;
+  }
+  if (low > high) return [codeOf(-1), codeOf(1)];
+  const room = Math.max(0, 4 * CODE.perOctave - (high - low)) / 2;
+  return [low - room, high + room];
+}
+
+function decades(low, high) {
+  const ten = Math.log2(10), first = Math.ceil(log2Of(low) / ten), last = Math.floor(log2Of(high) / ten);
+  const every = Math.max(1, Math.ceil((last - first + 1) / 8)), out = [];
+  for (let power = first; power <= last; power += every) out.push([codeOf(power * ten), `10<sup>${power}</sup>`]);
+  return out.length ? out : [low, high].map((code) => [code, short(2 ** log2Of(code))]);
+}
+
+let heat = null; // what the map shows now: matrix, rows, grid, range
+
+async function drawHeat() {
+  const place = document.getElementById("heat-figure"), message = document.getElementById("heat-message");
+  const quantities = quantitiesOf(state.kind);
+  const quantity = quantities.includes(state.quantity) ? state.quantity : quantities[0];
+  message.textContent = quantity ? "" : t("no layers");
+  place.hidden = !quantity;
+  if (!quantity) return;
+  const matrix = await matrixOf(state.kind, quantity);
+  const wanted = state.filter.toLowerCase();
+  const rows = [...matrix.names.keys()].filter((row) => matrix.names[row].toLowerCase().includes(wanted));
+  if (!rows.length) message.textContent = t("no match", state.filter);
+  const layout = themed(page.figures.heat.layout);
+  layout.height = Math.min(620, Math.max(230, 60 + 18 * rows.length));
+  const range = rangeShown(), width = Math.max(50, Math.floor((place.clientWidth - LEFT - RIGHT) / CELL));
+  const grid = pooledTo(matrix, rows, range, width, Math.floor((layout.height - 42) / CELL));
+  const scale = scaleOf(quantity, matrix);
+  heat = { matrix, rows, grid, range, quantity };
+  const [trace, crosses] = page.figures.heat.data;
+  const bar = { ...trace.colorbar, tickvals: [4, ...scale.ticks.map(([at]) => at), 251], tickfont: { size: 11 } };
+  bar.ticktext = [plain(t("zero")), ...scale.ticks.map(([, text]) => text), plain(t("bad"))];
+  const z = Array.from({ length: grid.lines }, (_, line) =>
+    Float32Array.from(grid.codes.subarray(line * width, (line + 1) * width), scale.level));
+  const data = [
+    { ...trace, z, x0: range[0] + grid.pixel / 2, dx: grid.pixel, y0: (grid.perRow - 1) / 2, dy: grid.perRow, colorbar: bar },
+    { ...crosses, ...crossPoints(grid, range, layout.height - 42) },
+  ];
+  layout.yaxis = { ...layout.yaxis, ...layerTicks(matrix, rows, layout.height - 42), range: [rows.length - 0.5, -0.5] };
+  layout.shapes = heatShapes();
+  await plot(place, data, layout);
+  if (!place.dataset.ready) {
+    place.dataset.ready = "yes";
+    place.on("plotly_hover", (event) => tipOverHeat(event));
+    place.on("plotly_click", (event) => {
+      const cell = cellUnder(event.points[0]);
+      if (cell) update({ step: cell.step, site: heat.matrix.names[cell.row], finding: null });
+    });
+  }
+}
+
+// Crosses on what is not finite, some pixels apart.
+function crossPoints(grid, range, height) {
+  const x = [], y = [], across = Math.round(16 / CELL), down = Math.max(1, Math.round((14 * grid.lines) / height));
+  const lastLine = new Int32Array(grid.width).fill(-down);
+  for (let line = 0; line < grid.lines; line++) {
+    for (let column = 0; column < grid.width; column++) {
+      if (grid.codes[line * grid.width + column] < CODE.infinite || line - lastLine[column] < down) continue;
+      x.push(range[0] + (column + 0.5) * grid.pixel), y.push(line * grid.perRow + (grid.perRow - 1) / 2);
+      lastLine.fill(line, Math.max(0, column - across + 1), column + across);
+    }
+  }
+  return { x, y };
+}
+
+function layerTicks(matrix, rows, height) {
+  const every = Math.max(1, Math.ceil((rows.length * 14) / height)), tickvals = [], ticktext = [];
+  for (let i = 0; i < rows.length; i += every) {
+    tickvals.push(i), ticktext.push(plain(shortened(matrix.names[rows[i]], 23)));
+  }
+  return { tickmode: "array", tickvals, ticktext, tickfont: { size: 11 } };
+}
+
+function heatShapes() {
+  const shapes = chosenStep(), row = heat ? heat.rows.indexOf(rowOf(heat.matrix.names, state.site)) : -1;
+  if (row >= 0) {
+    const edge = { color: colour("--mark"), width: 1.5 };
+    shapes.push({ type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: row - 0.5, y1: row + 0.5, line: edge });
+  }
+  return shapes;
+}
+
+function cellUnder(point) {
+  if (!heat) return null;
+  const x = Math.floor((point.x - heat.range[0]) / heat.grid.pixel), line = Math.floor((point.y + 0.5) / heat.grid.perRow);
+  return worstUnder(heat.matrix, heat.rows, heat.range, heat.grid, x, line);
+}
+
+function tipOverHeat(event) {
+  const cell = cellUnder(event.points[0]);
+  if (!cell) return hideTip();
+  const lines = [heat.matrix.names[cell.row], stepText(cell), describe(cell.code, heat.quantity)];
+  if (heat.matrix.dtypes[cell.row]) lines.push(heat.matrix.dtypes[cell.row]);
+  showTip(event.event, lines);
+}
+
+function stepText(cell) {
+  return cell.first === cell.last ? t("step", cell.step) : `${t("step", cell.step)} (${t("steps from to", cell.first, cell.last)})`;
+}
+
+function describe(code, quantity) {
+  const name = t(`q.${quantity === "headroom" ? "absmax" : quantity}`);
+  const isShare = SHARES.includes(quantity) || quantity === "error";
+  const text = `${name}: ${isShare && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
+  if (quantity !== "headroom" || !isFiniteCode(code)) return text;
+  const form = formatChosen(), bits = form.logMax - log2Of(code);
+  return `${text}, ${t("bits to overflow", bits.toFixed(1), form.title)}`;
+}

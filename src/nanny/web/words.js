@@ -1,0 +1,257 @@
+"use strict";
+// The words around the plots: verdict, facts, diagnosis, findings, what-if, comparison.
+
+function drawTop() {
+  const { run } = page;
+  const facts = [run.amp_dtype || t("no autocast"), run.torch && `torch ${run.torch}`, t(`status.${run.status}`)];
+  const rank = run.world_size > 1 ? t("rank of", run.rank, run.world_size) : null;
+  fill("top", make("b", {}, "nanny"), make("span", {}, [t("run", run.id), rank, ...facts].filter(Boolean).join(" · ")),
+    make("span", { class: "path" }, [run.file, run.command].filter(Boolean).join(" : ")),
+    CONFIG.live ? make("span", { id: "live" }) : null,
+    CONFIG.live ? make("a", { href: `runs${location.search}` }, t("all runs")) : null);
+}
+
+function culpritIndex() {
+  const wanted = page.verdict.culprit;
+  if (!wanted) return -1;
+  const [step, code, site, rank] = wanted;
+  return page.findings.findIndex((f) =>
+    f.step === (step ?? null) && f.code === code && f.site === site && (f.rank ?? null) === (rank ?? null));
+}
+
+function verdictSentence() {
+  const { word, counts, text } = page.verdict, rest = text.slice(word.length).replace(/^:\s*/, "");
+  if (language === "en") return rest.replace(/\.?\s*The first( culprit)?$/, "");
+  if (word === "HEALTHY" && page.steps) return t("said.HEALTHY", page.steps.last - page.steps.first + 1);
+  return counts.error + counts.warning ? t("said.findings", counts.error, counts.warning) : rest;
+}
+
+function drawVerdict() {
+  const { verdict } = page, place = document.getElementById("verdict"), index = culpritIndex();
+  const suspect = verdict.word === "SUSPECT";
+  place.className = verdict.healthy === true ? "good" : verdict.healthy === false && !suspect ? "bad" : "warn";
+  const sign = { good: "✓", bad: "✕", warn: verdict.healthy === null ? "?" : "▲" }[place.className];
+  fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, verdictSentence())),
+    index >= 0 ? culpritCard(index) : null, drawFacts(),
+    page.notes.map((note) => make("p", { class: "warning" }, note)), commands(page.next));
+}
+
+function culpritCard(index) {
+  const f = page.findings[index], isError = f.severity === "error";
+  const when = [f.step === null ? "" : t("at step", f.step), f.rank === undefined ? "" : t("on rank", f.rank)].filter(Boolean).join(" ");
+  const times = f.times > 1 && f.last_step !== undefined ? ` (${t("times", f.times, f.last_step)})` : "";
+  const earlier = page.findings.findIndex((other) => other.severity === "warning" && other.step !== null && other.step < f.step);
+  return make("div", { class: `culprit by-${f.severity}` },
+    make("div", { class: "quiet" }, t(isError ? "first culprit" : "first warning")),
+    make("div", { class: "what" }, make("span", { class: f.severity }, f.code), f.site ? t("in layer") : "",
+      f.site ? make("span", { class: "site", title: f.site }, shortened(f.site, 160)) : null, ` ${when}`,
+      times ? make("span", { class: "quiet" }, times) : null),
+    make("p", { class: "said" }, rich(f.message), f.where ? ` (${f.where})` : ""),
+    f.hint ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("fix")}: `), rich(f.hint)) : null,
+    f.passed_on ? make("p", { class: "quiet" }, `${t("passed on", f.passed_on_total)}: ${listed(f.passed_on, f.passed_on_total)}`) : null,
+    isError && earlier >= 0 ? make("p", { class: "warning" }, `${t("warned before")}: `, findingLink(earlier)) : null,
+    make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: () => showInPlots(index) } }, t("show"))));
+}
+
+// Messages put names between backticks.
+const rich = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+
+function showInPlots(index) {
+  choose(index);
+  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
+}
+
+function findingLink(index) {
+  const f = page.findings[index];
+  return make("button", { class: "small", on: { click: () => showInPlots(index) } },
+    `${f.code} ${f.step === null ? "" : t("at step", f.step)} ${shortened(f.site, 80)}`);
+}
+
+function listed(names, total) {
+  const some = names.slice(0, 4).map((name) => shortened(name, 60)).join(", ");
+  return total > 4 ? `${some} ${t("more", total - 4)}` : some;
+}
+
+function drawFacts() {
+  const { run, curves, steps } = page, facts = [];
+  if (run.exception) facts.push(["exception", run.exception]);
+  if (run.failure) facts.push(["failure", run.failure]);
+  if (steps) facts.push(["steps", `${steps.first} … ${steps.last}`]);
+  for (const name of ["loss", "grad_norm"]) {
+    const values = curves[name] && curves[name].values;
+    if (values && values.length) facts.push([name, `${short(values[0])} → ${short(values.at(-1))}`]);
+  }
+  if (curves.scale && curves.scale.values.length) facts.push(["scale", powerOfTwo(curves.scale.values.at(-1))]);
+  if (curves.skipped && curves.skipped.values.length) facts.push(["skipped", String(curves.skipped.values.length)]);
+  if (run.cost_percent !== undefined) facts.push(["cost", `${short(run.cost_percent)} %`]);
+  if (run.dropped) facts.push(["dropped", String(run.dropped)]);
+  return make("dl", { class: "facts" }, facts.map(([key, text]) => make("div", {}, make("dt", {}, t(key)), make("dd", {}, text))));
+}
+
+function commands(list) {
+  if (!list.length) return null;
+  const copy = (text) => make("button", { class: "small", on: { click: (event) => {
+    navigator.clipboard?.writeText(text);
+    event.target.textContent = t("copied");
+  } } }, t("copy"));
+  return make("details", { open: true }, make("summary", { class: "quiet" }, t("type next")),
+    make("ul", { class: "commands" }, list.map((text) => make("li", {}, make("code", {}, shortened(text, 400)), copy(text)))));
+}
+
+function drawDiagnoses() {
+  document.getElementById("diagnosis").hidden = !page.diagnoses.length;
+  fill("diagnosis", make("h2", {}, t("diagnosis")), page.diagnoses.map((d) => {
+    const precision = d.precision_caused === null ? "" : t(d.precision_caused ? "precision yes" : "precision no");
+    const facts = [d.step === null ? "" : t("step", d.step), d.where, precision, d.early ? t("early") : "",
+      d.expected_step === null ? "" : t("expected", d.expected_step), t("sure", percent(d.confidence))];
+    const show = d.step === null ? null : () => showPlace(d.step, d.culprit);
+    return make("div", { class: "diagnosis" },
+      make("p", { class: "strong" }, `${d.cause} · `, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160))),
+      make("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
+      d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, link))) : null,
+      d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, fact))) : null,
+      d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), d.remedy) : null,
+      d.confirm ? make("p", {}, `${t("confirm")}: `, make("code", {}, d.confirm)) : null,
+      show ? make("div", { class: "bar" }, make("button", { on: { click: show } }, t("show"))) : null);
+  }));
+}
+
+function showPlace(step, site) {
+  const kind = [state.kind, ...Object.keys(page.kinds)].find((name) => page.kinds[name] && rowOf(page.kinds[name].names, site) >= 0);
+  update(kind ? { step, site, kind, finding: null } : { step, finding: null });
+  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
+}
+
+// Findings
+
+function findingsShown() {
+  const wanted = state.search.toLowerCase();
+  return [...page.findings.keys()].filter((i) => {
+    const f = page.findings[i];
+    return (!state.severity || f.severity === state.severity) && (!state.code || f.code === state.code)
+      && (!wanted || `${f.site} ${f.message} ${f.code}`.toLowerCase().includes(wanted));
+  });
+}
+
+function setUpFindings() {
+  const codes = [...new Set(page.findings.map((f) => f.code))].sort();
+  const { counts } = page.verdict;
+  const severities = [["", t("all severities")], ...["error", "warning", "info"].map((name) => [name, `${t(name)} (${counts[name]})`])];
+  const pick = (name, options) => make("select", { "aria-label": name, on: { change: (event) => update({ [name]: event.target.value }) } },
+    options.map(([value, text]) => make("option", { value, selected: state[name] === value }, text)));
+  fill("findings", make("h2", {}, t("findings")), make("div", { class: "bar" },
+    pick("severity", severities), pick("code", [["", t("all codes")], ...codes.map((code) => [code, code])]),
+    make("input", { type: "search", value: state.search, placeholder: t("filter findings"), size: 16, "aria-label": t("filter findings"),
+      on: { input: (event) => update({ search: event.target.value }) } })),
+    make("div", { class: "quiet keys" }, t("keys")), make("ol", { id: "finding-list" }));
+  drawFindings();
+}
+
+function drawFindings() {
+  const shown = findingsShown();
+  const items = shown.map((i) => {
+    const f = page.findings[i], chosen = state.finding === i;
+    return make("li", { "data-index": i, class: chosen ? "chosen" : null },
+      make("button", { title: shortened(f.site, 500), "aria-current": chosen ? "true" : null, on: { click: () => choose(i) } },
+        make("span", { class: "head" }, make("span", { class: f.severity }, `${SIGNS[f.severity]} ${t(`one.${f.severity}`)}`),
+          make("b", {}, f.code), make("span", { class: "at" }, f.step === null ? t("whole run") : t("step", f.step),
+            f.times > 1 ? ` ×${f.times}` : "")),
+        f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
+        make("span", { class: "said" }, rich(f.message), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: ${f.hint}`) : null)));
+  });
+  const none = page.findings.length ? t("findings.nothing matches") : t("findings.none");
+  const rest = page.findings_left_out ? make("li", { class: "quiet none" }, t("findings.left out", page.findings_left_out)) : null;
+  fill("finding-list", items.length ? items : make("li", { class: "quiet none" }, none), rest);
+}
+const SIGNS = { error: "✕", warning: "▲", info: "●" };
+
+function nextFinding(direction) {
+  const shown = findingsShown();
+  if (!shown.length) return;
+  const at = shown.indexOf(state.finding);
+  choose(shown[at < 0 ? (direction > 0 ? 0 : shown.length - 1) : (at + direction + shown.length) % shown.length]);
+}
+
+// Sections with plots
+
+function setUpSections() {
+  const layers = Object.keys(page.kinds).length > 0;
+  document.getElementById("histogram").hidden = !layers;
+  fill("curves", make("h2", {}, t("curves")), make("p", { class: "quiet" }, t(page.steps ? "curves.hint" : "empty")),
+    page.comparison ? make("p", { class: "quiet" }, t("compare.legend", page.comparison.other.id)) : null,
+    make("div", { id: "curves-figure", class: "figure" }));
+  fill("heat", make("h2", {}, t("heat")), make("div", { id: "controls", class: "bar", hidden: !layers }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
+    make("p", { id: "heat-message", class: "quiet" }), make("div", { id: "heat-figure", class: "figure hatched" }));
+  fill("histogram", make("h2", {}, t("histogram"), " ", make("span", { id: "histogram-title", class: "site" })),
+    make("p", { class: "quiet" }, t("histogram.hint")), make("p", { id: "place" }), make("p", { id: "histogram-message", class: "quiet" }),
+    make("div", { id: "histogram-figure", class: "figure" }), make("p", { id: "histogram-note", class: "quiet" }));
+}
+
+function drawControls() {
+  const kinds = Object.keys(page.kinds), quantities = quantitiesOf(state.kind);
+  const active = quantities.includes(state.quantity) ? state.quantity : quantities[0];
+  const pick = (label, name, options, current) => make("label", {}, t(label), make("select", { "data-pick": name,
+    on: { change: (event) => update({ [name]: event.target.value }) } },
+    options.map(([value, text]) => make("option", { value, selected: value === current }, text))));
+  fill("controls", pick("quantity", "quantity", quantities.map((name) => [name, t(`q.${name}`)]), active),
+    pick("kind", "kind", kinds.map((name) => [name, t(`k.${name}`)]), state.kind),
+    pick("format", "format", page.formats.map((form) => [form.name, form.title]), formatChosen().name),
+    make("input", { type: "search", value: state.filter, placeholder: t("filter layers"), "aria-label": t("filter layers"),
+      on: { input: (event) => update({ filter: event.target.value }) } }));
+}
+
+// What is known about the chosen layer at the chosen step, in numbers.
+async function describePlace() {
+  const place = document.getElementById("place"), { kind, site, step } = state;
+  if (!site || step === null || !page.kinds[kind]) return void (place.textContent = "");
+  const row = rowOf(page.kinds[kind].names, site);
+  if (row < 0) return void (place.textContent = "");
+  const parts = [];
+  let when = null;
+  for (const quantity of quantitiesOf(kind).filter((name) => name !== "absmax")) {
+    const matrix = await matrixOf(kind, quantity), column = columnAt(matrix, step);
+    const code = matrix.codes[row * (matrix.reach.length / 2) + column];
+    when = when ?? stepsOf(matrix, row, column);
+    if (code) parts.push(describe(code, quantity));
+  }
+  place.textContent = when ? `${stepText(when)}: ${parts.join(" · ")}` : "";
+}
+
+// What if, and the other run
+
+function drawWhatif() {
+  const { whatif } = page;
+  document.getElementById("whatif").hidden = !whatif.formats;
+  if (!whatif.formats) return;
+  const word = (f) => (f.survives ? (f.with_losses ? ["survives losses", "warning", "▲"] : ["survives", "good", "✓"]) : ["dies", "error", "✕"]);
+  const many = (text) => whatif.formats.filter((f) => f.remarks.includes(text)).length > 1;
+  const common = [...new Set(whatif.formats.flatMap((f) => f.remarks.filter(many)))];
+  const rows = whatif.formats.map((f) => {
+    const [key, look, sign] = word(f), title = page.formats.find((form) => form.name === f.dtype).title;
+    const why = f.reasons.length ? f.reasons : [f.verdict];
+    return make("tr", {}, make("td", { class: "strong" }, title), make("td", { class: look }, `${sign} ${t(key)}`),
+      make("td", {}, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
+      make("td", {}, why.map((text) => make("div", {}, text)), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, text))));
+  });
+  const note = whatif.note === "long" ? t("whatif.long") : whatif.note;
+  fill("whatif", make("h2", {}, t("whatif")), note ? make("p", { class: "quiet" }, note, " ", make("code", {}, whatif.command)) : null,
+    rows.length ? make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
+      ["format", "", "best scale", "why"].map((key) => make("th", {}, key && t(key))))), make("tbody", {}, rows))) : null,
+    common.length ? make("p", { class: "quiet" }, `${t("for all")} ${common.join(" · ")}`) : null);
+}
+
+function drawComparison() {
+  const c = page.comparison;
+  document.getElementById("comparison").hidden = !c;
+  if (!c) return;
+  const rows = c.layers.slice(0, 20).map((p) => make("tr", { class: "pick", on: { click: () => showPlace(p.step, p.name) } },
+    make("td", { class: "site" }, shortened(p.name, 80)), make("td", {}, t(`k.${p.kind}`)), make("td", { class: "number" }, p.step),
+    make("td", { class: "number" }, short(p.a)), make("td", { class: "number" }, short(p.b)), make("td", { class: "number" }, short(p.ratio))));
+  const [first, ...rest] = c.lines;
+  fill("comparison", make("h2", {}, t("compare", c.other.id)),
+    make("p", { class: c.parts ? "error strong" : "good strong" }, first), rest.map((line) => make("p", { class: "quiet" }, line)),
+    rows.length ? make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
+      ["layer", "kind", "parts at", "reference", "this run", "ratio"].map((key) => make("th", {}, t(key))))),
+      make("tbody", {}, rows))) : null,
+    c.layers_parted > 20 ? make("p", { class: "quiet" }, t("more", c.layers_parted - 20)) : null);
+}
