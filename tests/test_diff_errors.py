@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from nanny.formats import BF16, FP16
-from nanny.measure.errors import compare, contribution_ratio, dimension_errors
+from nanny.measure.errors import (
+    channel_contributions,
+    compare,
+    contribution_ratio,
+    contributions,
+    dimension_errors,
+    relative_l2,
+)
 
 
 @pytest.mark.parametrize("shape", [(16, 40), (64, 2048), (3, 5, 7, 11)], ids=str)
@@ -69,4 +76,22 @@ def test_contributions_to_a_matmul_are_compared_by_index():
     a, b = torch.ones(4, 8), torch.ones(8, 3)
     a[:, 6] = 10
     b[6] = 30
-    assert contribution_ratio(a.bfloat16(), b.bfloat16()) == (pytest.approx(300.0), 6)
+    assert contribution_ratio(contributions(a.bfloat16(), b.bfloat16())) == (pytest.approx(300.0), 6)
+    assert contribution_ratio(contributions(a.expand(5, 4, 8), b.expand(5, 8, 3))) == (pytest.approx(300.0), 6)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_contributions_to_a_convolution_are_compared_by_input_channel(transposed):
+    x, weight = torch.ones(2, 4, 5, 5), torch.ones(4, 6, 3, 3) if transposed else torch.ones(6, 4, 3, 3)
+    x[:, 2] = 7
+    (weight if transposed else weight.transpose(0, 1))[2] *= 10
+    assert contribution_ratio(channel_contributions(x, weight, transposed, 1)) == (pytest.approx(70.0), 2)
+    assert channel_contributions(x, weight, transposed, 2) is None
+
+
+def test_the_short_way_to_the_relative_error_gives_the_same_number():
+    y = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
+    x = y.bfloat16()
+    assert relative_l2(x, y) == compare(x, y, BF16).rel_l2
+    x[3, 4] = torch.inf
+    assert relative_l2(x, y) == compare(x, y, BF16).rel_l2

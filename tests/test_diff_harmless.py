@@ -92,11 +92,13 @@ def test_a_wrong_shape_is_refused_and_leaves_the_model_as_it_was():
 
 
 class Mutating(nn.Module):
-    """Writes into its input, a buffer, a parameter, a list and a counter."""
+    """Writes into its input, a buffer, a frozen parameter, a list and a counter: all of it common in healthy code."""
 
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 4)
+        self.teacher = nn.Linear(4, 4).requires_grad_(False)
+        self.embedding = nn.Embedding(5, 4, max_norm=0.5)
         self.register_buffer("seen", torch.zeros(4))
         self.calls = 0
         self.history = []
@@ -107,18 +109,48 @@ class Mutating(nn.Module):
         self.seen = self.seen * 0.9
         self.history.append(self.calls)
         with torch.no_grad():
-            self.linear.weight.mul_(1.01)
-        return self.linear(x)
+            self.teacher.weight.lerp_(self.linear.weight, 0.1)
+        return self.linear(x) - self.teacher(x) + self.embedding(torch.tensor([1, 2, 3]))
 
 
-def test_a_forward_that_mutates_is_undone_and_told():
+def test_a_forward_that_keeps_state_is_undone_and_told_if_it_was_the_input():
     model, x = Mutating(), torch.randn(3, 4)
     before, data, seen = snapshot(model), x.clone(), model.seen
     report = nanny.auto_diff(model, x, "bf16", backward=False)
     assert same(before, snapshot(model))
     assert torch.equal(x, data)
     assert (model.calls, model.history, model.seen is seen) == (0, [], True)
-    assert any("writes into the parameter linear.weight" in note for note in report.notes)
+    assert report.notes == ("the forward pass writes into its input; it was put back",)
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_a_forward_that_changes_its_trained_weights_is_refused_and_leaves_them_as_they_were(how):
+    class Clipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            if how == "in place":
+                with torch.no_grad():
+                    self.linear.weight.mul_(1.01)
+            else:
+                self.linear.weight = nn.Parameter(self.linear.weight * 1.01)
+            return self.linear(x)
+
+    model, x = Clipping(), torch.randn(3, 4)
+    before = snapshot(model)
+    with pytest.raises(nanny.NannyError, match=r"changes the parameter (linear\.)?weight"):
+        nanny.auto_diff(model, x)
+    assert same(before, snapshot(model))
+
+
+def test_parametrized_and_normalised_weights_are_no_change_of_the_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.BatchNorm1d(8), nn.utils.spectral_norm(nn.Linear(8, 4))
+    )
+    assert not nanny.auto_diff(model, torch.randn(6, 8)).findings
 
 
 class TwoInputs(nn.Module):
@@ -318,7 +350,7 @@ def test_an_interrupt_gives_the_batches_that_are_done():
             return self.linear(x)
 
     report = nanny.auto_diff(Impatient(), [torch.randn(2, 4), torch.randn(2, 4), torch.randn(3, 4)])
-    assert report.batches == 2
+    assert (report.batches, report.partial) == (2, True)
     assert any("interrupted after 2 of 3 batches" in note for note in report.notes)
     with pytest.raises(KeyboardInterrupt):
         nanny.auto_diff(Impatient(), torch.randn(3, 4))

@@ -9,13 +9,28 @@ from typing import Any
 
 from torch import nn
 
-from .diff_records import Advice, CallDiff, DiffReport, Failure
-from .judge.diff_rules import graded
+from .diff_records import Advice, CallDiff, DiffReport, Failure, Trial
+from .judge.diff_blame import graded
 from .limits import Limits
 from .observe.diff_settings import Settings
 from .observe.paired_run import run_batch
 
 MOST_CANDIDATES = 8
+
+
+def run_trials(
+    model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport, sites: Sequence[str]
+) -> tuple[Trial, ...]:
+    """The model with one module after the other kept in FP32; a module that cannot be is left out."""
+    out = []
+    for site in sites:
+        outcome = run_batch(model, batch, target, replace(settings, wide=(site,), own=False))
+        if not isinstance(outcome, Failure):
+            gradient = outcome.total.rel_l2 if outcome.total else None
+            if any(g.error.spoiled for g in outcome.gradients):
+                gradient = math.inf
+            out.append(Trial(site, output_error(outcome.calls, report, settings.limits), gradient))
+    return tuple(out)
 
 
 def find_advice(
@@ -43,8 +58,9 @@ def find_advice(
         after=after,
         wide=tuple(wide),
         parameter_share=_parameter_share(model, wide),
+        flop_share=_flop_share(report, wide),
         runs=runs,
-        code="\n".join(_region(site, report.device) for site in wide),
+        code="\n".join(_region(site, report) for site in wide),
     )
 
 
@@ -54,12 +70,15 @@ def output_error(calls: Sequence[CallDiff], report: DiffReport, limits: Limits) 
 
 
 def candidates(report: DiffReport, limits: Limits) -> list[str]:
-    """Modules by their own error, those that make NaN or Inf first; the model itself is no candidate."""
+    """Modules by their own error, those that make NaN or Inf first; "" is the model's own code."""
     rated: dict[str, float] = {}
     for call in report.calls:
-        if call.site and call.own is not None:
+        if call.own is not None:
             own = math.inf if call.own.spoiled else graded(call.own, report, limits)
             rated[call.site] = max(rated.get(call.site, 0.0), own)
+    for fault in report.faults:  # NaN or Inf inside, even if none comes out
+        if fault.site in rated and not fault.backward:
+            rated[fault.site] = math.inf
     return sorted(rated, key=lambda site: -rated[site])[:MOST_CANDIDATES]
 
 
@@ -90,13 +109,38 @@ def _thinned(
 
 
 def _parameter_share(model: nn.Module, wide: Sequence[str]) -> float:
-    kept = {id(p): p.numel() for site in wide for p in model.get_submodule(site).parameters()}
+    kept = {id(p): p.numel() for site in wide for p in model.get_submodule(site).parameters(recurse=bool(site))}
     total = sum(p.numel() for p in model.parameters())
     return sum(kept.values()) / total if total else 0.0
 
 
-def _region(site: str, device: str) -> str:
+def _flop_share(report: DiffReport, wide: Sequence[str]) -> float | None:
+    total = sum(report.flops.values())
+    kept = sum(n for site, n in report.flops.items() if any(_is_inside(site, w) for w in wide))
+    return kept / total if total else None
+
+
+def _is_inside(site: str, wide: str) -> bool:
+    return site == wide or (wide != "" and site.startswith(f"{wide}."))
+
+
+def _region(site: str, report: DiffReport) -> str:
     owner, _, name = site.rpartition(".")
     where = f"in the forward of {owner}" if owner else "in the model's forward"
     call = f"self[{name}]" if name.isdecimal() else f"self.{name}"
-    return f"with torch.autocast({device!r}, enabled=False):  # {where}\n    y = {call}(x.float())"
+    if report.policy == "full":
+        low = f"torch.{'bfloat16' if report.target == 'bf16' else 'float16'}"
+        if not site:
+            return f"x = x.float()  # {where}, after each layer; x.to({low}) before the next one"
+        return f"model.{_path(site)}.float()  # after model.to({low})\ny = {call}(x.float()).to({low})  # {where}"
+    if not site:
+        return f"with torch.autocast({report.device!r}, enabled=False):  # {where}, between the layers\n    ...  # on x.float()"
+    return f"with torch.autocast({report.device!r}, enabled=False):  # {where}\n    y = {call}(x.float())"
+
+
+def _path(site: str) -> str:
+    """`blocks.1.ffn` as code: `blocks[1].ffn`."""
+    out = ""
+    for part in site.split("."):
+        out += f"[{part}]" if part.isdecimal() else f".{part}"
+    return out.removeprefix(".")

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .diff_records import CallDiff, DiffReport, Failure, Flip, GradDiff, OpFault, OpUse
+from .diff_records import DiffReport, Failure
 from .formats import Format, format_of
-from .judge.diff_rules import judge_diff, needs_floor, warn_limit
+from .judge.diff_blame import needs_closer_look, needs_floor, suspects, warn_limit
+from .judge.diff_rules import judge_diff
 from .limits import Limits
 from .records import NannyError, Severity
 from .show.diff_text import render_diff
@@ -36,6 +39,7 @@ __all__ = ["DiffReport", "auto_diff", "main"]
 
 REFERENCES = ("fp32", "fp64")
 POLICIES = ("native", "cuda", "cpu", "full")  # the device's autocast, that of a GPU or a CPU, a plain .to(dtype)
+Progress = Callable[[str], None]
 
 
 def auto_diff(
@@ -54,14 +58,15 @@ def auto_diff(
     rel_error: float | None = None,
     limits: Limits | None = None,
     advise: bool | float = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> DiffReport:
     """Runs `model` on `sample_input` in the target precision and in the reference at once, and compares every module call.
 
     `sample_input`: a tensor, a tuple of arguments, a dict of keyword arguments, or a list of such batches. `loss_fn(output)`, or
     `loss_fn(output, target)` with a target (a list of them for a list of batches). `own=False` leaves out the layers' own errors
     and is faster. `advise`: also look for the modules to keep in FP32 so that the output error falls below this number (True:
-    below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule.
+    below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule. An
+    interrupt (Ctrl-C) gives the calls seen until then, in a report that is marked `partial`.
     """
     from .observe.diff_settings import Settings
     from .observe.names import unwrapped
@@ -70,8 +75,8 @@ def auto_diff(
         raise NannyError(f"unknown reference {reference!r}; use one of: {', '.join(REFERENCES)}")
     if policy not in POLICIES:
         raise NannyError(f"unknown policy {policy!r}; use one of: {', '.join(POLICIES)}")
-    if advise and (policy == "full" or not own):
-        raise NannyError("the advisor needs each layer's own error and autocast regions; leave out policy='full' and own=False")
+    if advise and not own:
+        raise NannyError("the advisor needs each layer's own error; leave out own=False")
     device = device_of(model)
     settings = Settings(
         target_format(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits or Limits(), device=device
@@ -80,59 +85,110 @@ def auto_diff(
     samples = list(zip(batches, as_targets(target, sample_input, len(batches))))
     inner = unwrapped(model)
     report = _run_batches(inner, samples, settings, progress)
-    if needs_floor(report, settings.limits):
-        report = _with_floor(inner, *samples[0], settings, report)
-    if advise and report.failure is None:
-        from .advisor import find_advice
-
-        goal = warn_limit(report, settings.limits) if advise is True else float(advise)
-        report = replace(report, advice=find_advice(inner, *samples[0], settings, report, goal))
+    if report.failure is None and not report.partial:
+        try:
+            report = _explained(inner, samples, settings, report, advise, progress)
+        except KeyboardInterrupt:
+            report = replace(report, partial=True, notes=(*report.notes, "interrupted while looking for the cause"))
     return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
 
 
 def _run_batches(
-    model: nn.Module, samples: Sequence[tuple[Any, Any]], settings: Settings, progress: Callable[[int, int], None] | None
+    model: nn.Module, samples: Sequence[tuple[Any, Any]], settings: Settings, progress: Progress | None
 ) -> DiffReport:
-    """All batches, or those that were done before an interrupt or a failure."""
+    """All batches, or what was seen before an interrupt or a failure."""
+    from .observe.merged_passes import merged_report
     from .observe.paired_run import run_batch
 
     passes: list[Pass] = []
     failure: Failure | None = None
-    faults: tuple[OpFault, ...] = ()
     notes: list[str] = []
+    stopped = False
     for number, (batch, target) in enumerate(samples):
-        if progress is not None:
-            progress(number, len(samples))
+        where = f"batch {number + 1} of {len(samples)}"
         try:
-            outcome = run_batch(model, batch, target, settings)
+            outcome = run_batch(model, batch, target, _told(settings, progress, where))
         except KeyboardInterrupt:
             if not passes:
                 raise
+            stopped = True
             notes.append(f"interrupted after {number} of {len(samples)} batches; the numbers are of those")
             break
         if isinstance(outcome, Failure):
             failure = outcome
             break
         passes.append(outcome)
-        if any(call.error.spoiled for call in outcome.calls) and not faults:
-            again = run_batch(model, batch, target, replace(settings, backward=False, own=False, look_for_faults=True))
-            faults = () if isinstance(again, Failure) else tuple(again.faults.values())
+        if outcome.interrupted:
+            notes.append(f"interrupted in {where}, after {len(outcome.calls)} module calls; what came later is missing")
+            break
     if failure is None and not any(p.calls for p in passes):
         raise NannyError("the model returns no floating-point numbers for this input, so there is nothing to compare")
-    return replace(_report(model, settings, passes, failure, notes), faults=faults)
+    report = merged_report(model, settings, passes, failure, notes)
+    return replace(report, partial=report.partial or stopped)
+
+
+def _told(settings: Settings, progress: Progress | None, where: str) -> Settings:
+    """Settings that tell of every module call."""
+    if progress is None:
+        return settings
+    seen = 0
+
+    def on_call(site: str) -> None:
+        nonlocal seen
+        seen += 1
+        progress(f"{where}: module call {seen}, {site or 'the model'}")
+
+    return replace(settings, on_call=on_call)
+
+
+def _explained(
+    model: nn.Module,
+    samples: Sequence[tuple[Any, Any]],
+    settings: Settings,
+    report: DiffReport,
+    advise: bool | float,
+    progress: Progress | None,
+) -> DiffReport:
+    """Further runs, for trouble only: what rounding explains, which operation it is, what helps."""
+    limits = settings.limits
+    told = partial(_told, settings, progress)
+    if needs_floor(report, limits):
+        report = _with_floor(model, *samples[0], told("what rounding alone does"), report)
+    worst = max(report.outputs, key=lambda c: (c.error.spoiled > 0, c.error.worst)).batch if report.outputs else 0
+    if needs_closer_look(report, limits):
+        report = _looked_at_closely(model, *samples[worst], told("a closer look"), report)
+        sites = suspects(report, limits) if settings.own else ()
+        if sites:
+            from .advisor import run_trials
+
+            report = replace(report, trials=run_trials(model, *samples[worst], told("kept in FP32"), report, sites))
+    if advise:
+        from .advisor import find_advice
+
+        goal = warn_limit(report, limits) if advise is True else float(advise)
+        report = replace(report, advice=find_advice(model, *samples[worst], told("advice"), report, goal))
+    return report
+
+
+def _looked_at_closely(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:
+    from .observe.paired_run import run_batch
+
+    scale = report.total.loss_scale if report.total else settings.loss_scale
+    again = run_batch(model, batch, target, replace(settings, closely=True, loss_scale=scale))
+    return report if isinstance(again, Failure) else replace(report, faults=again.faults, op_errors=again.op_errors)
 
 
 def _with_floor(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:
     import torch
 
     from .observe.diff_settings import loss_of
-    from .observe.floor import rounding_floor
+    from .observe.floor import error_floor
 
     def loss(output: Any) -> torch.Tensor | None:
         return loss_of(output, target, settings)[0] if settings.backward else None
 
     dtype = getattr(torch, settings.target.torch_name)
-    output_floor, gradient_floor = rounding_floor(model, batch, loss, dtype, settings.device)
+    output_floor, gradient_floor = error_floor(model, batch, loss, dtype, settings.device)
     return replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
 
 
@@ -184,72 +240,6 @@ def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
     return list(target)
 
 
-def _report(
-    model: nn.Module, settings: Settings, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
-) -> DiffReport:
-    calls = _worst_calls([p.calls for p in passes])
-    leaves = [c for c in calls if not any(d.site.startswith(f"{c.site}." if c.site else "") and d.site != c.site for d in calls)]
-    return DiffReport(
-        model=type(model).__name__,
-        target=settings.target.name,
-        reference=settings.reference,
-        policy=settings.policy,
-        device=settings.device,
-        training=model.training,
-        batches=len(passes),
-        calls=calls,
-        gradients=_worst_gradients([p.gradients for p in passes]),
-        activation_gradients=_worst_gradients([p.activation_gradients for p in passes]),
-        total=max((p.total for p in passes if p.total), key=lambda t: t.rel_l2, default=None),
-        loss=passes[-1].loss if passes else None,
-        reference_loss=passes[-1].reference_loss if passes else None,
-        floor=settings.target.unit_roundoff * max(len(leaves), 1) ** 0.5,
-        flips=_flips(passes),
-        operations=_operations(passes),
-        integers=tuple({key: lost for p in passes for key, lost in p.integers.items()}.values()),
-        mixes=tuple({site: mix for p in passes for site, mix in p.mixes.items()}.values()),
-        failure=failure,
-        reseeds={why: n for p in passes for why, n in p.reseeds.items()},
-        notes=tuple(dict.fromkeys([*notes, *(note for p in passes for note in p.notes)])),
-    )
-
-
-def _worst_calls(batches: Sequence[Sequence[CallDiff]]) -> tuple[CallDiff, ...]:
-    """Each call with the numbers of its worst batch, and the mean of its relative error over all."""
-    groups: dict[tuple[str, int], list[CallDiff]] = {}
-    for number, calls in enumerate(batches):
-        for call in calls:
-            groups.setdefault((call.site, call.call), []).append(replace(call, batch=number))
-    worst = []
-    for group in groups.values():
-        one = max(group, key=lambda c: (c.error.spoiled > 0, c.error.worst))
-        worst.append(replace(one, mean_rel_l2=sum(c.error.rel_l2 for c in group) / len(group)))
-    return tuple(sorted(worst, key=lambda c: c.order))
-
-
-def _worst_gradients(batches: Sequence[Sequence[GradDiff]]) -> tuple[GradDiff, ...]:
-    worst: dict[tuple[str, int], GradDiff] = {}
-    for gradients in batches:
-        for one in gradients:
-            held = worst.get((one.name, one.call))
-            if held is None or (one.error.spoiled > 0, one.error.rel_l2) > (held.error.spoiled > 0, held.error.rel_l2):
-                worst[(one.name, one.call)] = one
-    return tuple(sorted(worst.values(), key=lambda g: g.order))
-
-
-def _flips(passes: Sequence[Pass]) -> tuple[Flip, ...]:
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for one in passes:
-        for key, (flipped, count) in one.flips.items():
-            before = sums.get(key, (0, 0))
-            sums[key] = (before[0] + flipped, before[1] + count)
-    return tuple(Flip(site, op, flipped, count) for (site, op), (flipped, count) in sums.items() if flipped)
-
-
-def _operations(passes: Sequence[Pass]) -> tuple[OpUse, ...]:
-    return tuple(OpUse(*key, count) for key, count in passes[0].operations.items()) if passes else ()
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise NannyError(f"{message}; type `nanny diff --help`")
@@ -259,11 +249,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="nanny diff",
         description="Where a model in bf16 or fp16 parts from its FP32 self. Runs the code in the model file.",
+        epilog="Exit code: 0 clean, 1 findings from --fail-on on, 2 bad input, 130 interrupted (what was seen is printed).",
     )
     parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="file with a model or a function that makes it")
     parser.add_argument("--input", metavar="FILE.pt", help="torch.save of a tensor, tuple of arguments, dict or list of batches")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="target format (default: bf16)")
-    parser.add_argument("--loss", metavar="MODULE:FN", help="loss function of the output: file.py:fn or package.module:fn")
+    parser.add_argument("--loss", metavar="MODULE:FN", help="loss(output) or loss(output, target): file.py:fn or module:fn")
+    parser.add_argument(
+        "--target", metavar="FILE[:KEY]", help="target of the loss; or save {'input': x, 'target': y} as the sample"
+    )
     parser.add_argument("--policy", default="native", choices=POLICIES, help="who decides the precision of an operation")
     parser.add_argument("--reference", default="fp32", choices=REFERENCES)
     parser.add_argument("--loss-scale", type=float, metavar="S", help="as a GradScaler's (fp16: 2**16, less on overflow)")
@@ -279,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         help="look for the modules to keep in FP32 so that the output error falls below GOAL",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="list every call")
-    parser.add_argument("--format", default="text", choices=("text", "json"), help="output (default: text)")
+    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
     parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
     return parser
@@ -290,19 +284,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     import torch
 
-    from .observe.model_files import load_function, load_input, load_model, load_weights
+    from .observe.model_files import load_function, load_model, load_sample, load_weights
 
     print(f"nanny: running the code in {args.model}", file=sys.stderr)
     torch.manual_seed(args.seed)
     model = load_model(args.model)
     if args.weights:
         load_weights(model, args.weights)
-    sample = load_input(args.input, model)
+    loss_fn = load_function(args.loss) if args.loss else None
+    sample, target = load_sample(args.input, args.target, model, loss_fn)
     report = auto_diff(
         model.eval() if args.eval else model,
         sample,
         args.dtype,
-        loss_fn=load_function(args.loss) if args.loss else None,
+        loss_fn=loss_fn,
+        target=target,
         backward=not args.no_backward,
         own=not args.no_own,
         policy=args.policy,
@@ -311,28 +307,56 @@ def main(argv: Sequence[str] | None = None) -> int:
         rel_warn=args.rel_warn,
         rel_error=args.rel_error,
         advise=args.advise,
-        progress=_show_progress if sys.stderr.isatty() else None,
+        progress=_progress_line() if sys.stderr.isatty() else None,
     )
-    plain = args.format == "json"
-    to_terminal = not args.output
-    text = to_text(report.to_json()) if plain else render_diff(
-        report, wants_colour(sys.stdout) and to_terminal, width_of(sys.stdout), args.all
-    )  # fmt: skip
-    if args.output:
-        try:
-            Path(args.output).write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise NannyError(f"{args.output}: cannot be written ({error.strerror or error})") from None
-    else:
-        print(text)
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    _write(_rendered(report, args), args.output)
+    if report.partial:
+        return 130
     if args.fail_on == "never":
         return 0
     return 1 if report.worst is not None and report.worst >= Severity.parse(args.fail_on) else 0
 
 
-def _show_progress(done: int, total: int) -> None:
-    if total > 1:
-        print(f"\rbatch {done + 1} of {total}", end="\n" if done + 1 == total else "", file=sys.stderr, flush=True)
+def _rendered(report: DiffReport, args: argparse.Namespace) -> str:
+    if args.format == "json":
+        return to_text(report.to_json())
+    if args.format == "html":
+        return _html(report)
+    return render_diff(report, wants_colour(sys.stdout) and not args.output, width_of(sys.stdout), args.all)
+
+
+def _html(report: DiffReport) -> str:
+    try:
+        from .web.diff_page import render_diff as render_page
+    except ModuleNotFoundError as error:
+        raise NannyError(f"--format html needs {error.name}; type: pip install 'precision-nanny[web]'") from None
+    return render_page(report)
+
+
+def _write(text: str, output: str | None) -> None:
+    if not output:
+        print(text)
+        return
+    try:
+        Path(output).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise NannyError(f"{output}: cannot be written ({error.strerror or error})") from None
+
+
+def _progress_line() -> Progress:
+    """One line on the terminal that is written over, a few times a second."""
+    shown = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown > 0.2:
+            shown = now
+            print(f"\r\x1b[K{text[:99]}\r", end="", file=sys.stderr, flush=True)
+
+    return show
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import Any
 
 from .records import Finding, Severity
 
+LOSS = "(loss)"  # the site of what runs after the model: the loss function
+
 
 @dataclass(frozen=True)
 class ErrorStats:
@@ -87,6 +89,8 @@ class GradDiff:
     error: ErrorStats
     call: int = 0
     energy: float = 0.0  # share of the whole gradient (parameters only)
+    own: float | None = None  # relative error that the last module's backward adds, on exact gradients and exact saved values
+    own_site: str = ""  # that module
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class IntegerLoss:
 
 @dataclass(frozen=True)
 class Mix:
-    """A sum of products (matmul) whose terms are of unlike magnitude: the small ones are absorbed from 1/u on."""
+    """A sum of products (matmul, convolution) whose terms are of unlike magnitude: the small are absorbed from 1/u on."""
 
     site: str
     op: str
@@ -143,6 +147,28 @@ class OpFault:
     reference_absmax: float  # of its result
     input_absmax: tuple[float, ...]  # of each operand
     input_absmin: tuple[float, ...]
+    backward: bool = False
+
+
+@dataclass(frozen=True)
+class OpError:
+    """An operation that stands out: its own error and that of those before it in the same module's code."""
+
+    site: str  # "" is the model's own code, `LOSS` the loss function's
+    op: str
+    rel_l2: float
+    centred: float | None = None
+    spoiled: int = 0
+    backward: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The model run again with one module kept in FP32."""
+
+    site: str
+    output: float  # error, as `Advice.before`
+    gradient: float | None
 
 
 @dataclass(frozen=True)
@@ -171,10 +197,11 @@ class Advice:
     goal: float
     before: float  # output error: plain, or centred on the scale of plain ones; infinite if NaN or Inf come out
     after: float
-    wide: tuple[str, ...]
+    wide: tuple[str, ...]  # "" is the model's own code, without its layers
     parameter_share: float  # of the model's parameters that stay wide
     runs: int  # that confirmed it
     code: str  # the regions to write
+    flop_share: float | None = None  # of the matmul and convolution FLOPs of a forward pass; None: the model has none
 
     @property
     def reached(self) -> bool:
@@ -199,15 +226,20 @@ class DiffReport:
     loss: float | None
     reference_loss: float | None
     floor: float  # what rounding alone explains at this depth
-    # What a change of the input and of every layer's output by one rounding does to the FP32 model; None if nothing asked for it.
+    # What a change of one rounding does to the FP32 model (`observe/floor.py`); None if nothing asked for it.
     output_floor: float | None = None
     gradient_floor: float | None = None
     flips: tuple[Flip, ...] = ()
     operations: tuple[OpUse, ...] = ()
+    flops: Mapping[str, int] = field(default_factory=dict)  # of matmuls and convolutions in each module's own code, forward
     integers: tuple[IntegerLoss, ...] = ()
-    faults: tuple[OpFault, ...] = ()
+    faults: tuple[OpFault, ...] = ()  # in the order in which they happened
+    op_errors: tuple[OpError, ...] = ()
+    loss_own: float | None = None  # relative error of the loss that its own code makes of exact outputs
+    trials: tuple[Trial, ...] = ()
     mixes: tuple[Mix, ...] = ()
     failure: Failure | None = None
+    partial: bool = False  # interrupted: what was seen until then
     reseeds: Mapping[str, int] = field(default_factory=dict)
     advice: Advice | None = None
     notes: tuple[str, ...] = ()

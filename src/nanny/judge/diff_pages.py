@@ -34,13 +34,25 @@ PAGES: dict[str, tuple[Severity, str]] = {
         Fix: keep that part in FP32, normalise or rescale before it, or use an eps that the format can hold (2**-24 in fp16).
         """,
     ),
+    "LOSS_NONFINITE": (
+        Severity.ERROR,
+        """The outputs are finite, but the loss is not, while the reference loss is.
+
+        Why: squares, sums or exponentials in the loss function left the range of the format. The operation that made the first
+        NaN or Inf is named (`op:pow`).
+
+        Fix: compute the loss in FP32: loss_fn(output.float(), target), with the target in FP32 too.
+        """,
+    ),
     "LAYER_ERROR": (
         Severity.WARNING,
         """A module's own operations lose far more than rounding explains.
 
         Why: on exact inputs, in the target precision, its result is off by more than 25 roundoffs, or by more than a quarter of
-        what varies over the batch. Typical: a difference of close numbers, a large offset, a sum kept in half. Information as
-        long as neither outputs nor gradients suffer, an error when they are destroyed.
+        what varies over the batch. Typical: a difference of close numbers, a large offset, a sum kept in half. Where several
+        stand out, runs with one of them kept in FP32 tell which is behind it. Code of the model's own forward or of the loss is
+        named by its operation (`op:sub`). Information as long as neither outputs nor gradients suffer, an error when they are
+        destroyed.
 
         Fix: keep the module in FP32 (`nanny diff --advise` finds the smallest set), or rewrite the formula.
         """,
@@ -77,8 +89,9 @@ PAGES: dict[str, tuple[Severity, str]] = {
         Severity.WARNING,
         """The whole gradient is far from the reference gradient.
 
-        Why: it is off by more than 10 %, and by more than twice what rounding each layer's output once does to this model (ReLU
-        signs and max-pool ties flip in health).
+        Why: it is off by more than 5 %, and either a backward step is off by itself, on exact values, or the error is more than
+        twice what a change of one rounding in inputs and weights does to this model (ReLU signs and max-pool ties flip in
+        health).
 
         Fix: see the layer that is blamed; if there is none, keep the named part in FP32.
         """,

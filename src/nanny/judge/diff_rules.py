@@ -9,11 +9,24 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..diff_records import CallDiff, DiffReport, ErrorStats, GradDiff
+from ..diff_records import LOSS, CallDiff, DiffReport, GradDiff, OpFault
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..records import Finding, Severity
 from ..show.numbers import counted, deviation, listed, share, short
+from .diff_blame import (
+    Blame,
+    confirmed,
+    consequence,
+    first_culprit,
+    first_fault,
+    graded,
+    gradient_limit,
+    loss_is_spoiled,
+    named_site,
+    plain_op,
+    warn_limit,
+)
 
 KEEP_WIDE = "keep this part in FP32: with torch.autocast({device!r}, enabled=False): ... on inputs cast with .float()"
 DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "pow", "linalg_vector_norm", "norm"])
@@ -29,34 +42,15 @@ def judge_diff(
     found = [
         *_reference_trouble(report),
         *_spoiled(report),
+        *_loss_spoiled(report),
         *_own_errors(report, limits),
-        *_integers(report),
+        *_integers(report, limits),
         *_accumulated(report, limits),
         *_after_the_cause(report, limits, _gradients(report, limits)),
         *_flips(report, limits),
         *_plain_rule(report, rel_warn, rel_error),
     ]
     return tuple(sorted(found, key=lambda f: -f.severity))
-
-
-def warn_limit(report: DiffReport, limits: Limits) -> float:
-    return limits.rel_l2_warn_roundoffs * format_of(report.target).unit_roundoff
-
-
-def graded(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
-    """The plain error, or the centred one brought to its scale: either may pass `warn_limit`."""
-    return max(error.rel_l2, (error.centred or 0.0) * warn_limit(report, limits) / limits.diff_centred_warn)
-
-
-def gradient_limit(report: DiffReport, limits: Limits) -> float:
-    """ReLU signs and max-pool ties flip in health and move gradients: the measured floor knows by how much."""
-    return max(limits.diff_grad_warn, limits.diff_floor_times * (report.gradient_floor or 0.0))
-
-
-def needs_floor(report: DiffReport, limits: Limits) -> bool:
-    """Is something large enough to ask what rounding alone would do to this model?"""
-    output = max((graded(c.error, report, limits) for c in report.outputs if not c.error.spoiled), default=0.0)
-    return output > warn_limit(report, limits) or (report.total is not None and report.total.rel_l2 > limits.diff_grad_warn)
 
 
 def _raises(report: DiffReport) -> Finding:
@@ -107,19 +101,40 @@ def _spoiled(report: DiffReport) -> Iterator[Finding]:
         f"{first.error.nan} NaN and {first.error.inf} Inf of {first.error.count} in {report.target}, "
         f"finite in {report.reference}: {why}{tail}",
         hint=KEEP_WIDE.format(device=report.device) + "; or normalise, clamp or rescale before it; bf16 has the range of FP32",
-        site=first.name,
+        site=named_site(report, first),
         value=float(first.error.spoiled),
         evidence={"passed_on": passed_on, "reference_absmax": own_reach},
     )
 
 
+def _loss_spoiled(report: DiffReport) -> Iterator[Finding]:
+    """Outputs that are finite, and a loss that is not."""
+    if not loss_is_spoiled(report) or any(c.error.spoiled for c in report.calls):
+        return
+    fault = first_fault(report, LOSS)
+    why = _why_of_fault(fault, format_of(report.target)) if fault else f"an operation in it left the range of {report.target}"
+    yield Finding(
+        "LOSS_NONFINITE",
+        Severity.ERROR,
+        f"the outputs are finite, but the loss is {short(report.loss)} "
+        f"({report.reference}: {short(report.reference_loss, 6)}): {why}",
+        hint="compute the loss in FP32: loss_fn(output.float(), target)",
+        site=f"op:{plain_op(fault.op)}" if fault else LOSS,
+        value=report.loss,
+    )
+
+
 def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
-    fault = next((f for f in report.faults if f.site == call.site), None)
-    if fault is None:
-        reach = call.error.reference_absmax
-        if reach >= target.overflow_at:
-            return f"the reference reaches {short(reach)}, {target.name} ends at {short(target.max)}"
-        return f"an operation inside left the range of {target.name} ({short(target.min_subnormal)} to {short(target.max)})"
+    fault = first_fault(report, call.site)
+    if fault is not None:
+        return _why_of_fault(fault, target)
+    reach = call.error.reference_absmax
+    if reach >= target.overflow_at:
+        return f"the reference reaches {short(reach)}, {target.name} ends at {short(target.max)}"
+    return f"an operation inside left the range of {target.name} ({short(target.min_subnormal)} to {short(target.max)})"
+
+
+def _why_of_fault(fault: OpFault, target: Format) -> str:
     if fault.reference_absmax >= target.overflow_at:
         ends = f"{target.name} ends at {short(target.max)}"
         return f"`{fault.op}` makes the first: the reference reaches {short(fault.reference_absmax)}, {ends}"
@@ -129,58 +144,46 @@ def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
 
 
 def _own_errors(report: DiffReport, limits: Limits) -> Iterator[Finding]:
-    limit = warn_limit(report, limits)
-    guilty = [
-        (c, c.own.worst)
-        for c in report.calls
-        if c.own is not None and not c.own.spoiled and graded(c.own, report, limits) > limit
-    ]
-    if not guilty:
-        return
-    most = max(min(own, 1.0) for _, own in guilty)
-    chief = next(c for c, own in guilty if own >= limits.diff_culprit_share * most)
-    reach = consequence(report, limits)
-    others = [c.name for c, _ in guilty if c is not chief]
-    yield _own_error(report, chief, others, reach, limit, limits)
+    blame = first_culprit(report, limits)
+    if blame is not None:
+        yield _own_error(report, blame, consequence(report, limits), limits)
 
 
-def consequence(report: DiffReport, limits: Limits) -> Severity:
-    """How far damage has come: INFO while outputs and gradients are as a healthy model's."""
-    output = max((graded(c.error, report, limits) for c in report.outputs), default=0.0)
-    largest = max((c.error.worst for c in report.outputs), default=0.0)
-    gradient = report.total.rel_l2 if report.total and report.total.rel_l2 > gradient_limit(report, limits) else 0.0
-    lost = any(c.error.spoiled for c in report.outputs) or any(g.error.spoiled for g in report.gradients)
-    if lost or largest >= limits.rel_l2_error or gradient >= limits.diff_grad_error:
-        return Severity.ERROR
-    return Severity.WARNING if output > warn_limit(report, limits) or gradient > limits.diff_grad_warn else Severity.INFO
-
-
-def _own_error(
-    report: DiffReport, chief: CallDiff, others: Sequence[str], reach: Severity, limit: float, limits: Limits
-) -> Finding:
-    own = chief.own
-    assert own is not None
+def _own_error(report: DiffReport, blame: Blame, reach: Severity, limits: Limits) -> Finding:
     target = format_of(report.target)
-    if own.rel_l2 >= (own.centred or 0.0) or own.rel_l2 > limit:
-        what = f"its own operations are {deviation(own.rel_l2)} off on exact inputs"
+    limit = warn_limit(report, limits)
+    whose = "its own operations are" if blame.call and blame.call.site else "the operations of the model's own forward are"
+    if blame.call is None:
+        whose = "the loss function makes gradients of exact outputs that are"
+    if blame.plain >= (blame.centred or 0.0) or blame.plain > limit:
+        what = f"{whose} {deviation(blame.plain)} off" + (" on exact inputs" if blame.call else "")
     else:
         what = (
-            f"its own operations are only {deviation(own.rel_l2)} off, but that is {deviation(own.centred)} of what varies over "
+            f"{whose} only {deviation(blame.plain)} off, but that is {deviation(blame.centred)} of what varies over "
             f"the batch: a large common part hides it from {target.name}"
         )
-    place = _place(chief)
-    also = f"; also {listed(list(others))}" if others else ""
+    begins = f", from `{blame.op}` on" if blame.op and not blame.site.startswith("op:") else ""
+    place = _place(blame.call) if blame.call else ""
+    also = f"; also {listed(list(blame.others))}" if blame.others else ""
     calm = "" if reach > Severity.INFO else "; outputs and gradients do not suffer from it"
     return Finding(
         "LAYER_ERROR",
         reach,
-        f"{what}{place}; rounding alone explains {share(target.unit_roundoff)}{also}{calm}",
+        f"{what}{begins}{place}; rounding alone explains {share(target.unit_roundoff)}{_repaired(report, blame)}{also}{calm}",
         hint=KEEP_WIDE.format(device=report.device) + "; look for a difference of close numbers, a large offset, or sums in half",
-        site=chief.name,
-        value=own.worst,
+        site=blame.site,
+        value=blame.worst,
         limit=limit,
-        evidence={"own_rel_l2": own.rel_l2, "own_centred": own.centred, "error_rel_l2": chief.error.rel_l2, "also": list(others)},
+        evidence={"own_rel_l2": blame.plain, "own_centred": blame.centred, "op": blame.op, "also": list(blame.others)},
     )
+
+
+def _repaired(report: DiffReport, blame: Blame) -> str:
+    trial = blame.trial
+    if trial is None:
+        return ""
+    gradient = f", the gradient's {deviation(trial.gradient)}" if trial.gradient is not None else ""
+    return f"; with it in FP32 the output error is {deviation(trial.output)}{gradient}"
 
 
 def _place(call: CallDiff) -> str:
@@ -192,16 +195,19 @@ def _place(call: CallDiff) -> str:
     return f", {share(spot.error_share)} of it at index {spot.index} of dimension {spot.dim}"
 
 
-def _integers(report: DiffReport) -> Iterator[Finding]:
+def _integers(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    """Serious where something suffers: whole numbers may also be plain features, for which a roundoff is no harm."""
+    suffering = {c.site for c in report.calls if c.own is not None and graded(c.own, report, limits) > warn_limit(report, limits)}
     for lost in report.integers:
         target = format_of(report.target)
+        matters = lost.site in suffering or consequence(report, limits) > Severity.INFO
         yield Finding(
             "INTEGERS_ROUNDED",
-            Severity.WARNING,
+            Severity.WARNING if matters else Severity.INFO,
             f"`{lost.op}` makes whole numbers up to {short(lost.largest)} in {target.name}, which is exact only to "
             f"{target.exact_integers}: {share(lost.changed)} of them change",
             hint="keep positions, ids, counts and timesteps in int64 or FP32 until they are scaled",
-            site=lost.site,
+            site=lost.site if lost.site not in ("", LOSS) else f"op:{plain_op(lost.op)}",
             value=lost.changed,
         )
 
@@ -235,11 +241,11 @@ def _accumulated(report: DiffReport, limits: Limits) -> Iterator[Finding]:
 
 
 def _after_the_cause(report: DiffReport, limits: Limits, found: Iterator[Finding]) -> Iterator[Finding]:
-    """A gradient that suffers from a layer that is blamed already is information."""
-    chief = next((f for f in _own_errors(report, limits) if f.severity > Severity.INFO), None)
+    """A gradient that suffers from a layer or a loss that is blamed already is information."""
+    blamed = [*_loss_spoiled(report), *(f for f in _own_errors(report, limits) if f.severity > Severity.INFO)]
     for one in found:
-        if chief is not None and one.code != "GRADIENT_NONFINITE":
-            one = replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {chief.site}")
+        if blamed and (one.code != "GRADIENT_NONFINITE" or loss_is_spoiled(report)):
+            one = replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {blamed[0].site}")
         yield one
 
 
@@ -260,28 +266,50 @@ def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     source = next((g for g in report.activation_gradients if g.name and g.error.rel_l2 > limit), None)
     floor = deviation(report.gradient_floor)
     since = f"; in backward order it passes {share(limit)} first at {source.name}" if source else ""
+    site, reason = _maker_of_gradient_error(report, limits, worst)
     yield Finding(
         "GRADIENT_ERROR",
         Severity.ERROR if total.rel_l2 >= limits.diff_grad_error else Severity.WARNING,
-        f"the whole gradient is {deviation(total.rel_l2)} off (rounding each layer once: {floor}), most of it in "
-        f"{worst.name} ({deviation(worst.error.rel_l2)}){since}",
+        f"the whole gradient is {deviation(total.rel_l2)} off (a change of one rounding moves it by {floor}), most of it in "
+        f"{worst.name} ({deviation(worst.error.rel_l2)}){since}{reason}",
         hint="if no layer is blamed above, keep that part in FP32: autocast off around its forward",
-        site=worst.name,
+        site=site,
         value=total.rel_l2,
         limit=limit,
     )
+
+
+def _maker_of_gradient_error(report: DiffReport, limits: Limits, worst: GradDiff) -> tuple[str, str]:
+    """The parameter whose own gradient sum is off, the module whose backward is, or the one that a trial run names."""
+    assert report.total is not None
+    own = sum(g.energy * g.own**2 for g in report.gradients if g.own is not None)
+    if math.sqrt(own) >= report.total.rel_l2 / 2:
+        most = max((g for g in report.gradients if g.own is not None), key=lambda g: g.energy * (g.own or 0.0) ** 2)
+        return most.name, f"; the sum behind the gradient of {most.name} is itself {deviation(most.own)} off on exact gradients"
+    trial = confirmed(report, limits)
+    if trial is not None:
+        return trial.site, f"; with {trial.site} in FP32 it is {deviation(trial.gradient)}"
+    loud = [g for g in report.activation_gradients if g.own is not None and g.own > warn_limit(report, limits)]
+    if loud and loud[0].own_site not in ("", LOSS):
+        return loud[0].own_site, f"; the backward of {loud[0].own_site} is itself {deviation(loud[0].own)} off on exact gradients"
+    return worst.name, ""
 
 
 def _gradient_spoiled(report: DiffReport, spoiled: Sequence[GradDiff], parameters: Sequence[GradDiff]) -> Finding:
     first = (spoiled or parameters)[0]
     clean = [g for g in report.activation_gradients if not g.error.spoiled and g.name and g.order < first.order]
     maker = clean[-1].name if spoiled and clean else first.name  # its output's gradient is the last that is finite
+    fault = next((f for f in report.faults if f.backward), None)
+    why = ""
+    if fault is not None:
+        maker = fault.site if fault.site not in ("", LOSS) else f"op:{plain_op(fault.op)}"
+        why = f"; {_why_of_fault(fault, format_of(report.target))}"
     scale = report.total.loss_scale if report.total else 1.0
     return Finding(
         "GRADIENT_NONFINITE",
         Severity.ERROR,
         f"the forward pass is finite, but its backward makes {first.error.nan} NaN and {first.error.inf} Inf at loss scale "
-        f"{short(scale)}, finite in {report.reference}; {counted(len(parameters), 'parameter')} hit",
+        f"{short(scale)}, finite in {report.reference}; {counted(len(parameters), 'parameter')} hit{why}",
         hint="a singular backward (sqrt, division, norm at 0) or an overflow: compute it in FP32, with an eps that it can hold",
         site=maker,
         value=float(first.error.spoiled),
@@ -294,13 +322,15 @@ def _gradient_lost(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     weight = sum(g.energy for g in gone)
     if not gone:
         return
+    fault = first_fault(report, LOSS) or first_fault(report, "")
+    why = f"; {_why_of_fault(fault, format_of(report.target))}" if fault else ""
     yield Finding(
         "GRADIENT_LOST",
         Severity.ERROR if weight > limits.diff_energy_share else Severity.INFO,
         f"{counted(len(gone), 'parameter')} without any gradient in {report.target} that have one in {report.reference}: "
-        f"{listed([g.name for g in gone])}; {share(weight)} of the whole gradient",
+        f"{listed([g.name for g in gone])}; {share(weight)} of the whole gradient{why}",
         hint="train fp16 with a GradScaler; if it has one, this part's gradient is below its range: rescale it or use bf16",
-        site=gone[0].name,
+        site=f"op:{plain_op(fault.op)}" if fault else gone[0].name,
         value=weight,
         limit=limits.diff_energy_share,
     )
@@ -315,7 +345,7 @@ def _flips(report: DiffReport, limits: Limits) -> Iterator[Finding]:
                 Severity.WARNING if decides else Severity.INFO,
                 f"`{flip.op}` decides otherwise than in {report.reference} for {share(flip.share)} of {flip.count}",
                 hint="compute what is compared (router logits, scores) in FP32" if decides else "",
-                site=flip.site,
+                site=flip.site if flip.site not in ("", LOSS) else f"op:{plain_op(flip.op)}",
                 value=flip.share,
                 limit=limits.diff_flip_warn,
             )

@@ -123,9 +123,35 @@ def _ulps(error: Tensor, y: Tensor, spacing: Format) -> tuple[float, float]:
     return float(ordered[(len(ordered) - 1) // 2]), float(ordered[(len(ordered) - 1) * 99 // 100])
 
 
-def contribution_ratio(a: Tensor, b: Tensor) -> tuple[float, int]:
-    """For `a @ b`: the loudest index of the sum against the median one, by the rms of its products."""
-    sizes = torch.linalg.vector_norm(a, dim=0, dtype=torch.float32) * torch.linalg.vector_norm(b, dim=1, dtype=torch.float32)
+def relative_l2(real: Tensor, reference: Tensor) -> float:
+    """Only the relative error, over what is finite in both."""
+    error = torch.sub(real.detach(), reference.detach())
+    error_norm, norm = _norm(error), _norm(reference.detach())
+    if not math.isfinite(error_norm) or not math.isfinite(norm):
+        x, y, _ = _finite_part(real.detach().to(reference.dtype), reference.detach())
+        error_norm, norm = _norm(x - y), _norm(y)
+    return _ratio(error_norm, norm)
+
+
+def contributions(a: Tensor, b: Tensor) -> Tensor:
+    """For `a @ b`, of matrices or of batches of them: the size of the products at each index of the sum."""
+    return _sizes(a, a.dim() - 1) * _sizes(b, b.dim() - 2)
+
+
+def channel_contributions(x: Tensor, weight: Tensor, transposed: bool, groups: int) -> Tensor | None:
+    """For a convolution: the size of the products of each input channel; None with groups, which do not mix all channels."""
+    if groups != 1 or x.dim() != weight.dim():
+        return None
+    return _sizes(x, 1) * _sizes(weight, 0 if transposed else 1)
+
+
+def _sizes(x: Tensor, dim: int) -> Tensor:
+    """The norm at each index of a dimension."""
+    return torch.linalg.vector_norm(x, dim=[d for d in range(x.dim()) if d != dim], dtype=torch.float32)
+
+
+def contribution_ratio(sizes: Tensor) -> tuple[float, int]:
+    """The loudest index of a sum against the median one."""
     sounding = sizes[sizes > 0]
     if not sounding.numel():
         return 1.0, 0

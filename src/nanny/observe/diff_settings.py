@@ -27,7 +27,8 @@ class Settings:
     limits: Limits
     device: str = "cpu"  # type of the device that the model is on
     wide: tuple[str, ...] = ()  # modules to keep in FP32
-    look_for_faults: bool = False  # the operations that make NaN and Inf: a pass over every result
+    closely: bool = False  # find the operations that make NaN, Inf and large errors: a pass over every result
+    on_call: Callable[[str], None] | None = None  # told of every module call, for a progress line
 
 
 def loss_of(output: Any, target: Any, settings: Settings) -> tuple[Tensor | None, str]:

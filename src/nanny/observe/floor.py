@@ -1,7 +1,11 @@
-"""What rounding alone does to a model: FP32 arithmetic, with weights and all that layers take and return rounded to the target.
+"""What a change of the size of a rounding does to a model in FP32 arithmetic: the floor that a healthy run cannot go below.
 
-A healthy low-precision run differs from FP32 about as much, and flips the same ReLU signs and max-pool ties. What differs more
-happens inside the layers or in the backward pass.
+Two ways, both measured on 23 healthy models, three seeds, both formats. *Rounding*: weights and all that layers take and return
+are rounded to the target. It predicts the error of the outputs within a factor of 1.8 (a standard deviation of 0.28 binary
+orders, against 0.44 for the other way). *Nudging*: inputs and weights move by one ulp of the target, up or down at random. A
+single ReLU sign or max-pool tie that flips moves a gradient by percents, and which ones flip is chance: rounding missed it by up
+to a factor of 90, the worst of three nudges never by more than 1.4. Nudging the input alone says nothing about models that take
+whole numbers.
 """
 
 from __future__ import annotations
@@ -16,16 +20,23 @@ from torch import Tensor, nn
 from .kept_state import WriteGuard, kept_state
 from .names import float_leaves
 
+NUDGES = 3
 
-def rounding_floor(
+
+def error_floor(
     model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], dtype: torch.dtype, device: str
 ) -> tuple[float | None, float | None]:
-    """Relative L2 change of the outputs and of the whole gradient."""
+    """Relative L2 change of the outputs by rounding, and of the whole gradient by rounding or nudging, whichever is larger."""
     exact_outputs, exact_gradient = _run(model, batch, loss_of, device)
-    args, kwargs = _rounded(batch, dtype)
     with _rounding(model, dtype):
-        outputs, gradient = _run(model, (args, kwargs), loss_of, device)
-    return _change(outputs, exact_outputs), _change(gradient, exact_gradient)
+        outputs, gradient = _run(model, _mapped(batch, lambda t: _rounded(t, dtype)), loss_of, device)
+    moved = [_change(gradient, exact_gradient)]
+    for seed in range(NUDGES if exact_gradient.numel() else 0):
+        generator = torch.Generator().manual_seed(seed)
+        nudged = _mapped(batch, lambda t, g=generator: _nudged(t, dtype, g))  # type: ignore[misc]
+        with _other_weights(model, lambda t, g=generator: _nudged(t, dtype, g)):  # type: ignore[misc]
+            moved.append(_change(_run(model, nudged, loss_of, device)[1], exact_gradient))
+    return _change(outputs, exact_outputs), max((m for m in moved if m is not None), default=None)
 
 
 def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], device: str) -> tuple[Tensor, Tensor]:
@@ -44,40 +55,60 @@ def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], 
 def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Rounded weights, and hooks that round what layers without children take and return; then as before."""
 
+    def round_all(value: Any) -> Any:
+        return _mapped(value, lambda t: _rounded(t, dtype))
+
     def before(module: nn.Module, args: Any) -> Any:
-        return _rounded(args, dtype)
+        return round_all(args)
 
     def after(module: nn.Module, args: Any, output: Any) -> Any:
-        return _rounded(output, dtype)
+        return round_all(output)
 
     layers = [m for m in model.modules() if not any(m.children())]
     handles: list[Any] = [m.register_forward_pre_hook(before) for m in layers]
     handles += [m.register_forward_hook(after) for m in layers]
-    weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
     try:
-        for parameter, value in weights:
-            parameter.data = _rounded(value, dtype)
-        yield
+        with _other_weights(model, lambda t: _rounded(t, dtype)):
+            yield
     finally:
-        for parameter, value in weights:
-            parameter.data = value
         for handle in handles:
             handle.remove()
 
 
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
+@contextmanager
+def _other_weights(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+    try:
+        for parameter, value in weights:
+            parameter.data = change(value)
+        yield
+    finally:
+        for parameter, value in weights:
+            parameter.data = value
+
+
+def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Gradients pass as if nothing had happened; what the type cannot hold stays as it is."""
+    exact = value.detach()
+    narrow = exact.to(dtype).to(exact.dtype)
+    return value + torch.where(torch.isfinite(narrow), narrow - exact, torch.zeros_like(exact))
+
+
+def _nudged(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Each element one spacing of the target up or down; zeros stay."""
+    exact = value.detach()
+    up = torch.randint(0, 2, exact.shape, generator=generator).to(exact.device, exact.dtype) * 2 - 1
+    spacing = torch.ldexp(torch.full_like(exact, torch.finfo(dtype).eps), torch.frexp(exact).exponent - 1)
+    return value + torch.where(torch.isfinite(exact) & (exact != 0), up * spacing, torch.zeros_like(exact))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            return value
-        exact = value.detach()
-        narrow = exact.to(dtype).to(exact.dtype)
-        moved = torch.where(torch.isfinite(narrow), narrow - exact, torch.zeros_like(exact))
-        return value + moved
+        return change(value) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_rounded(item, dtype) for item in value)
+        return type(value)(_mapped(item, change) for item in value)
     if type(value) is dict:
-        return {key: _rounded(item, dtype) for key, item in value.items()}
+        return {key: _mapped(item, change) for key, item in value.items()}
     return value
 
 

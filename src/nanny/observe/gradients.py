@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from .shadow import CarriedShadows, aside
 
 
 def parameter_gradients(
-    model: nn.Module, shadows: CarriedShadows, scale: float, target: Format, limits: Limits
+    model: nn.Module, shadows: CarriedShadows, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
 ) -> tuple[tuple[GradDiff, ...], GradTotals]:
     """Each parameter's gradient with its share of the whole, and the whole. Unscaled."""
     out: list[GradDiff] = []
@@ -36,6 +37,7 @@ def parameter_gradients(
                     dtype=short_dtype(parameter.grad.dtype),
                     shape=tuple(parameter.shape),
                     error=compare(real, twin, target, limits),
+                    own=own.get(plain_name(name)),
                 )
             )
     return with_totals(out, scale)

@@ -22,7 +22,8 @@ class KeptState:
         self._model = model
         self._grads = [(p, p.grad) for p in model.parameters()]
         self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
-        tensors = [*model.parameters(), *model.buffers(), *_leaves(inputs)]
+        self._inputs = list(_leaves(inputs))
+        tensors = [*model.parameters(), *model.buffers(), *self._inputs]
         self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
         generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
         self._generators = [(g, g.get_state()) for g in generators]
@@ -37,10 +38,35 @@ class KeptState:
             whole = real.as_strided((elements,), (1,), 0)
             self._copies[key] = (whole, whole.clone())
 
-    @property
-    def written_parameters(self) -> list[str]:
-        """Parameters that a forward pass wrote into, which a forward pass should not."""
-        return [self._names[id(t)] for key, t in self._protected.items() if key in self._copies and id(t) in self._names]
+    def changed_parameters(self) -> list[str]:
+        """Trained parameters with another value than before: the forward pass is then no function of its input.
+
+        Frozen ones (a teacher that follows) and embeddings with a `max_norm` are meant to change.
+        """
+        exempt = {id(m.weight) for m in self._model.modules() if getattr(m, "max_norm", None) is not None}
+        written = [
+            self._names[id(t)]
+            for key, t in self._protected.items()
+            if id(t) in self._names and id(t) not in exempt and t.requires_grad and self._has_changed(key)
+        ]
+        replaced = [
+            name
+            for module, _, contents in self._attributes
+            for value, content in contents
+            if value is module._parameters
+            for name, parameter in content.items()
+            if value.get(name) is not parameter
+        ]
+        return [*written, *replaced]
+
+    def changed_inputs(self) -> bool:
+        return any(self._has_changed(t.untyped_storage()._cdata) for t in self._inputs if t.device.type != "meta")
+
+    def _has_changed(self, key: int) -> bool:
+        if key not in self._copies:
+            return False
+        whole, copy = self._copies[key]
+        return not torch.equal(whole, copy)
 
     def put_back(self) -> None:
         with torch.no_grad():

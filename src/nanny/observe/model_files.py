@@ -38,7 +38,7 @@ def load_model(spec: str) -> nn.Module:
         return made
     if not callable(made):
         raise NannyError(f"{path}: {chosen} is a {type(made).__name__}; name a module, or a function or class that makes one")
-    needed = [p.name for p in _parameters(made) if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    needed = _needed(made)
     if needed:
         raise NannyError(
             f"{path}: {chosen} needs {', '.join(needed)}; write a function without arguments that makes the model, "
@@ -111,6 +111,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         return []
 
 
+def _needed(function: Any) -> list[str]:
+    return [p.name for p in _parameters(function) if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+
+
 def load_function(spec: str) -> Callable[..., Any]:
     """`file.py:fn` or `package.module:fn`."""
     head, _, name = spec.rpartition(":")
@@ -139,15 +143,44 @@ def load_weights(model: nn.Module, file: str) -> None:
         raise NannyError(f"{file}: does not fit the model ({str(error).strip().splitlines()[-1].strip()})") from None
 
 
-def load_input(file: str | None, model: nn.Module) -> Any:
+def load_sample(
+    file: str | None, target_spec: str | None, model: nn.Module, loss_fn: Callable[..., Any] | None
+) -> tuple[Any, Any]:
+    """What the model takes, and the target of the loss: from its own file, or beside the input in the sample file."""
+    takes = [p.name for p in _parameters(model.forward) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if file is None:
-        takes = [p.name for p in _parameters(model.forward) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         call = f"{type(model).__name__}.forward({', '.join(takes)})"
         raise NannyError(f"--input is missing: a file with what {call} takes. Save one with {HOW_TO_SAVE}")
     sample = _load(Path(file))
     if not _tensors_in(sample):
         raise NannyError(f"{file}: holds no tensor; save one with {HOW_TO_SAVE}")
-    return sample
+    target = None
+    batches = sample if isinstance(sample, list) else [sample]
+    if "target" not in takes and all(isinstance(b, dict) and set(b) == {"input", "target"} for b in batches):
+        inputs, targets = [b["input"] for b in batches], [b["target"] for b in batches]
+        sample, target = (inputs, targets) if isinstance(sample, list) else (inputs[0], targets[0])
+    if target_spec is not None:
+        target = load_target(target_spec)
+    if target is not None and target_spec is not None and loss_fn is None:
+        raise NannyError("--target needs --loss: the function that takes the output and the target")
+    if target is None and loss_fn is not None and len(_needed(loss_fn)) > 1:
+        raise NannyError(
+            f"the loss function takes {', '.join(_needed(loss_fn))}, but there is no target; give it with --target FILE, "
+            f"or save the sample as torch.save({{'input': x, 'target': y}}, 'sample.pt')"
+        )
+    return sample, target
+
+
+def load_target(spec: str) -> Any:
+    """`FILE`, or `FILE:key` of a dict in it."""
+    file, _, key = (spec, "", "") if Path(spec).is_file() else spec.rpartition(":")
+    held = _load(Path(file or spec))
+    if not key:
+        return held
+    if not isinstance(held, dict) or key not in held:
+        offered = listed([str(k) for k in held], 10) if isinstance(held, dict) else f"no keys, but a {type(held).__name__}"
+        raise NannyError(f"{file}: has no {key!r}; it has {offered}")
+    return held[key]
 
 
 def _load(path: Path) -> Any:

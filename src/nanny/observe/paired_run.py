@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..diff_records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpFault
+from ..diff_records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpError, OpFault
+from ..measure.errors import relative_l2
 from ..records import NannyError
 from .diff_settings import Settings, loss_of
 from .gradients import parameter_gradients, with_totals
@@ -35,12 +36,17 @@ class Pass:
     loss: float | None
     reference_loss: float | None
     notes: tuple[str, ...]
+    loss_own: float | None = None
     reseeds: Mapping[str, int] = field(default_factory=dict)
     flips: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     operations: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    flops: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[tuple[str, str], IntegerLoss] = field(default_factory=dict)
-    faults: Mapping[str, OpFault] = field(default_factory=dict)
+    faults: tuple[OpFault, ...] = ()
+    op_errors: tuple[OpError, ...] = ()
     mixes: Mapping[str, Mix] = field(default_factory=dict)
+    other_ways: tuple[str, ...] = ()  # sites where the reference would have gone another way
+    interrupted: bool = False  # the calls are those that were seen until then
 
 
 def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> Pass | Failure:
@@ -50,6 +56,7 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> 
         scales = (settings.loss_scale,)
     did_without = False
     outcome: Pass | Failure | None = None
+    scale = 1.0
     for scale in scales:
         outcome = _one_pass(model, batch, target, settings, scale, nullcontext())
         if isinstance(outcome, Failure) and "primitive" in outcome.message:
@@ -60,6 +67,8 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> 
     assert outcome is not None
     if isinstance(outcome, Failure):
         return outcome
+    if outcome.other_ways or outcome.reseeds:
+        outcome = _beside_separate_runs(model, batch, target, settings, scale, outcome)
     if did_without:
         note = "oneDNN has no kernel for this model in the target type here; run without it"
         outcome = replace(outcome, notes=(*outcome.notes, note))
@@ -75,39 +84,51 @@ def _one_pass(
     model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, kernels: AbstractContextManager[Any]
 ) -> Pass | Failure:
     dtype = getattr(torch, settings.target.torch_name)
-    watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.look_for_faults)
+    watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.closely, settings.on_call)
     watcher.loss_scale = scale
     args, kwargs = batch
     error: Exception | None = None
     with ExitStack() as stack:
         state = stack.enter_context(kept_state(model, (args, kwargs, target)))
         wide = torch.float64 if settings.reference == "fp64" else torch.float32
-        shadows = CarriedShadows(wide, on_op=watcher.on_op, own=settings.own, before_write=state.before_write)
+        shadows = CarriedShadows(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(model, shadows))
-        stack.enter_context(kept_wide(model, settings.wide, settings.device))
         if settings.policy == "full":
-            stack.enter_context(cast_model(model, dtype, shadows))
+            stack.enter_context(cast_model(model, dtype, shadows, settings.wide))
             args, kwargs = cast_inputs((args, kwargs), dtype, shadows)
+        stack.enter_context(kept_wide(model, settings.wide, settings.policy, dtype, settings.device))
         stack.enter_context(torch.set_grad_enabled(settings.backward))
         try:
             with shadows, precision(settings.policy, dtype, settings.device):
                 output = model(*args, **kwargs)
                 loss, note = loss_of(output, target, settings) if settings.backward else (None, "")
+            own_loss = None if loss is None else shadows.own_value(loss)
             if loss is not None:
                 with shadows:
                     (loss * scale).backward()
+        except KeyboardInterrupt:
+            if not watcher.calls:
+                raise
+            return replace(_measured(model, watcher, shadows, None, None, scale, settings, []), interrupted=True)
         except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
             error = raised
         else:
-            return _measured(model, watcher, shadows, loss, scale, settings, [*_notes(state), *([note] if note else [])])
+            notes = [*_changes(state), *([note] if note else [])]
+            return _measured(model, watcher, shadows, loss, own_loss, scale, settings, notes)
     assert error is not None
     return _without_shadows(model, batch, target, watcher, error, settings, scale)
 
 
-def _notes(state: KeptState) -> list[str]:
-    written = state.written_parameters
-    return [f"the forward pass writes into the parameter {written[0]}; it was put back"] if written else []
+def _changes(state: KeptState) -> list[str]:
+    """Buffers, caches and counters are put back without a word; a trained parameter that forward changes is refused."""
+    changed = state.changed_parameters()
+    if changed:
+        raise NannyError(
+            f"the forward pass changes the parameter {changed[0]}, so two runs of the model are not the same model; "
+            f"move that update out of forward, or behind `if self.training` and use eval mode (nanny diff --eval)"
+        )
+    return ["the forward pass writes into its input; it was put back"] if state.changed_inputs() else []
 
 
 def _measured(
@@ -115,6 +136,7 @@ def _measured(
     watcher: PairWatcher,
     shadows: CarriedShadows,
     loss: Tensor | None,
+    own_loss: Tensor | None,
     scale: float,
     settings: Settings,
     notes: list[str],
@@ -122,7 +144,9 @@ def _measured(
     gradients: tuple[GradDiff, ...] = ()
     total: GradTotals | None = None
     if loss is not None:
-        gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits)
+        own = watcher.own_of_parameters
+        gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits, own)
+    ops = watcher.ops
     return Pass(
         calls=watcher.calls,
         activation_gradients=watcher.gradients,
@@ -130,13 +154,51 @@ def _measured(
         total=total,
         loss=None if loss is None else float(loss.detach()),
         reference_loss=None if loss is None else float(shadows.twin(loss).detach()),
+        loss_own=None if loss is None or own_loss is None else relative_l2(own_loss, shadows.twin(loss)),
         notes=tuple(notes),
         reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
-        flips=watcher.flips,
-        operations=watcher.operations,
-        integers=watcher.integers,
-        faults=watcher.faults,
-        mixes=watcher.mixes,
+        flips=ops.flips,
+        operations=ops.operations,
+        flops=ops.flops,
+        integers=ops.integers,
+        faults=tuple(ops.faults.values()),
+        op_errors=tuple(ops.errors),
+        mixes=ops.mixes,
+        other_ways=tuple(ops.other_ways),
+    )
+
+
+def _beside_separate_runs(
+    model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, outcome: Pass
+) -> Pass:
+    """The reference could not be carried all the way: errors are then those of two runs, each going its own way."""
+    try:
+        with separate_run(model, batch, target, settings, scale, low=False) as reference:
+            pass
+        with separate_run(model, batch, target, settings, scale, low=True) as low:
+            calls, activation_gradients, gradients = low.beside(reference)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        return replace(outcome, notes=(*outcome.notes, f"two separate runs were tried and failed: {_first_line(error)}"))
+    separate = {(c.site, c.call): c.error for c in calls}
+    merged = [replace(c, error=separate.get((c.site, c.call), c.error)) for c in outcome.calls]
+    apart = [c.name for c in outcome.calls if (c.site, c.call) not in separate]
+    shared, total = with_totals(gradients, scale)
+    own = {g.name: g.own for g in outcome.gradients}
+    why = f"at {', '.join(s or 'the model itself' for s in outcome.other_ways)}" if outcome.other_ways else "see below"
+    unlike = f"; {', '.join(apart[:3])} have no counterpart there" if apart else ""
+    note = (
+        f"the two precisions go different ways ({why}): errors are of two runs, one after the other, matched by module and "
+        f"call{unlike}"
+    )
+    return replace(
+        outcome,
+        calls=merged,
+        gradients=tuple(replace(g, own=own.get(g.name)) for g in shared),
+        activation_gradients=activation_gradients,
+        total=total if settings.backward else None,
+        loss=low.loss,
+        reference_loss=reference.loss,
+        notes=(*outcome.notes, note),
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,50 +14,69 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..diff_records import CallDiff, ErrorStats, GradDiff, IntegerLoss, Mix, OpFault
+from ..diff_records import LOSS, CallDiff, ErrorStats, GradDiff
 from ..formats import Format, format_of
 from ..limits import Limits
-from ..measure.errors import compare, contribution_ratio, dimension_errors
+from ..measure.errors import compare, dimension_errors, relative_l2
 from ..records import NannyError
-from .names import float_leaves, short_dtype
-from .shadow import LOW, CarriedShadows, Operation, aside, in_backward
+from .names import float_leaves, plain_name, short_dtype
+from .pair_ops import OpWatcher
+from .shadow import LOW, CarriedShadows, aside, in_backward
 
-# Decisions: their results pick, route or mask. Comparisons count apart from them.
-DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
-_INTEGERS_LOOKED_AT = 4096
-_MATMULS = frozenset(["mm", "addmm"])
+_next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_NO_NUMBER = 1 << 63  # AccumulateGrad belongs to no operation of the forward pass
 
 
 class PairWatcher:
     """Hooks for one pass. `calls` and what follows fill up while the model runs."""
 
-    def __init__(self, target: Format, limits: Limits, activation_grads: bool = True, look_for_faults: bool = False) -> None:
+    def __init__(
+        self,
+        target: Format,
+        limits: Limits,
+        activation_grads: bool = True,
+        closely: bool = False,
+        on_call: Callable[[str], None] | None = None,
+    ) -> None:
         self._target = target
         self._limits = limits
         self._activation_grads = activation_grads
-        self._look_for_faults = look_for_faults
+        self._on_call = on_call
         self._last: tuple[weakref.ref[Tensor], int, ErrorStats] | None = None
         self._sites: list[str] = []
+        self._again: list[str] = []
+        self._since: list[tuple[int, str]] = []  # from this autograd node on, what is made belongs to this site
+        self._backward_site = ""
         self._seen: Counter[str] = Counter()
         self._outer_error = sys.exc_info()[1]
         self.loss_scale = 1.0
         self.failed_at: str | None = None
         self.calls: list[CallDiff] = []
         self.gradients: list[GradDiff] = []
-        self.flips: dict[tuple[str, str], tuple[int, int]] = {}
-        self.operations: Counter[tuple[str, str, str]] = Counter()
-        self.integers: dict[tuple[str, str], IntegerLoss] = {}
-        self.faults: dict[str, OpFault] = {}
-        self.mixes: dict[str, Mix] = {}
+        self.own_of_parameters: dict[str, float] = {}  # error that the last backward step adds to each parameter's gradient
+        self.ops = OpWatcher(target, limits, self.site, closely)
         self.shadows: CarriedShadows
 
-    @property
     def site(self) -> str:
-        return self._sites[-1] if self._sites else ""
+        """Of the operation that runs now."""
+        if in_backward():
+            self.backward_frame()
+            return self._backward_site
+        return self._sites[-1] if self._sites else LOSS
+
+    def backward_frame(self) -> str | None:
+        """The module whose operation is now differentiated; None where that is no operation of the forward pass."""
+        node: Any = torch._C._current_autograd_node()
+        number = _NO_NUMBER if node is None else node._sequence_nr()
+        if number >= _NO_NUMBER:
+            return None
+        at = bisect_right(self._since, number, key=lambda mark: mark[0]) - 1
+        self._backward_site = self._since[at][1] if at >= 0 else LOSS
+        return self._backward_site
 
     @contextmanager
     def watching(self, model: nn.Module, shadows: CarriedShadows) -> Iterator[None]:
-        self.shadows = shadows
+        self.shadows = self.ops.shadows = shadows
         handles: list[Any] = []
         if type(model).__name__ == "RecursiveScriptModule":
             raise NannyError("the model is a ScriptModule, which cannot be watched; give the Python module it was made from")
@@ -65,18 +84,31 @@ class PairWatcher:
             for name, module in model.named_modules():
                 handles.append(module.register_forward_pre_hook(partial(self._before, name)))
                 handles.append(module.register_forward_hook(partial(self._after, name), with_kwargs=True, always_call=True))
+            for name, parameter in model.named_parameters() if self._activation_grads else ():
+                if parameter.requires_grad and parameter.is_leaf:
+                    handles.append(parameter.register_post_accumulate_grad_hook(partial(self._on_parameter, plain_name(name))))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
     def _before(self, site: str, module: nn.Module, args: Any) -> None:
-        if not in_backward():  # a checkpoint runs its modules again
-            self._sites.append(site)
-            self.shadows.open_frame()
+        if in_backward():  # a checkpoint runs its modules again; their nodes are new ones
+            self._again.append(site)
+            self._since.append((_next_node(), site))
+            return
+        self._sites.append(site)
+        self._since.append((_next_node(), site))
+        self.shadows.open_frame()
+        if self._on_call is not None:
+            self._on_call(site)
 
     def _after(self, site: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if in_backward() or not self._sites:
+        if in_backward():
+            self._again.pop()
+            self._since.append((_next_node(), self._again[-1] if self._again else LOSS))
+            return
+        if not self._sites:
             return
         error = sys.exc_info()[1]
         raised = output is None and error is not None and error is not self._outer_error
@@ -86,6 +118,7 @@ class PairWatcher:
             self._measure(site, module, (args, kwargs), output)
         self.shadows.close_frame()
         self._sites.pop()
+        self._since.append((_next_node(), self.site()))
 
     def _measure(self, site: str, module: nn.Module, inputs: Any, output: Any) -> None:
         leaves = list(float_leaves(output))
@@ -162,6 +195,7 @@ class PairWatcher:
             real = grad.detach()
             if self.loss_scale != 1:
                 real, twin = real.float() / self.loss_scale, twin / self.loss_scale
+            own = self.shadows.own_gradient(grad)
             self.gradients.append(
                 GradDiff(
                     name=site,
@@ -171,75 +205,15 @@ class PairWatcher:
                     shape=tuple(grad.shape),
                     error=compare(real, twin, self._spacing(grad), self._limits),
                     call=call,
+                    own=None if own is None else relative_l2(own, self.shadows.twin(grad)),
+                    own_site=self._backward_site,
                 )
             )
 
-    def on_op(self, op: Operation) -> None:
-        """Counts what ran in which dtype, decisions that flip and whole numbers that are lost. Runs inside the dispatch."""
-        if op.is_view or in_backward():
+    def _on_parameter(self, name: str, parameter: Tensor) -> None:
+        if parameter.grad is None or parameter.grad.layout != torch.strided:
             return
-        first = next((t for t in (op.out if isinstance(op.out, (tuple, list)) else [op.out]) if isinstance(t, Tensor)), None)
-        if first is None:
-            return
-        self.operations[(self.site, op.name, short_dtype(first.dtype))] += 1
-        if op.twin_out is None or op.twin_out is op.out:
-            return
-        if first.dtype in LOW and op.name in ("_to_copy", "arange", "cumsum", "linspace", "embedding", "add", "mul"):
-            self._look_for_integers(op.name, first, op.twin_out)
-        if op.name in _MATMULS and first.dtype in LOW:
-            self._look_for_mix(op)
-        if op.name in DECISIONS or first.dtype == torch.bool:
-            self._count_flips(op)
-        if self._look_for_faults and first.is_floating_point() and self.site not in self.faults:
-            self._look_for_fault(op, first)
-
-    def _look_for_mix(self, op: Operation) -> None:
-        a, b = op.args[-2:] if op.name == "mm" else op.args[1:3]
-        ratio, index = contribution_ratio(a, b)
-        notable = self._limits.imbalance_notable_roundoffs / self._target.unit_roundoff
-        if notable < ratio < math.inf and (self.site not in self.mixes or self.mixes[self.site].ratio < ratio):
-            self.mixes[self.site] = Mix(self.site, op.name, ratio, index)
-
-    def _look_for_fault(self, op: Operation, first: Tensor) -> None:
-        if not first.numel() or _is_finite(first):
-            return
-        twin = op.twin_out[0] if isinstance(op.twin_out, (tuple, list)) else op.twin_out
-        operands = list(float_leaves((op.args, dict(op.kwargs))))
-        spoiled = ~torch.isfinite(first) & torch.isfinite(twin)
-        if not bool(spoiled.any()) or not all(_is_finite(t) for t in operands):
-            return
-        reached = twin[torch.isfinite(twin)].abs()
-        self.faults[self.site] = OpFault(
-            site=self.site,
-            op=op.name,
-            nan=bool(first.isnan().any()),
-            reference_absmax=float(reached.max()),
-            input_absmax=tuple(float(t.abs().max()) for t in operands),
-            input_absmin=tuple(float(t.abs().min()) for t in operands),
-        )
-
-    def _count_flips(self, op: Operation) -> None:
-        reals = op.out if isinstance(op.out, (tuple, list)) else [op.out]
-        twins = op.twin_out if isinstance(op.twin_out, (tuple, list)) else [op.twin_out]
-        for real, twin in zip(reals, twins):
-            if isinstance(real, Tensor) and not real.is_floating_point() and real.numel():
-                flipped, count = self.flips.get((self.site, op.name), (0, 0))
-                self.flips[(self.site, op.name)] = (flipped + int((real != twin).sum()), count + real.numel())
-
-    def _look_for_integers(self, name: str, real: Tensor, twin: Tensor) -> None:
-        line, wide = real.reshape(-1), twin.reshape(-1)
-        step = max(line.numel() // _INTEGERS_LOOKED_AT, 1)
-        wide = wide[::step]
-        if not wide.numel() or not bool((wide[:64] == wide[:64].round()).all()):
-            return
-        largest = float(wide.abs().max())
-        if largest <= format_of(real.dtype).exact_integers or not bool((wide == wide.round()).all()):
-            return
-        changed = float((line[::step].to(wide.dtype) != wide).double().mean())
-        if changed and len(wide.unique()) > 2:
-            self.integers.setdefault((self.site, name), IntegerLoss(self.site, name, largest, changed))
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+        with aside():
+            own = self.shadows.own_gradient(parameter.grad)
+            if own is not None:
+                self.own_of_parameters[name] = relative_l2(own, self.shadows.twin(parameter.grad))

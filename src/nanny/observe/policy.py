@@ -8,7 +8,7 @@ kernels compute inside one operation is not imitated.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -80,57 +80,106 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         eligible = value.is_floating_point() and value.dtype != torch.float64
         return value.to(dtype) if eligible else value
-    if isinstance(value, (tuple, list)):
+    if type(value) in (tuple, list):
         return type(value)(_cast(item, dtype) for item in value)
-    return {key: _cast(item, dtype) for key, item in value.items()} if isinstance(value, dict) else value
+    return {key: _cast(item, dtype) for key, item in value.items()} if type(value) is dict else value
 
 
 @contextmanager
-def kept_wide(model: nn.Module, sites: Collection[str], device: str) -> Iterator[None]:
-    """These modules run outside autocast, on inputs cast to FP32."""
+def kept_wide(model: nn.Module, sites: Collection[str], policy: str, dtype: torch.dtype, device: str) -> Iterator[None]:
+    """These modules run outside autocast, on inputs cast to FP32; "" is the model's own code, without its layers.
+
+    Under the policy "full" their weights are wide already (`cast_model`), and what they return is cast back for the layers
+    that follow.
+    """
     handles: list[Any] = []
-    opened: list[AbstractContextManager[Any]] = []
-
-    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        opened.append(torch.autocast(device, enabled=False))
-        opened[-1].__enter__()
-        return _cast(args, torch.float32), _cast(kwargs, torch.float32)
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        if opened:
-            opened.pop().__exit__(None, None, None)
-
+    back_to = dtype if policy == "full" else None
     try:
         for site in sites:
-            module = model.get_submodule(site)
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after, always_call=True))
+            if site:
+                handles += _hooks([model.get_submodule(site)], torch.autocast(device, enabled=False), torch.float32, back_to)
+            else:
+                handles += _own_code_hooks(model, policy, dtype, device)
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
+def _hooks(
+    modules: Sequence[nn.Module], region: AbstractContextManager[Any], into: torch.dtype | None, out_of: torch.dtype | None
+) -> list[Any]:
+    """Opens a region around each outermost call of these modules, on inputs of one type and with outputs of another."""
+    depth = 0
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        if depth > 1:
+            return None
+        region.__enter__()
+        return (_cast(args, into), _cast(kwargs, into)) if into else None
+
+    def after(_: nn.Module, args: Any, output: Any) -> Any:
+        nonlocal depth
+        depth -= 1
+        if depth:
+            return None
+        region.__exit__(None, None, None)
+        return _cast(output, out_of) if out_of else None
+
+    return [
+        handle
+        for module in modules
+        for handle in (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, always_call=True),
+        )
+    ]
+
+
+def _own_code_hooks(model: nn.Module, policy: str, dtype: torch.dtype, device: str) -> list[Any]:
+    """The model in FP32, its layers as before: each opens autocast again, and what it returns is cast to FP32."""
+    layers = [m for m in model.modules() if m is not model]
+    low = nullcontext() if policy == "full" else torch.autocast(device, dtype, cache_enabled=False)
+    return [
+        *_hooks([model], torch.autocast(device, enabled=False), torch.float32, None),
+        *_hooks(layers, low, dtype if policy == "full" else None, torch.float32),
+    ]
+
+
 @contextmanager
-def cast_model(model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows | None) -> Iterator[None]:
-    """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before."""
-    owners = [p for p in model.parameters() if p.dtype in (torch.float32, torch.float64)]
-    buffers = [(m, n, b) for m in model.modules() for n, b in m._buffers.items() if b is not None and b.is_floating_point()]
+def cast_model(
+    model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows | None, wide: Collection[str] = ()
+) -> Iterator[None]:
+    """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before.
+
+    Those of the modules in `wide` stay; "" stands for the model's own, without its layers'.
+    """
+    kept = [m for site in wide for m in (model.get_submodule(site).modules() if site else [model])]
+    stay = {id(p) for m in kept for p in m._parameters.values()}
+    owners = [p for p in model.parameters() if p.dtype in (torch.float32, torch.float64) and id(p) not in stay]
+    buffers = [
+        (m, n, b)
+        for m in model.modules()
+        for n, b in m._buffers.items()
+        if b is not None and b.is_floating_point() and m not in kept
+    ]
     before = [p.data for p in owners]
     try:
-        for parameter, wide in zip(owners, before):
-            parameter.data = wide.to(dtype)
+        for parameter, value in zip(owners, before):
+            parameter.data = value.to(dtype)
             if shadows is not None:
-                shadows.adopt(parameter, wide)
+                shadows.adopt(parameter, value)
         for module, name, buffer in buffers:
             low = module._buffers[name] = buffer.to(dtype)
             if shadows is not None:
                 shadows.adopt(low, buffer)
         yield
     finally:
-        for parameter, wide in zip(owners, before):
+        for parameter, value in zip(owners, before):
             parameter.grad = None
-            parameter.data = wide
+            parameter.data = value
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
 

@@ -22,7 +22,7 @@ from ..measure.errors import compare
 from .diff_settings import Settings, loss_of
 from .kept_state import WriteGuard, kept_state
 from .names import float_leaves, plain_name, short_dtype
-from .policy import cast_inputs, cast_model, precision
+from .policy import cast_inputs, cast_model, kept_wide, precision
 from .shadow import LOW, in_backward
 
 
@@ -99,8 +99,10 @@ def separate_run(
         state = stack.enter_context(kept_state(model, (batch, target)))
         stack.enter_context(WriteGuard(state))
         if low and settings.policy == "full":
-            stack.enter_context(cast_model(model, dtype, None))
+            stack.enter_context(cast_model(model, dtype, None, settings.wide))
             args, kwargs = cast_inputs((args, kwargs), dtype, None)
+        if low:
+            stack.enter_context(kept_wide(model, settings.wide, settings.policy, dtype, settings.device))
         for name, module in model.named_modules():
             stack.callback(module.register_forward_hook(partial(run.hook, name)).remove)
         stack.enter_context(torch.set_grad_enabled(settings.backward))

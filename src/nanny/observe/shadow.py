@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,8 +64,9 @@ class CarriedShadows(TorchDispatchMode):
     """Keeps the twins while it is entered, and answers for them afterwards as long as the real tensors live.
 
     `own=True` keeps a third value: what the operations of the innermost open `frame` make, in the program's own precision,
-    of exact inputs. It tells the error that a module adds from the error that it was given. `before_write` sees every tensor
-    that is about to be written.
+    of exact inputs. It tells the error that a module adds from the error that it was given. In backward a frame lasts as long
+    as `backward_frame()` gives the same answer (None: the one before). `before_write` sees every tensor that is about to be
+    written.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class CarriedShadows(TorchDispatchMode):
         on_op: Callable[[Operation], None] | None = None,
         own: bool = False,
         before_write: Callable[[Tensor], None] | None = None,
+        backward_frame: Callable[[], object] | None = None,
     ) -> None:
         super().__init__()
         self._wide = dtype
@@ -80,6 +83,8 @@ class CarriedShadows(TorchDispatchMode):
         self._before_write = before_write
         self._twins = Buffers()
         self._frames: list[Buffers] | None = [Buffers()] if own else None
+        self._backward_frame = backward_frame if own else None
+        self._back: tuple[object, Buffers] = (None, Buffers())
         self.reseeds: Counter[tuple[str, str]] = Counter()  # (operation, why its twin starts anew from the real value)
         self.operations = 0  # that ran on twins too
 
@@ -96,6 +101,11 @@ class CarriedShadows(TorchDispatchMode):
         """What the innermost frame made of exact inputs, in the real dtype; None if it did not make this tensor."""
         with aside():
             return self._frames[-1].find(tensor) if self._frames and carried(tensor) else None
+
+    def own_gradient(self, tensor: Tensor) -> Tensor | None:
+        """What the last frame of backward made of exact gradients; None if it did not make this one."""
+        with aside():
+            return self._back[1].find(tensor) if carried(tensor) else None
 
     def adopt(self, tensor: Tensor, reference: Tensor) -> None:
         """Gives a tensor its reference value from outside: FP32 weights that were cast before the run."""
@@ -152,11 +162,11 @@ class CarriedShadows(TorchDispatchMode):
         for tensor in written:  # before the operation runs: it overwrites the value to seed from
             if carried(tensor) and self._twins.find(tensor) is None:
                 self._twins.put_storage(tensor, self._dtype_beside(tensor.dtype))
-        frame = self._frames[-1] if self._frames is not None and not in_backward() else None
+        frame = self._frame()
         if frame is not None:
             self._seed_frame(frame, written)
         randomness = _Randomness(args, kwargs) if _SEEDED in func.tags else None
-        own_args, own_kwargs = _mapped((args, kwargs), self._own) if frame is not None else (None, None)
+        own_args, own_kwargs = _mapped((args, kwargs), partial(self._own, frame)) if frame is not None else (None, None)
         out = func(*args, **kwargs)
         is_view = not written and _is_view(out, (args, kwargs))
         if randomness is not None:
@@ -238,10 +248,20 @@ class CarriedShadows(TorchDispatchMode):
 
     # The third value: exact inputs, own precision, one frame.
 
-    def _own(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not carried(value) or self._frames is None:
+    def _frame(self) -> Buffers | None:
+        if self._frames is None or not in_backward():
+            return self._frames[-1] if self._frames is not None else None
+        if self._backward_frame is None:
+            return None
+        key = self._backward_frame()
+        if key is not None and key != self._back[0]:
+            self._back = (key, Buffers())
+        return self._back[1]
+
+    def _own(self, frame: Buffers, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not carried(value):
             return value
-        found = self._frames[-1].find(value)
+        found = frame.find(value)
         if found is not None:
             return found
         twin = self._twins.find(value)
@@ -252,9 +272,10 @@ class CarriedShadows(TorchDispatchMode):
             if carried(tensor) and frame.find(tensor) is None:
                 elements = tensor.untyped_storage().nbytes() // tensor.element_size()
                 whole = tensor.as_strided((elements,), (1,), 0)
-                frame.put(whole, self._own(whole).clone(), owned=True)
-            for outer in (self._frames or [])[:-1]:
-                outer.drop(tensor)
+                frame.put(whole, self._own(frame, whole).clone(), owned=True)
+            for outer in self._frames or []:
+                if outer is not frame:
+                    outer.drop(tensor)
 
     def _own_run(self, frame: Buffers, func: Any, args: Any, kwargs: Any, out: Any, written: list[Tensor]) -> None:
         frame.sweep()

@@ -25,7 +25,7 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
     sections = [
         _head(report, colour),
         render_text(report.findings, colour=colour, width=width),
-        _advice(report),
+        _advice(report, width),
         _calls(report, width, colour, every_call),
         _gradients(report, width, colour),
         _dimensions(report),
@@ -63,7 +63,7 @@ def _head(report: DiffReport, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def _advice(report: DiffReport) -> str:
+def _advice(report: DiffReport, width: int) -> str:
     advice = report.advice
     if advice is None:
         return ""
@@ -71,12 +71,15 @@ def _advice(report: DiffReport) -> str:
         told = "nothing needs to stay wide" if advice.reached else "no set of modules was found that brings it there"
         return f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
     reached = "" if advice.reached else ", which does not reach the goal"
-    lines = [
-        f"advice    keep {', '.join(advice.wide)} in FP32 ({share(advice.parameter_share)} of the parameters): the output error "
-        f"falls from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}",
-        f"          confirmed by {counted(advice.runs, 'run')}; write",
-    ]
-    return "\n".join([*lines, *(f"            {line}" for line in advice.code.splitlines())])
+    names = ", ".join(site or "the model's own code between its layers" for site in advice.wide)
+    flops = "" if advice.flop_share is None else f" and {share(advice.flop_share)} of the matmul and convolution FLOPs"
+    told = (
+        f"advice    keep {names} in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
+        f"from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}; "
+        f"confirmed by {counted(advice.runs, 'run')}; write"
+    )
+    code = [f"            {line}" for line in advice.code.splitlines()]
+    return "\n".join([*textwrap.wrap(told, width, subsequent_indent=" " * 10), *code])
 
 
 def _bad(call: CallDiff | GradDiff) -> str:

@@ -1,0 +1,226 @@
+"""Whose fault a difference is: from own errors, operations and trial runs to one culprit. No torch.
+
+A module is blamed for its *own* error. Rounding its exact inputs counts as its own, so a layer that only receives what another
+one stored badly looks guilty too; a run with the suspect kept in FP32 tells the two apart.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..diff_records import LOSS, CallDiff, DiffReport, ErrorStats, OpFault, Trial
+from ..formats import format_of
+from ..limits import Limits
+from ..records import Severity
+
+MOST_SUSPECTS = 4
+_BACKWARD = re.compile(r"_backward(_data|_input|_params|_default)?$")
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The first culprit of an error, and who else stands out."""
+
+    site: str  # as a finding names it: a module call, or `op:NAME` for code outside of named modules
+    plain: float
+    centred: float | None
+    op: str  # the operation where it begins, if one was found
+    call: CallDiff | None  # None: the loss function
+    others: tuple[str, ...]
+    trial: Trial | None = None  # that confirmed it
+
+    @property
+    def worst(self) -> float:
+        return max(self.plain, self.centred or 0.0)
+
+
+def warn_limit(report: DiffReport, limits: Limits) -> float:
+    return limits.rel_l2_warn_roundoffs * format_of(report.target).unit_roundoff
+
+
+def graded(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
+    """The plain error, or the centred one brought to its scale: either may pass `warn_limit`."""
+    return max(error.rel_l2, (error.centred or 0.0) * warn_limit(report, limits) / limits.diff_centred_warn)
+
+
+def gradient_limit(report: DiffReport, limits: Limits) -> float:
+    """ReLU signs and max-pool ties flip in health and move gradients: the measured floor knows by how much.
+
+    No floor where a backward step is off by itself: own errors are taken on exact values, where nothing flips.
+    """
+    if _errs_in_backward(report, limits):
+        return limits.diff_grad_warn
+    return max(limits.diff_grad_warn, limits.diff_floor_times * (report.gradient_floor or 0.0))
+
+
+def _errs_in_backward(report: DiffReport, limits: Limits) -> bool:
+    limit = warn_limit(report, limits)
+    own = math.sqrt(sum(g.energy * g.own**2 for g in report.gradients if g.own is not None))
+    return own > limit or any(g.own is not None and g.own > limit for g in report.activation_gradients)
+
+
+def output_error(report: DiffReport, limits: Limits) -> float:
+    return max((graded(c.error, report, limits) for c in report.outputs if not c.error.spoiled), default=0.0)
+
+
+def needs_floor(report: DiffReport, limits: Limits) -> bool:
+    """Is something large enough to ask what rounding alone would do to this model?"""
+    gradient = report.total.rel_l2 if report.total is not None else 0.0
+    return output_error(report, limits) > warn_limit(report, limits) or gradient > limits.diff_grad_warn
+
+
+def needs_closer_look(report: DiffReport, limits: Limits) -> bool:
+    """Is there trouble whose operation is worth another run?"""
+    lost = any(g.error.all_zero and g.error.reference_norm > 0 for g in report.gradients)
+    spoiled = any(c.error.spoiled for c in report.calls) or any(g.error.spoiled for g in report.gradients)
+    return spoiled or lost or loss_is_spoiled(report) or needs_floor(report, limits)
+
+
+def loss_is_spoiled(report: DiffReport) -> bool:
+    loss, reference = report.loss, report.reference_loss
+    return loss is not None and reference is not None and not math.isfinite(loss) and math.isfinite(reference)
+
+
+def consequence(report: DiffReport, limits: Limits) -> Severity:
+    """How far damage has come: INFO while outputs and gradients are as a healthy model's."""
+    output = output_error(report, limits)
+    largest = max((c.error.worst for c in report.outputs), default=0.0)
+    gradient = report.total.rel_l2 if report.total and report.total.rel_l2 > gradient_limit(report, limits) else 0.0
+    lost = any(c.error.spoiled for c in report.outputs) or any(g.error.spoiled for g in report.gradients)
+    if lost or loss_is_spoiled(report) or largest >= limits.rel_l2_error or gradient >= limits.diff_grad_error:
+        return Severity.ERROR
+    return Severity.WARNING if output > warn_limit(report, limits) or gradient > limits.diff_grad_warn else Severity.INFO
+
+
+def first_culprit(report: DiffReport, limits: Limits) -> Blame | None:
+    """The first of those with a large own error, unless trial runs say that an earlier one is behind it."""
+    chief = _by_own_error(report, limits)
+    if chief is None or chief.call is None:
+        return chief
+    trial = confirmed(report, limits)
+    if trial is None:
+        return chief
+    call = next((c for c in report.calls if c.site == trial.site and c.own is not None), None)
+    if call is None or call.own is None:
+        return chief
+    others = tuple(name for name in (chief.site, *chief.others) if name != call.name)
+    return _blame(report, call, call.own, others, limits, trial)
+
+
+def _by_own_error(report: DiffReport, limits: Limits) -> Blame | None:
+    limit = warn_limit(report, limits)
+    guilty = [c for c in report.calls if c.own is not None and not c.own.spoiled and graded(c.own, report, limits) > limit]
+    loss = loss_own(report)
+    worst = [min(c.own.worst, 1.0) for c in guilty if c.own is not None]
+    most = max([*worst, min(loss, 1.0) if loss > limit else 0.0], default=0.0)
+    if not most:
+        return None
+    for call in guilty:
+        if call.own is not None and call.own.worst >= limits.diff_culprit_share * most:
+            return _blame(report, call, call.own, tuple(c.name for c in guilty if c is not call), limits)
+    op = _first_op(report, LOSS, limits)
+    return Blame(f"op:{op}" if op else LOSS, loss, None, op, None, tuple(c.name for c in guilty))
+
+
+def _blame(
+    report: DiffReport, call: CallDiff, own: ErrorStats, others: tuple[str, ...], limits: Limits, trial: Trial | None = None
+) -> Blame:
+    op = _first_op(report, call.site, limits)
+    site = f"op:{op}" if op and not call.site else call.name
+    return Blame(site, own.rel_l2, own.centred, op, call, others, trial)
+
+
+def loss_own(report: DiffReport) -> float:
+    """What the loss function itself adds to the gradient of the outputs. (Its value may be near 0 and then tells nothing.)
+
+    A gradient below the range of the format wants a loss scale; that is not the loss function's fault.
+    """
+    scale = report.total.loss_scale if report.total else 1.0
+    smallest = 16 * format_of(report.target).min_normal
+    made = [g for g in report.activation_gradients if g.own_site == LOSS and g.own is not None]
+    return max((g.own or 0.0 for g in made if g.error.reference_absmax * scale > smallest), default=0.0)
+
+
+def suspects(report: DiffReport, limits: Limits) -> tuple[str, ...]:
+    """Modules that are worth a run with them kept in FP32: the first culprit, and the loudest before it."""
+    chief = _by_own_error(report, limits)
+    if chief is None:
+        return _suspects_in_backward(report, limits)
+    if chief.call is None:
+        return ()
+    site = chief.call.site
+    before = [
+        c
+        for c in report.calls
+        if c.own is not None and c.site and not c.own.spoiled and c.order < chief.call.order and not c.site.startswith(f"{site}.")
+    ]
+    loudest = sorted(before, key=lambda c: -graded(c.own, report, limits) if c.own else 0.0)
+    return tuple(dict.fromkeys([site, *(c.site for c in loudest)]))[:MOST_SUSPECTS] if site and before else ()
+
+
+def _suspects_in_backward(report: DiffReport, limits: Limits) -> tuple[str, ...]:
+    if report.total is None or report.total.rel_l2 <= limits.diff_grad_warn:
+        return ()
+    limit = warn_limit(report, limits)
+    loud = sorted((g for g in report.activation_gradients if (g.own or 0.0) > limit), key=lambda g: -(g.own or 0.0))
+    sites = dict.fromkeys(g.own_site for g in loud if g.own_site not in ("", LOSS))
+    return tuple(sites)[:MOST_SUSPECTS]
+
+
+def confirmed(report: DiffReport, limits: Limits) -> Trial | None:
+    """The suspect that, kept in FP32, takes the damage away; None if none does.
+
+    The first suspect stands if it helps by itself. If not, what came in was damaged already, and the nearest one before it that
+    helps is the one that stored it badly. (Those further back help too: what they return in FP32 stays so for a while.)
+    """
+    if not report.trials:
+        return None
+    before = _damage(output_error(report, limits), report.total.rel_l2 if report.total else None, report, limits)
+    damages = {t.site: _damage(t.output, t.gradient, report, limits) for t in report.trials}
+    first = report.trials[0]
+    if damages[first.site] <= before / 2:
+        return first
+    helpful = [t for t in report.trials[1:] if damages[t.site] <= before / 2]
+    order = {c.site: c.order for c in report.calls}
+    return max(helpful, key=lambda t: order.get(t.site, -1), default=None)
+
+
+def _damage(output: float, gradient: float | None, report: DiffReport, limits: Limits) -> float:
+    return max(output / warn_limit(report, limits), (gradient or 0.0) / limits.diff_grad_warn)
+
+
+def first_fault(report: DiffReport, site: str, backward: bool = False) -> OpFault | None:
+    return next((f for f in report.faults if f.site == site and f.backward == backward), None)
+
+
+def plain_op(name: str) -> str:
+    """`_log_softmax_backward_data` as `log_softmax`."""
+    return _BACKWARD.sub("", name).strip("_")
+
+
+def named_site(report: DiffReport, call: CallDiff) -> str:
+    """A module call by its name; the model's own code by the operation that made the first NaN or Inf in it."""
+    fault = first_fault(report, "") if not call.site else None
+    return f"op:{plain_op(fault.op)}" if fault is not None else call.name
+
+
+def _first_op(report: DiffReport, site: str, limits: Limits) -> str:
+    """Where the error of a piece of code begins: the first operation with a quarter of its largest own error."""
+    for backward in (False, True):
+        fault = first_fault(report, site, backward)
+        errors = list(_op_errors(report, site, backward, limits))
+        most = max((min(worst, 1.0) for _, worst in errors), default=0.0)
+        if most > warn_limit(report, limits):
+            return plain_op(next(op for op, worst in errors if worst >= limits.diff_culprit_share * most))
+        if fault is not None:
+            return plain_op(fault.op)
+    return ""
+
+
+def _op_errors(report: DiffReport, site: str, backward: bool, limits: Limits) -> Iterator[tuple[str, float]]:
+    for error in report.op_errors:
+        if (error.site, error.backward) == (site, backward):
+            yield error.op, math.inf if error.spoiled else max(error.rel_l2, error.centred or 0.0)
