@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 
 from nanny.limits import describe
-from nanny.rule import rules_page
+from nanny.rule import causes_page, rules_page
 
 DOCS = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def limits_page() -> str:
 
 
 def pages() -> dict[Path, str]:
-    out = {DOCS / "rules.md": rules_page(), DOCS / "limits.md": limits_page()}
+    out = {DOCS / "rules.md": rules_page(), DOCS / "causes.md": causes_page(), DOCS / "limits.md": limits_page()}
     if importlib.util.find_spec("nanny.store.schema") is not None:
         schema = importlib.import_module("nanny.store.schema")
         if hasattr(schema, "schema_page"):

@@ -21,6 +21,7 @@ LIGHT = (
     "limits",
     "formats",
     "optable",
+    "knowledge",
     "judge",
     "store",
     "show",

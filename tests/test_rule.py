@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nanny.knowledge import causes
 from nanny.records import NannyError
-from nanny.rule import all_pages, main, page_markdown, rules_page
+from nanny.rule import all_pages, causes_page, main, page_markdown, rules_page
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = ("Why:", "Example:", "Use instead:", "When not:")
@@ -78,11 +79,35 @@ def test_the_page_of_a_code_that_also_judges_settings_files_says_so():
     assert "In settings files: `fp16.enabled` and `bf16.enabled`" in all_pages()["CONFIG_FP16_AND_BF16"].text
 
 
-def test_the_document_has_every_page_once():
-    assert rules_page().count("\n## ") == len(all_pages())
+def test_the_document_has_every_rule_once():
+    assert rules_page().count("\n## ") == len([page for page in all_pages().values() if not page.family])
 
 
-@pytest.mark.parametrize("name", ["rules.md", "limits.md"])
+def test_a_cause_is_explained_in_both_languages(capsys):
+    assert shown(capsys, "mask_inf_full_row").startswith("mask_inf_full_row (mask, nanny diagnose)\n\na row of the softmax")
+    assert "## 机制" in shown(capsys, "MASK_INF_FULL_ROW", "--lang", "zh")
+
+
+def test_a_family_of_causes_gives_all_its_pages(capsys):
+    text = shown(capsys, "scaler_misuse")
+    assert "clip_before_unscale (scaler_misuse" in text
+    assert "stale_inf_grads (scaler_misuse" in text
+
+
+def test_a_rule_without_a_chinese_page_is_shown_in_english_and_says_so(capsys):
+    assert main(["CONFIG_LOSS_SCALE", "--lang", "zh"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("CONFIG_LOSS_SCALE (")
+    assert captured.err == "nanny: only causes have a Chinese page; in English: CONFIG_LOSS_SCALE\n"
+
+
+def test_the_list_of_causes_links_to_pages_that_exist():
+    links = re.findall(r"\]\(\.\./(.+?)\)", causes_page())
+    assert len(links) == 2 * len(causes())
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["rules.md", "causes.md", "limits.md"])
 def test_generated_documents_are_up_to_date(name):
     pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
     text = next(text for path, text in pages.items() if path.name == name)

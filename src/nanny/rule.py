@@ -1,15 +1,18 @@
-"""`nanny rule CODE`: what a finding means, why it matters and what to write instead; `--all` for every page.
+"""`nanny rule CODE`: what a finding or a cause means, why it matters and what to write instead; `--all` for every page.
 
-Pages come from several sources (the checker's rules, the monitor's); a new kind of page is one more function in SOURCES.
+Pages come from several sources (the checker's rules, the monitor's, the knowledge base of causes, which is also in Chinese:
+`nanny rule CAUSE --lang zh`); a new kind of page is one more function in SOURCES.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
+from typing import Any
 
 from .records import NannyError, Severity
 
@@ -37,10 +40,15 @@ class Page:
     severity: Severity
     text: str  # first line: what it is; then the sections
     by: str  # the command that reports it
+    family: str = ""  # of a cause; rules have none
 
     @property
     def title(self) -> str:
         return self.text.partition("\n")[0]
+
+    @property
+    def kind(self) -> str:
+        return self.family or self.severity.name.lower()
 
 
 def checker_pages() -> Iterator[Page]:
@@ -77,16 +85,25 @@ def diff_pages() -> Iterator[Page]:
         yield Page(code, severity, cleandoc(text), "nanny diff")
 
 
-SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages, tensor_pages, diff_pages)
+def cause_pages(lang: str = "en") -> Iterator[Page]:
+    """The knowledge base: what a diagnosis may name."""
+    from .knowledge import causes
+
+    for cause in causes(lang).values():
+        yield Page(cause.name, Severity.ERROR, f"{cause.title}\n\n{cause.body.rstrip()}", "nanny diagnose", cause.family)
 
 
-def all_pages() -> dict[str, Page]:
-    """Every page by code; the first source that has a code gives its page."""
+SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages, tensor_pages, diff_pages, cause_pages)
+
+
+def all_pages(lang: str = "en") -> dict[str, Page]:
+    """Every page by its name; the first source that has a name gives its page. What is not translated is in English."""
     pages: dict[str, Page] = {}
     for source in SOURCES:
         for page in source():
             pages.setdefault(page.code, page)
-    return dict(sorted(pages.items()))
+    translated = {} if lang == "en" else {page.code: page for page in cause_pages(lang)}
+    return dict(sorted((pages | translated).items()))
 
 
 def checker_codes() -> tuple[str, ...]:
@@ -98,8 +115,7 @@ def checker_codes() -> tuple[str, ...]:
 
 def page_of(name: str, lang: str = "en") -> Page:
     """The one page of this name."""
-    del lang
-    pages = all_pages()
+    pages = all_pages(lang)
     found = pages.get(name.strip().upper()) or pages.get(name.strip().lower())
     if found is None:
         raise NannyError(f"no rule or cause is called {name!r}{nearest(name, pages)}; `nanny rule` lists all")
@@ -115,17 +131,20 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     """`, did you mean 'HALF_CALL'?`, or nothing."""
     from difflib import get_close_matches
 
-    found = get_close_matches(wrong.upper(), list(known), n=1, cutoff=0.5)
-    return f", did you mean {found[0]!r}?" if found else ""
+    names = {name.upper(): name for name in known}
+    found = get_close_matches(wrong.upper(), list(names), n=1, cutoff=0.5)
+    return f", did you mean {names[found[0]]!r}?" if found else ""
 
 
 def page_text(page: Page) -> str:
-    return f"{page.code} ({page.severity.name.lower()}, {page.by})\n\n{page.text}"
+    return f"{page.code} ({page.kind}, {page.by})\n\n{page.text}"
 
 
 def page_markdown(page: Page) -> str:
-    """The sections in bold, indented code fenced."""
-    out = [f"## {page.code}", "", f"*{page.severity.name.lower()}, reported by `{page.by}`*", ""]
+    """Of a rule: the sections in bold, indented code fenced. A cause's page is Markdown already."""
+    out = [f"## {page.code}", "", f"*{page.kind}, reported by `{page.by}`*", ""]
+    if page.family:
+        return "\n".join([*out, re.sub(r"^## ", "### ", page.text, flags=re.MULTILINE)])
     fenced = False
     for line in page.text.splitlines():
         is_code = line.startswith("    ") or (fenced and not line.strip())
@@ -145,8 +164,8 @@ def page_markdown(page: Page) -> str:
 
 
 def rules_page() -> str:
-    """All pages as one document, with a table in front."""
-    pages = all_pages().values()
+    """The pages of all rules as one document, with a table in front."""
+    pages = [page for page in all_pages().values() if not page.family]
     table = [f"| [{p.code}](#{p.code.lower()}) | {p.severity.name.lower()} | {p.title} |" for p in pages]
     head = [
         "# Rules",
@@ -159,51 +178,89 @@ def rules_page() -> str:
     return "\n".join([*head, *table, "", *(page_markdown(page) + "\n" for page in pages)])
 
 
+def causes_page() -> str:
+    """The causes by family, each with links to its page in both languages."""
+    head = [
+        "# Causes",
+        "",
+        "Generated by `make docs` from the knowledge base. These are the root causes that `nanny diagnose` names;",
+        "`nanny rule CAUSE` shows a page in the terminal, `--lang zh` in Chinese. Each page has a program that fails",
+        "and the repaired one; tests run both.",
+    ]
+    pages = sorted(cause_pages(), key=lambda page: (page.family, page.code))
+    for family in dict.fromkeys(page.family for page in pages):
+        head += ["", f"## {family}", "", "| cause | what happens | page |", "|---|---|---|"]
+        for page in (p for p in pages if p.family == family):
+            links = ", ".join(
+                f"[{name}](../src/nanny/knowledge/{lang}/{page.code}.md)" for lang, name in (("en", "English"), ("zh", "中文"))
+            )
+            head.append(f"| `{page.code}` | {page.title} | {links} |")
+    return "\n".join(head) + "\n"
+
+
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
-    pages = all_pages()
+    pages = all_pages(options.lang)
     if options.all:
         print(_shown(list(pages.values()), options.format, whole=True))
     elif not options.codes:
         print(_overview(pages.values()) if options.format == "text" else _shown(list(pages.values()), options.format))
     else:
         chosen = [page for code in options.codes for page in _find(code, pages)]
+        if options.lang != "en":
+            _say_what_is_english(chosen)
         print(_shown(chosen, options.format))
     return 0
 
 
 def _find(code: str, pages: dict[str, Page]) -> list[Page]:
-    """The page of a code, or all pages of a family (`SCALER`)."""
+    """The page of a code or cause, or all pages of a family (`SCALER`, `underflow`)."""
     wanted = code.strip().upper()
-    if wanted in pages:
-        return [pages[wanted]]
-    family = [page for name, page in pages.items() if wanted and name.startswith(f"{wanted.rstrip('_')}_")]
+    for name in (wanted, wanted.lower()):
+        if name in pages:
+            return [pages[name]]
+    begins = f"{wanted.rstrip('_')}_"
+    family = [p for p in pages.values() if wanted and (p.code.upper().startswith(begins) or p.family.upper() == wanted)]
     if not family:
         raise NannyError(f"no rule is called {code!r}{nearest(wanted, pages)}; `nanny rule` lists all")
     return family
+
+
+def _say_what_is_english(pages: Iterable[Page]) -> None:
+    plain = [page.code for page in pages if not page.family]
+    if plain:
+        print(f"nanny: only causes have a Chinese page; in English: {', '.join(plain)}", file=sys.stderr)
 
 
 def _shown(pages: Sequence[Page], form: str, whole: bool = False) -> str:
     if form == "json":
         from .show.jsontext import to_text
 
-        rows = [{"code": p.code, "severity": p.severity, "title": p.title, "by": p.by, "text": p.text} for p in pages]
+        rows = [{"code": p.code, **_rank(p), "title": p.title, "by": p.by, "text": p.text} for p in pages]
         return to_text(rows)
     if form == "markdown":
-        return rules_page().rstrip() if whole else "\n\n".join(map(page_markdown, pages))
+        shown = [page for page in pages if page.family] if whole else pages
+        texts = [page_markdown(page) for page in shown]
+        return "\n\n".join([rules_page().rstrip(), "# Causes", *texts] if whole else texts)
     return "\n\n\n".join(map(page_text, pages))
 
 
+def _rank(page: Page) -> dict[str, Any]:
+    return {"family": page.family} if page.family else {"severity": page.severity}
+
+
 def _overview(pages: Iterable[Page]) -> str:
-    rows = [(page.code, page.severity.name.lower(), page.title) for page in pages]
-    wide = max(len(code) for code, _, _ in rows)
-    lines = [f"{code:<{wide}}  {severity:<7}  {title}" for code, severity, title in rows]
+    """Rules first, then causes."""
+    rows = [(page.code, page.kind, page.title) for page in sorted(pages, key=lambda page: (page.family, page.code))]
+    wide, kinds = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [f"{code:<{wide}}  {kind:<{kinds}}  {title}" for code, kind, title in rows]
     return "\n".join([*lines, "", "nanny rule CODE explains one of them."])
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nanny rule", description="Explain the code of a finding.")
-    parser.add_argument("codes", nargs="*", metavar="CODE", help="a code, or the beginning of several (SCALER)")
+    parser = argparse.ArgumentParser(prog="nanny rule", description="Explain the code of a finding or the cause of a diagnosis.")
+    parser.add_argument("codes", nargs="*", metavar="CODE", help="a code or cause, or what several begin with (SCALER)")
     parser.add_argument("--all", action="store_true", help="every page")
+    parser.add_argument("--lang", choices=("en", "zh"), default="en", help="causes are explained in Chinese as well")
     parser.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     return parser

@@ -1,7 +1,7 @@
 """The knowledge base: one page per cause that a diagnosis may name, in English and Chinese, beside this file.
 
-A page begins with `# cause: one sentence` and `Family: ...` (Chinese: `类别: ...`); then come the same sections in the same order, two of them with a
-program that shows the fault and its repair.
+A page begins with `# cause: one sentence` and `Family: ...` (Chinese: `类别: ...`); then come the same sections in the same
+order, two of them with a program: the one that fails, the repaired one.
 """
 
 from __future__ import annotations
