@@ -18,6 +18,7 @@ LIGHT = (
     "examine_records",
     "hazard_records",
     "diagnosis_records",
+    "op_records",
     "limits",
     "formats",
     "optable",
@@ -31,8 +32,23 @@ LIGHT = (
     "cli",
 )
 VERBS = ("observe", "measure", "judge", "store", "show")
-FEATURES = ("check", "queries", "query", "agent", "tensor", "monitor", "sanitize_step", "run", "rule", "doctor", "demo")
-RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "hazard_records", "diagnosis_records")
+FEATURES = (
+    "check",
+    "queries",
+    "query",
+    "agent",
+    "tensor",
+    "monitor",
+    "ops",
+    "optrace",
+    "replay",
+    "sanitize_step",
+    "run",
+    "rule",
+    "doctor",
+    "demo",
+)
+RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "hazard_records", "diagnosis_records", "op_records")
 CORE = (*RECORDS, "limits", "formats", "optable", *VERBS)
 
 

@@ -27,6 +27,12 @@ _HOME = {
     "examine": "diagnose",
     "Diagnosis": "diagnosis_records",
     "check_model": "check.files",
+    "CompareWithCPU": "ops",
+    "NanInfTracker": "ops",
+    "ModuleInfo": "ops",
+    "open_module_tracker": "ops",
+    "compare_for_single_op": "replay",
+    "nan_inf_track_for_single_op": "replay",
     "sanitize": "sanitize_step",
 }
 

@@ -14,7 +14,10 @@ COMMANDS = {
     "check": ("nanny.check.command", "find mixed-precision mistakes in source code, before training"),
     "tensor": ("nanny.tensor", "what fp16, bf16 or fp8 would do to a stored tensor"),
     "diff": ("nanny.diff", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
+    "trace": ("nanny.optrace", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
+    "replay": ("nanny.replay", "run a dumped operation again beside its reference"),
     "run": ("nanny.run", "run a training script under the monitor, without changing it"),
+    "diagnose": ("nanny.diagnose", "the root causes of what went wrong in a recorded run"),
     "summary": ("nanny.query", "verdict on a recorded run, first culprit first"),
     "alerts": ("nanny.query", "findings of a run, with filters"),
     "stats": ("nanny.query", "statistics of every layer at one step"),
@@ -26,6 +29,7 @@ COMMANDS = {
     "snapshot": ("nanny.query", "a portable copy of a live run"),
     "sql": ("nanny.query", "a read-only query"),
     "tail": ("nanny.query", "follow a live run in the terminal"),
+    "report": ("nanny.report", "a run as one HTML file that opens without network"),
     "ui": ("nanny.ui", "the page on a run in the browser, live"),
     "plot": ("nanny.plot", "pictures of a run for papers and chat"),
     "rule": ("nanny.rule", "explain a finding's code"),
@@ -34,7 +38,7 @@ COMMANDS = {
     "demo": ("nanny.demo", "see the tool work on a small real training run"),
 }
 SHARED = {"nanny.query"}
-READ_RUNS = {*SHARED, "nanny.report", "nanny.ui", "nanny.plot"}  # these take --db before their name, too
+READ_RUNS = {*SHARED, "nanny.diagnose", "nanny.report", "nanny.ui", "nanny.plot"}  # these take --db before their name, too
 
 
 def usage() -> str:

@@ -40,19 +40,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
-    name, arguments = options.target[0], options.target[1:]
+    name = options.target[0]
     if not options.module and not Path(name).is_file():
         raise NannyError(f"there is no script {name!r}; for a module type: nanny run -m {name}")
     if os.environ.get("NANNY_DISABLE", "") in ("", "0"):
         _watch_everything(options)
-    # as the interpreter itself would set them up
-    sys.argv = [name, *arguments]
-    sys.path[0] = os.getcwd() if options.module else str(Path(name).resolve().parent)
-    if options.module:
+    start_target(options.target, options.module)
+    return 0
+
+
+def start_target(target: Sequence[str], as_module: bool) -> None:
+    """The script or module, set up as the interpreter itself would."""
+    name = target[0]
+    sys.argv = list(target)
+    sys.path[0] = os.getcwd() if as_module else str(Path(name).resolve().parent)
+    if as_module:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(name, run_name="__main__")
-    return 0
 
 
 def _watch_everything(options: argparse.Namespace) -> None:

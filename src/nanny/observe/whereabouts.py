@@ -92,6 +92,7 @@ class Whereabouts:
     def _start(self) -> None:
         self._names: dict[int, _Named] = {}
         self._parameters: dict[int, _Named] = {}
+        self._buffers: dict[int, _Named] = {}
         self._scopes: dict[tuple[str, str, str], _Scope] = {}
         self._open: list[tuple[nn.Module, _Scope, int]] = []
         self._optimizing: Place | None = None
@@ -142,6 +143,14 @@ class Whereabouts:
         where = _user_frame(sys._getframe(1)) if self._lines else None
         self._note(scope, where)
         return Spot(place, scope.classes, *(where or ()))
+
+    def storages(self) -> dict[int, str]:
+        """Names of the parameters and buffers that are known, by the address of their storage now."""
+        named = [*self._buffers.values(), *self._parameters.values()]
+        return {t.untyped_storage()._cdata: n.name for n in named if (t := n.thing()) is not None and t.layout == torch.strided}
+
+    def parameter_names(self) -> frozenset[str]:
+        return frozenset(named.name for named in self._parameters.values())
 
     def _spot_in_backward(self) -> Spot:
         node: Any = _node()
@@ -236,6 +245,7 @@ class Whereabouts:
             self._names[id(module)] = _Named(weakref.ref(module), prefix + plain_name(name) if name else prefix.rstrip("."))
         parts = parts_of([(model, prefix)])
         self._parameters |= {key: _Named(parts.owners[key], name) for key, name in parts.parameters.items()}
+        self._buffers |= {id(buffer()): _Named(buffer, name) for name, buffer in parts.buffers.items()}
 
 
 def _known(names: dict[int, _Named], thing: Any) -> bool:

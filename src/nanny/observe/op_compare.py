@@ -1,0 +1,192 @@
+"""Every operation of a program beside its reference, as the program runs: what `CompareWithCPU` enters."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..limits import Limits
+from ..op_records import Gap, OpFault, OpTally, TensorNote
+from .op_facts import Selection, is_random, long_name, puts_infinity, why_left_out
+from .op_gap import Tolerance, gap_between, noted
+from .op_matmul import independent_product, passes_screen
+from .op_wide import KERNEL_ERRORS, Call, Reference, reference_of, results_of, shaken, taken_down, tensors_in
+from .whereabouts import Spot, Whereabouts
+
+Verdict = Callable[[Call, Any, OpFault], None]
+Heard = Callable[[str, Spot, str], None]
+
+
+class CompareMode(TorchDispatchMode):
+    """Runs each operation as the program does, then its reference, and tells what differs. The program's results are its own."""
+
+    def __init__(
+        self,
+        places: Whereabouts,
+        selection: Selection,
+        tolerance: Tolerance,
+        reference: str,
+        on_fault: Verdict,
+        on_op: Heard | None = None,
+        on_trouble: Callable[[Exception], None] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__()
+        self.active = True
+        self._places, self._selection, self._tolerance, self._reference = places, selection, tolerance, reference
+        self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
+        self._limits = limits or Limits()
+        self._left_out: Counter[str] = Counter()
+        self._operations = self._compared = self._faults = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, torch's default, imports the compiler (seconds) at the first operation
+
+    @property
+    def tally(self) -> OpTally:
+        agreed = self._compared - self._faults
+        return OpTally(self._operations, self._compared, agreed, self._faults, dict(self._left_out.most_common()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.active:
+            return func(*args, **kwargs)
+        self._operations += 1
+        spot = self._places.spot()
+        left_out = self._why_left_out(func, args, kwargs, spot)
+        if left_out:
+            self._left_out[left_out] += 1
+            self._tell(func, spot, f"is not compared: {left_out}")
+            return func(*args, **kwargs)
+        self._tell(func, spot, "starts to run ...")
+        call = taken_down(func, args, kwargs)
+        out = func(*args, **kwargs)
+        try:
+            said, fault = self._compare(call, out, spot)
+        except Exception as error:
+            if self._on_trouble is None:
+                raise
+            self.active = False
+            self._on_trouble(error)
+            return out
+        self._tell(func, spot, said)
+        if fault is not None:
+            self._on_fault(call, out, fault)  # may stop the program: it was asked to
+        return out
+
+    def _tell(self, func: Any, spot: Spot, said: str) -> None:
+        if self._on_op is not None:
+            self._on_op(long_name(func), spot, said)
+
+    def _why_left_out(self, func: Any, args: Any, kwargs: Any, spot: Spot) -> str:
+        if self._selection.is_white(func):
+            return "white list"
+        if not self._selection.wants(func) or not self._selection.wants_site(spot.place.site):
+            return "not asked for"
+        why = why_left_out(func)
+        if why and not (why.startswith("custom") and self._selection.names(func)):
+            return why
+        if is_random(func, args, kwargs):
+            return "random"
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta" or tensor.is_nested:
+                return "sparse, quantized, nested or without values"
+        return ""
+
+    def _compare(self, call: Call, out: Any, spot: Spot) -> tuple[str, OpFault | None]:
+        with torch.no_grad():
+            results = results_of(call, out)
+            if not results:
+                self._left_out["returns no tensor"] += 1
+                return "returns no tensor", None
+            if self._reference == "wide" and passes_screen(call, out, self._tolerance, self._limits):
+                self._compared += 1
+                return "succeeds to pass CompareWithCPU test", None
+            try:
+                reference = self._reference_of(call)
+            except KERNEL_ERRORS as error:
+                why = f"no reference ({str(error).partition(chr(10))[0][:80]})"
+                self._left_out[why] += 1
+                return why, None
+            if reference is None or [t.shape for t in results] != [t.shape for t in reference.results]:
+                why = "nothing wider to compare with" if reference is None else "the reference has another shape"
+                self._left_out[why] += 1
+                return why, None
+            self._compared += 1
+            gaps = gaps_of(call, results, reference, self._tolerance, self._limits)
+            if gaps:
+                self._faults += 1
+                return "fails to pass CompareWithCPU test", _fault(call, results, spot, "mismatch", gaps)
+            kind = _nonfinite_made(call, results)
+            if kind:
+                return f"makes {kind}, as its reference does", _fault(call, results, spot, kind, ())
+            return "succeeds to pass CompareWithCPU test", None
+
+    def _reference_of(self, call: Call) -> Reference | None:
+        product = independent_product(call) if self._reference == "wide" else None
+        return reference_of(call, self._reference) if product is None else Reference((product,), True)
+
+
+def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
+    """The results that differ from their reference by more than they may."""
+    moved: list[list[Tensor]] = []
+    most = max((t.numel() for t in call.tensors() if t.is_floating_point()), default=0)
+
+    def movement(at: int) -> Tensor | None:
+        if not moved:
+            try:
+                moved.append(shaken(call, reference))
+            except KERNEL_ERRORS:
+                moved.append([])
+        if not moved[0]:
+            return None
+        # many inputs in one result: roundoffs that are drawn at random cancel, a kernel's need not
+        terms = most / max(1, reference.results[at].numel())
+        return moved[0][at] * math.sqrt(max(1.0, terms))
+
+    found = []
+    for at, (result, wide) in enumerate(zip(results, reference.results)):
+        gap = gap_between(result, wide, tolerance, limits, lambda at=at: movement(at), exact=not reference.widened)  # type: ignore[misc]
+        if gap is not None:
+            found.append(gap)
+    return tuple(found)
+
+
+def _nonfinite_made(call: Call, results: list[Tensor]) -> str:
+    """NaN or Inf in a result, of finite inputs; the infinities of masks are meant."""
+    floats = [t for t in results if t.is_floating_point() and t.numel()]
+    ends = [float(v) for t in floats for v in torch.aminmax(t)]
+    if all(math.isfinite(v) for v in ends):
+        return ""
+    inputs = [t for t in call.tensors() if t.is_floating_point() and t.numel()]
+    if not all(math.isfinite(float(v)) for t in inputs for v in torch.aminmax(t)):
+        nan_before = any(bool(t.isnan().any()) for t in inputs)
+        return "nan" if any(v != v for v in ends) and not nan_before else ""
+    if any(v != v for v in ends):
+        return "nan"
+    return "" if puts_infinity(call.func, call.args, dict(call.kwargs), floats[0].dtype) else "inf"
+
+
+def _fault(call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:
+    return OpFault(
+        op=long_name(call.func),
+        kind=kind,
+        place=spot.resolved(),
+        classes=spot.classes,
+        inputs=notes_of(call),
+        outputs=tuple(noted(t, "", measured=True) for t in results),
+        gaps=gaps,
+    )
+
+
+def notes_of(call: Call) -> tuple[TensorNote, ...]:
+    args, kwargs = call.inputs
+    named = [(str(i), v) for i, v in enumerate(args)] + list(kwargs.items())
+    return tuple(noted(t, name, measured=True) for name, value in named for t in tensors_in(value))[:32]

@@ -1,0 +1,146 @@
+"""How far a result is from its reference, and whether rounding explains it.
+
+With `atol` and `rtol` given, an element may be off by `atol + rtol * |reference|`. Without, by a few roundoffs of its type
+relative to its own size and the tensor's; where that is not enough, by what moving each input by one roundoff does to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..limits import Limits
+from ..op_records import MOST_ELEMENTS, Element, Gap, TensorNote
+from .names import short_dtype
+from .op_facts import is_low, unit_roundoff
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """None: by dtype and by the operation's conditioning."""
+
+    atol: float | None = None
+    rtol: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.atol is not None or self.rtol is not None
+
+
+def gap_between(
+    out: Tensor,
+    reference: Tensor,
+    tolerance: Tolerance,
+    limits: Limits,
+    moved: Callable[[], Tensor | None] = lambda: None,
+    exact: bool = False,
+) -> Gap | None:
+    """None if they agree. `moved` tells, when asked, how far rounding of the inputs moves each element of the reference.
+
+    `exact`: integers must be equal (both sides computed the same thing from the same numbers).
+    """
+    if not (out.is_floating_point() or out.is_complex()):
+        if not exact or bool(torch.equal(out.cpu(), reference)):
+            return None
+        return _described(out, reference, out.cpu() != reference, None, "must be equal")
+    if out.is_complex():
+        out, reference = torch.view_as_real(out.resolve_conj()), torch.view_as_real(reference.resolve_conj())
+    if not out.numel():
+        return None
+    wide = reference if reference.dtype in (torch.float32, torch.float64) else reference.float()
+    difference = out.detach().to("cpu", wide.dtype).sub_(wide) if out.dtype != wide.dtype else out.detach().cpu() - wide
+    low, high = (float(v) for v in torch.aminmax(difference))
+    largest = max(abs(low), abs(high)) if low == low else math.nan
+    if tolerance.given:
+        atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
+        if largest <= atol:
+            return None
+        bad = ~((difference.abs() <= wide.abs() * rtol + atol) | _same(out, wide))
+        return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
+    return _beyond_rounding(out, wide, difference, largest, limits, moved)
+
+
+def _beyond_rounding(
+    out: Tensor, wide: Tensor, difference: Tensor, largest: float, limits: Limits, moved: Callable[[], Tensor | None]
+) -> Gap | None:
+    roundoff = unit_roundoff(out.dtype)
+    slack = 1.0 if is_low(out.dtype) else limits.op_fp32_slack
+    rms = float(torch.linalg.vector_norm(wide)) / math.sqrt(wide.numel())
+    small = roundoff * limits.op_l2_roundoffs * slack
+    if largest <= small * rms:  # then so is every element, and the whole
+        return None
+    same = _same(out, wide)
+    if not math.isfinite(rms) or not math.isfinite(largest):
+        finite = torch.isfinite(wide) & torch.isfinite(difference)
+        difference = torch.where(finite, difference, torch.where(same, 0.0, math.inf))
+        kept = torch.where(finite, wide, 0.0)
+        rms = float(torch.linalg.vector_norm(kept)) / math.sqrt(wide.numel())
+    else:
+        kept = wide
+    # a subnormal is one step from the next, whatever its size
+    allowed = (kept.abs() + rms) * (roundoff * limits.op_error_roundoffs * slack) + torch.finfo(out.dtype).tiny * roundoff * 4
+    bad = (difference.abs() > allowed) & ~same
+    off = float(torch.linalg.vector_norm(torch.where(torch.isfinite(difference), difference, 0.0))) / math.sqrt(wide.numel())
+    whole = off > small * rms + torch.finfo(out.dtype).tiny * roundoff * 4
+    if not bool(bad.any()) and not whole:
+        return None
+    explained = moved()
+    if explained is not None:
+        more = explained.to(wide.dtype) * limits.op_conditioning
+        bad &= difference.abs() > allowed + more
+        whole = whole and off > small * rms + float(torch.linalg.vector_norm(more)) / math.sqrt(wide.numel())
+    if not bool(bad.any()) and not whole:
+        return None
+    if not bool(bad.any()):
+        bad = difference.abs() > small * kept.abs()
+    said = f"{limits.op_error_roundoffs * slack:g} roundoffs of {short_dtype(out.dtype)}, and the operation's conditioning"
+    return _described(out, wide, bad, difference, said)
+
+
+def _same(out: Tensor, wide: Tensor) -> Tensor:
+    """Equal, infinities included, or both NaN; an infinity stands for whatever the wide type would also round to one."""
+    own = out.detach().to("cpu", wide.dtype)
+    return (own == wide) | (own.isnan() & wide.isnan())
+
+
+def _described(out: Tensor, wide: Tensor, bad: Tensor, difference: Tensor | None, limit: str) -> Gap:
+    places = bad.nonzero()
+    own = out.detach().cpu()
+    elements = tuple(_element(own, wide, tuple(p)) for p in places[:MOST_ELEMENTS].tolist())
+    worst, rel_l2 = None, None
+    if difference is not None:
+        ranked = torch.where(bad, difference.abs().nan_to_num(math.inf), -1.0)
+        at = int(ranked.argmax())
+        worst = _element(own, wide, tuple(int(i) for i in torch.unravel_index(torch.tensor(at), bad.shape)))
+        finite = torch.isfinite(difference) & torch.isfinite(wide)
+        norm = float(torch.linalg.vector_norm(torch.where(finite, wide, 0.0)))
+        rel_l2 = float(torch.linalg.vector_norm(torch.where(finite, difference, 0.0))) / norm if norm else None
+    return Gap(noted(out), noted(wide), len(places), elements, worst, rel_l2, limit, _reason(worst, out))
+
+
+def _reason(worst: Element | None, out: Tensor) -> str:
+    if worst is None or not out.is_floating_point():
+        return ""
+    largest = torch.finfo(out.dtype).max
+    if not math.isfinite(worst.value) and math.isfinite(worst.reference):
+        if abs(worst.reference) > largest:
+            return f"the result {worst.reference:.6g} does not fit into {short_dtype(out.dtype)} (largest {largest:.6g})"
+        return f"the reference is finite: {worst.reference:.6g}"
+    if worst.value == 0 and worst.reference != 0 and abs(worst.reference) <= torch.finfo(out.dtype).tiny:
+        return f"the result {worst.reference:.3g} is too small for {short_dtype(out.dtype)}"
+    return ""
+
+
+def _element(out: Tensor, wide: Tensor, index: tuple[int, ...]) -> Element:
+    return Element(index, float(out[index]), float(wide[index]))
+
+
+def noted(tensor: Tensor, label: str = "", measured: bool = False) -> TensorNote:
+    low = high = None
+    if measured and tensor.is_floating_point() and tensor.numel():
+        low, high = (float(v) for v in torch.aminmax(tensor.detach()))
+    return TensorNote(tuple(tensor.shape), short_dtype(tensor.dtype), str(tensor.device), low, high, label)

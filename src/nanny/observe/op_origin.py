@@ -1,0 +1,324 @@
+"""Who made the first NaN or infinity: every result is measured where it lies, and read once per step.
+
+Of each operation two numbers stay on the device (smallest and largest result) and, on the host, which earlier operations its
+inputs came from. Reading them at the end of the step tells producers (finite in, not finite out) from those that passed it on,
+without waiting for the device once per operation. Infinities that were written on purpose (masks) are nobody's fault until
+something makes NaN of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..examine_records import Place
+from ..op_records import OpFault, OpTally, TensorNote
+from .names import short_dtype
+from .op_facts import Selection, bare_name, is_view_op, long_name, puts_infinity
+from .op_wide import Call, taken_down, tensors_in
+from .shadow import written_by
+from .whereabouts import Spot, Whereabouts
+
+_MOST_WAITING = 1 << 14  # operations between two looks
+_SHOWN = 5  # of those that passed it on
+# Of zero they make minus infinity, which a mask or a loss may want; worth a word only if more comes of it.
+_LOGARITHMS = frozenset(["log", "log_", "log2", "log10", "log1p", "logit", "xlogy", "special_xlogy"])
+_UNINITIALISED = frozenset(["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"])
+_COPIES = frozenset(["clone", "stack", "cat", "neg", "_unsafe_view", "_reshape_copy"])  # as finite as what they were given
+
+FINITE, EXPECTED, PENDING, BAD = range(4)
+
+
+@dataclass(slots=True)
+class _Origin:
+    """A result: where it comes from and, once it was read, what it holds."""
+
+    func: Any  # None: it came in from outside
+    spot: Spot
+    inputs: tuple[tuple[_Origin, Any, Any], ...] = ()  # with shape and dtype
+    shape: Any = ()
+    dtype: torch.dtype | None = None
+    device: Any = ""
+    ends: tuple[Tensor, Tensor] | None = None
+    on_purpose: bool = False
+    name: str = ""  # of a parameter or buffer
+    low: float = 0.0
+    high: float = 0.0
+    state: int = FINITE
+    root: _Origin | None = None
+    call: Call | None = None
+    out: Any = None
+    passed_on: list[str] = field(default_factory=list)
+    passed_on_count: int = 0
+
+    @property
+    def nan(self) -> bool:
+        return self.low != self.low
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+class OriginMode(TorchDispatchMode):
+    """Follows non-finite values to their producer. `immediate=True` looks after every operation and keeps its inputs."""
+
+    def __init__(
+        self,
+        places: Whereabouts,
+        selection: Selection,
+        on_fault: Callable[[Call | None, Any, OpFault], None],
+        on_op: Callable[[str, Spot, str], None] | None = None,
+        on_trouble: Callable[[Exception], None] | None = None,
+        immediate: bool = False,
+    ) -> None:
+        super().__init__()
+        self._places, self._selection, self._immediate = places, selection, immediate
+        self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
+        self._active = True
+        self._forget()
+        self._operations = self._faults = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, torch's default, imports the compiler (seconds) at the first operation
+
+    def _forget(self) -> None:
+        self._held: dict[int, tuple[_Origin, StorageWeakRef]] = {}
+        self._waiting: list[_Origin] = []
+        self._names: dict[int, str] | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._active
+
+    @active.setter
+    def active(self, on: bool) -> None:
+        if on and not self._active:
+            self._forget()  # what was written in between is not known
+        self._active = on
+
+    @property
+    def tally(self) -> OpTally:
+        return OpTally(operations=self._operations, faults=self._faults)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self._active or is_view_op(func):
+            return func(*args, **kwargs)
+        spot = self._places.spot()
+        call = None
+        try:
+            inputs = self._inputs(args, kwargs, spot)
+            if self._immediate:
+                call = taken_down(func, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - our own trouble must not become the program's
+            self._give_up(error)
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        try:
+            self._results(func, args, kwargs, out, spot, inputs, call)
+            found = self.read() if self._immediate or len(self._waiting) > _MOST_WAITING else []
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+            return out
+        for origin, fault in found:
+            self._on_fault(origin.call, origin.out, fault)
+        return out
+
+    def _give_up(self, error: Exception) -> None:
+        if self._on_trouble is None:
+            raise error
+        self.active = False
+        self._on_trouble(error)
+
+    def _inputs(self, args: Any, kwargs: Any, spot: Spot) -> tuple[tuple[_Origin, Any, Any], ...]:
+        found = []
+        for tensor in tensors_in((args, kwargs)) if kwargs else tensors_in(args):
+            if tensor.is_floating_point() and _measurable(tensor):
+                held = self._held.get(tensor.untyped_storage()._cdata)
+                origin = self._from_outside(tensor, spot) if held is None else held[0]
+                found.append((origin, tensor.shape, tensor.dtype))
+        return tuple(found)
+
+    def _from_outside(self, tensor: Tensor, spot: Spot) -> _Origin:
+        key = tensor.untyped_storage()._cdata
+        if self._names is None:
+            self._names = self._places.storages()
+        origin = _Origin(None, spot, (), tensor.shape, tensor.dtype, tensor.device, name=self._names.get(key, ""))
+        origin.ends = _ends(tensor)
+        self._enter(tensor, origin)
+        return origin
+
+    def _enter(self, tensor: Tensor, origin: _Origin) -> None:
+        storage = tensor.untyped_storage()
+        # as long as the weak reference lives, no other storage gets this address
+        self._held[storage._cdata] = (origin, StorageWeakRef(storage))
+        if origin.ends is not None:
+            self._waiting.append(origin)
+
+    def _results(
+        self, func: Any, args: Any, kwargs: Any, out: Any, spot: Spot, inputs: tuple[Any, ...], call: Call | None
+    ) -> None:
+        self._operations += 1
+        name = bare_name(func)
+        written = written_by(func, args, kwargs)
+        made = [*written, *(t for t in tensors_in(out) if not any(t is w for w in written))]
+        for tensor in made:
+            if not tensor.is_floating_point() or not _measurable(tensor):
+                continue
+            origin = _Origin(func, spot, inputs, tensor.shape, tensor.dtype, tensor.device, call=call)
+            if name in _COPIES and len(inputs) == 1:
+                origin = inputs[0][0]
+            elif name not in _UNINITIALISED:
+                origin.ends = _ends(tensor)
+                origin.on_purpose = puts_infinity(func, args, kwargs, tensor.dtype)
+                origin.out = out if self._immediate else None
+            self._enter(tensor, origin)
+
+    def read(self) -> list[tuple[_Origin, OpFault]]:
+        """Looks at everything since the last look: one transfer from the device. Gives the new faults, in order."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return []
+        with torch.no_grad():
+            _read_ends(waiting)
+        found: list[_Origin] = []
+        for origin in waiting:
+            if not origin.finite:
+                self._judge(origin, found)
+            origin.ends = None
+        faults = [(o, self._fault_of(o)) for o in found if self._is_wanted(o)]
+        self._faults += len(faults)
+        for origin in waiting:
+            origin.inputs = ()  # the chain ends here: what is known is in the state
+            if not self._immediate:
+                origin.call = origin.out = None
+        self._held = {key: held for key, held in self._held.items() if not held[1].expired()}
+        self._names = None
+        return faults
+
+    def deliver(self) -> None:
+        try:
+            found = self.read()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._give_up(error)
+            return
+        for origin, fault in found:
+            self._on_fault(origin.call, origin.out, fault)
+
+    def _judge(self, origin: _Origin, found: list[_Origin]) -> None:
+        worst = max((i[0] for i in origin.inputs if i[0].state != FINITE), key=lambda i: (i.state, i.nan), default=None)
+        if worst is None:
+            self._judge_producer(origin, found)
+            return
+        origin.state, origin.root = worst.state, worst.root or worst
+        if worst.state == PENDING and (origin.nan or origin.high == math.inf):
+            origin.state = BAD
+            if origin.root.state == PENDING:
+                origin.root.state = BAD
+                found.append(origin.root)
+        elif worst.state == EXPECTED and origin.nan:  # a mask became NaN here
+            origin.state, origin.root = BAD, origin
+            found.append(origin)
+            return
+        self._pass_on(origin)
+
+    def _judge_producer(self, origin: _Origin, found: list[_Origin]) -> None:
+        origin.root = origin
+        from_outside = origin.func is None
+        if not origin.nan and (origin.on_purpose or (from_outside and not origin.name)):
+            origin.state = EXPECTED
+        elif not origin.nan and not from_outside and origin.high < math.inf and bare_name(origin.func) in _LOGARITHMS:
+            origin.state = PENDING
+        elif not origin.nan and from_outside and origin.name not in self._weights():
+            origin.state = EXPECTED  # a mask that is kept as a buffer
+        else:
+            origin.state = BAD
+            found.append(origin)
+
+    def _weights(self) -> frozenset[str]:
+        return self._places.parameter_names()
+
+    def _pass_on(self, origin: _Origin) -> None:
+        root = origin.root
+        assert root is not None
+        root.passed_on_count += 1
+        if len(root.passed_on) < _SHOWN:
+            place = origin.spot.place
+            what = "NaN" if origin.nan else "Inf"
+            root.passed_on.append(f"{bare_name(origin.func)} {place.site or place.phase} ({what})")
+
+    def _is_wanted(self, origin: _Origin) -> bool:
+        if origin.func is None:
+            return self._selection.wants_site(origin.spot.place.site)
+        return self._selection.wants(origin.func) and self._selection.wants_site(origin.spot.place.site)
+
+    def _fault_of(self, origin: _Origin) -> OpFault:
+        place = origin.spot.resolved()
+        own = TensorNote(tuple(origin.shape), short_dtype_of(origin), str(origin.device), origin.low, origin.high)
+        if origin.func is None:
+            site = origin.name or place.site
+            place = Place(site, "Parameter" if origin.name else place.module, place.phase, place.file, place.line)
+            return OpFault(
+                op=origin.name or "data",
+                kind="came_in",
+                place=place,
+                classes=origin.spot.classes,
+                inputs=(own,),
+                passed_on=tuple(origin.passed_on),
+                passed_on_count=origin.passed_on_count,
+            )
+        notes = [
+            TensorNote(tuple(shape), short_dtype(dtype), str(i.device), i.low, i.high, str(at))
+            for at, (i, shape, dtype) in enumerate(origin.inputs)
+        ]
+        return OpFault(
+            op=long_name(origin.func),
+            kind="nan" if origin.nan else "inf",
+            place=place,
+            classes=origin.spot.classes,
+            inputs=tuple(notes),
+            outputs=(own,),
+            passed_on=tuple(origin.passed_on),
+            passed_on_count=origin.passed_on_count,
+        )
+
+
+def short_dtype_of(origin: _Origin) -> str:
+    return short_dtype(origin.dtype) if origin.dtype is not None else ""
+
+
+def _measurable(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() > 0 and not tensor.is_nested
+
+
+def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    if tensor.dtype.itemsize == 1:  # no kernel for fp8
+        tensor = tensor.float()
+    return torch.aminmax(tensor.detach())
+
+
+def _read_ends(waiting: list[_Origin]) -> None:
+    """All numbers to the host in one transfer per device; fp64, whose range fp32 cannot hold, goes by itself."""
+    groups: dict[tuple[Any, torch.dtype], list[int]] = {}
+    for at, origin in enumerate(waiting):
+        assert origin.ends is not None
+        groups.setdefault((origin.device, origin.ends[0].dtype), []).append(at)
+    parts: dict[tuple[Any, bool], list[tuple[list[int], Tensor]]] = {}
+    for (device, dtype), members in groups.items():
+        stacked = torch.stack([end for at in members for end in waiting[at].ends])  # type: ignore[union-attr]
+        double = dtype == torch.float64
+        parts.setdefault((device, double), []).append((members, stacked if double else stacked.float()))
+    for listed in parts.values():
+        values = torch.cat([stacked for _, stacked in listed]).tolist()
+        order = [at for members, _ in listed for at in members]
+        for i, at in enumerate(order):
+            waiting[at].low, waiting[at].high = values[2 * i], values[2 * i + 1]

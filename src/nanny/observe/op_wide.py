@@ -1,0 +1,185 @@
+"""The reference of one operation: the same call on wider copies of its inputs, on the CPU, outside the program.
+
+A call is taken down before it runs, because it may write into what it reads. Random numbers are never drawn, the program's own
+tensors are never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..records import NannyError
+from .op_facts import is_low, unit_roundoff
+from .shadow import written_by
+
+REFERENCES = ("wide", "cpu_same_dtype")
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_HALF_TO_FLOAT = {torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default}
+# What a kernel raises when it has no implementation for the wide type.
+KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation with its arguments as they were before it ran."""
+
+    func: Any  # OpOverload or OpOverloadPacket
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    written: tuple[Tensor, ...]  # the program's own tensors that it writes
+    kept: tuple[Tensor, ...]  # their values before
+
+    def before(self, value: Any) -> Any:
+        """An argument as it was before the call."""
+        for own, kept in zip(self.written, self.kept):
+            if value is own:
+                return kept
+        return value
+
+    @property
+    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args, kwargs = mapped((self.args, dict(self.kwargs)), self.before)
+        return args, kwargs
+
+    def tensors(self) -> list[Tensor]:
+        return list(tensors_in(self.inputs))
+
+
+def taken_down(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    written = tuple(written_by(func, args, kwargs)) if hasattr(func, "_schema") else ()
+    return Call(func, args, kwargs, written, tuple(_copy(t) for t in written))
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the wide run made: one tensor per tensor that the call returned or wrote, in the order of `results_of`."""
+
+    results: tuple[Tensor, ...]
+    widened: bool  # some input got a wider type: integers may then legitimately differ
+
+
+def results_of(call: Call, out: Any) -> list[Tensor]:
+    """Every tensor that the call made or changed, once."""
+    results = list(call.written)
+    results += [t for t in tensors_in(out) if not any(t is r for r in results)]
+    return results
+
+
+def reference_of(call: Call, kind: str = "wide") -> Reference | None:
+    """None if there is nothing wider to compare with."""
+    if kind == "cpu_same_dtype":
+        return Reference(tuple(run_wide(call, {})), False)
+    to = _widths(call)
+    if not to and all(t.device == _CPU for t in call.tensors()):
+        return None
+    try:
+        return Reference(tuple(run_wide(call, to)), bool(to))
+    except KERNEL_ERRORS:
+        if torch.float64 not in to.values() or not any(is_low(d) for d in to):
+            raise
+        return Reference(tuple(run_wide(call, {d: torch.float32 for d in to if is_low(d)})), True)
+
+
+def _widths(call: Call) -> dict[torch.dtype, torch.dtype]:
+    """fp16, bf16 and fp8 are checked in fp32, fp32 in fp64; where they meet, all in fp64."""
+    dtypes = {t.dtype for t in call.tensors() if t.is_floating_point() or t.is_complex()}
+    dtypes |= {v for v in (*call.args, *call.kwargs.values()) if isinstance(v, torch.dtype) and v.is_floating_point}
+    wide = torch.float64 if torch.float32 in dtypes or torch.float64 in dtypes else torch.float32
+    to = {d: wide for d in dtypes if is_low(d)}
+    return to | {d: _WIDER[d] for d in dtypes if d in _WIDER}
+
+
+def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
+    """The call on copies in other types; `change` may alter each floating input."""
+    copies: dict[int, Tensor] = {}
+    args, kwargs = call.inputs
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in copies:
+                copies[id(value)] = _widened(value, to, change, fresh=any(value is k for k in call.kept))
+            return copies[id(value)]
+        if isinstance(value, torch.dtype):
+            return to.get(value, value)
+        return _CPU if isinstance(value, torch.device) else value
+
+    with apart():
+        wide_args, wide_kwargs = mapped((args, kwargs), replaced)
+        if call.func in _HALF_TO_FLOAT:
+            wide_args = (*wide_args[:2], False)
+        out = call.func(*wide_args, **wide_kwargs)
+    written = [copies[id(kept)] for kept in call.kept]
+    return written + [t for t in tensors_in(out) if not any(t is w for w in written)]
+
+
+def _widened(
+    value: Tensor, to: Mapping[torch.dtype, torch.dtype], change: Callable[[Tensor], Tensor] | None, fresh: bool
+) -> Tensor:
+    wide = value.detach().to(_CPU, to.get(value.dtype, value.dtype))
+    if change is not None and wide.is_floating_point():
+        wide = change(wide)
+    return wide.clone() if fresh and wide.untyped_storage()._cdata == value.untyped_storage()._cdata else wide
+
+
+def shaken(call: Call, reference: Reference, draws: int = 2) -> list[Tensor]:
+    """How far each result moves when every input moves by one roundoff of its type: what rounding alone may explain."""
+    generator = torch.Generator().manual_seed(0)
+    to = _widths(call)
+    lowest = max((unit_roundoff(t.dtype) for t in call.tensors() if t.is_floating_point()), default=0.0)
+
+    def shake(wide: Tensor) -> Tensor:
+        noise = torch.rand(wide.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
+        return wide * noise.mul_(lowest).add_(1.0).to(wide.dtype)
+
+    moved = [torch.zeros_like(r, dtype=torch.float64) if r.is_floating_point() else r for r in reference.results]
+    for _ in range(draws):
+        for at, result in enumerate(run_wide(call, to, shake)):
+            if result.is_floating_point():
+                gap = (result.double() - reference.results[at].double()).abs().nan_to_num_(0.0, 0.0, 0.0)
+                torch.maximum(moved[at], gap, out=moved[at])
+    return moved
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Outside the modes, the graph and autocast of the program, so that what is computed is neither seen nor changed by them."""
+    with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return tensor.detach().clone()
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(mapped(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return change(value)
+
+
+def check_reference(kind: str) -> str:
+    if kind not in REFERENCES:
+        raise NannyError(f"reference={kind!r} is unknown; use 'wide' (FP32 or FP64 on the CPU) or 'cpu_same_dtype'")
+    return kind
