@@ -12,9 +12,7 @@ function decoded(spec) {
 }
 
 async function decode(spec) {
-  const packed = Uint8Array.from(atob(spec.deflate), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const planes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const planes = new Uint8Array(await inflated(spec.deflate));
   const size = TYPES[spec.dtype].BYTES_PER_ELEMENT, count = planes.length / size;
   if (size === 1) return planes;
   const bytes = new Uint8Array(planes.length);

@@ -29,7 +29,7 @@ from ..store import reader
 from .curves import curves_of
 from .figures import format_borders, page_figures
 from .exponents import histograms_of, layer_histogram
-from .matrices import matrices_of
+from .matrices import error_matrix, matrices_of
 
 MOST_FINDINGS = 600
 MOST_TEXT = 4000  # characters of a name or message
@@ -42,6 +42,7 @@ CHANGE_POINTS = 120
 CHANGE_FINDINGS = 40
 LOOK_BACK = 50  # steps: findings may come a little late
 MOST_PARTED = 200
+MOST_DIAGNOSES = 5
 DIED = " Of what came before: "
 _CURVE = re.compile("[\u2580-\u259f]|over time:$")  # a sparkline and its title: the page has better curves
 
@@ -82,7 +83,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             curves=curves_of(source),
             kinds=matrices_of(source),
             histograms=histograms_of(source, all_shares=not live),
-            diagnoses=[],
+            diagnoses=_diagnoses(source),
             whatif={} if live else _whatif(db, run, source),
             comparison=None,
             figures={},
@@ -90,11 +91,30 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             next=next_commands,
             notes=[*notes, *map(str, summary["notes"])],
         )
+        _add_own_columns(out["kinds"], out["histograms"], source)
     if compare is not None:
         out["comparison"] = _comparison(db, compare, out["run"]["id"])
     others = out["comparison"]["curves"] if out["comparison"] else ()
     out["figures"] = page_figures(out["curves"], others)
     return out
+
+
+def _add_own_columns(kinds: dict[str, Any], histograms: dict[str, Any], source: Source) -> None:
+    """Quantities that were taken at fewer steps than the rest of their kind, with columns of their own."""
+    for kind, spec in histograms.items():
+        columns = {name: spec[name] for name in ("steps", "bounds", "reach")}
+        for name, codes in spec.pop("flushed").items():
+            if kind in kinds:
+                kinds[kind]["quantities"][name] = {"codes": codes, "at": None, **columns}
+    errors = error_matrix(source, kinds["grad"]["names"]) if "grad" in kinds else None
+    if errors is not None:
+        kinds["grad"]["quantities"]["error"] = errors
+
+
+def _diagnoses(source: Source) -> list[dict[str, Any]]:
+    from ..diagnose import diagnose
+
+    return [dict(finite(diagnosis.to_json())) for diagnosis in diagnose(source.path, source.run.id)[:MOST_DIAGNOSES]]
 
 
 def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[str, Any]:

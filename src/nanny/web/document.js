@@ -1,20 +1,24 @@
 "use strict";
+// Draws the figures of a page of text and tables, again when light and dark change places.
 {
   const figures = JSON.parse(document.getElementById("figures").textContent);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
   const draw = () => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     for (const place of document.querySelectorAll("[data-figure]")) {
       const figure = figures[place.dataset.figure];
       if (!figure) continue;
-      const layout = {
-        ...figure.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: colour("--plot"),
-        font: { ...(figure.layout.font || {}), color: colour("--text") },
-      };
-      Plotly.react(place, figure.data, layout, { displaylogo: false, responsive: true });
+      const font = { ...(figure.layout.font || {}), color: colour("--text") };
+      const layout = { ...figure.layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: colour("--plot"), font };
+      for (const name of Object.keys(layout).filter((key) => /^[xy]axis\d*$/.test(key))) {
+        layout[name] = { gridcolor: colour("--grid"), linecolor: colour("--line"), ...layout[name] };
+      }
+      Plotly.react(place, figure.data, layout, { displaylogo: false, responsive: true, displayModeBar: false });
     }
+    document.body.dataset.drawn = "yes";
   };
-  dark.addEventListener("change", draw);
-  draw();
+  loadPlotly().then(() => {
+    draw();
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  });
 }

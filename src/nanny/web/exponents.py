@@ -16,7 +16,8 @@ from ..queries.ranges import shares
 from ..queries.source import Source
 from ..store import reader
 from .arrays import codes_of, packed
-from .columns import groups_of, order_keys, reach
+from .columns import groups_of, order_keys
+from .matrices import axis
 
 KINDS = ("output", "output_grad", "grad", "weight")
 BACKWARD = ("output_grad", "grad")
@@ -37,7 +38,7 @@ def share_codes(counts: np.ndarray) -> np.ndarray:
 
 
 def histograms_of(source: Source, all_shares: bool = True) -> dict[str, Any]:
-    """Kind -> columns, the share that FP16 would flush to zero, and (`all_shares`) the histograms of all its sites."""
+    """Kind -> its columns, the share that FP16 would flush to zero, and (`all_shares`) the histograms of all its sites."""
     there = [kind for kind in KINDS if kind in reader.kinds(source.db, source.run.id)]
     sites = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in there}
     most = min(MOST_COLUMNS, max(FEWEST_COLUMNS, ROWS // max(sum(sites.values()), 1)))
@@ -75,14 +76,11 @@ def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int
     low, high = _filled(totals)
     shown = _shown(totals, low, high)
     return {
-        "steps": packed(steps.astype(np.int32)),
-        "bounds": packed(bounds.astype(np.int32)),
-        "reach": packed(reach(steps, bounds)),
+        **axis(steps, bounds),
         "lowest": low,
         "highest": high,
         "shares": packed(share_codes(shown)),
-        "flushed": packed(codes_of(flushed[0])),
-        "flushed_energy": packed(codes_of(flushed[1])),
+        "flushed": {"flushed": packed(codes_of(flushed[0])), "flushed_energy": packed(codes_of(flushed[1]))},
     }
 
 

@@ -12,7 +12,7 @@ from ..queries.stats import KINDS, kinds_of, stats_of
 from ..records import Site
 from ..store import reader
 from .arrays import codes_of, packed
-from .columns import groups_of, order_keys, pooled, reach
+from .columns import ABSENT, groups_of, order_keys, pooled, reach
 
 MOST_COLUMNS = 1000
 CELLS = 1_200_000  # of all matrices of a page together
@@ -38,16 +38,11 @@ def _unchanged(columns: Columns, bare: np.ndarray) -> np.ndarray:
     return columns["unchanged"] / np.maximum(columns["count"], 1)
 
 
-def _error(columns: Columns, bare: np.ndarray) -> np.ndarray:
-    return columns["error"]
-
-
 # quantity -> (statistics it needs, how it follows from them)
 QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[Columns, np.ndarray], np.ndarray]]] = {
     "absmax": (("min", "max"), _largest),
     "norm": (("norm",), _norm),
     "lost": (("unchanged",), _unchanged),
-    "error": (("error",), _error),
 }
 NORMS = ("grad", "output_grad")  # a norm says something only where it can be compared over time
 
@@ -60,6 +55,27 @@ def matrices_of(source: Source, after: int | None = None, most_cells: int = CELL
     most = min(MOST_COLUMNS, max(fewest, most_cells // max(rows, 1)))
     bare = _bare(source)
     return {kind: _matrices(source, kind, sites, steps, quantities, most, bare) for kind, sites, steps, quantities in plans}
+
+
+def error_matrix(source: Source, sites: Sequence[str]) -> dict[str, Any] | None:
+    """Gradients of the examined steps beside those that FP32 would have given, as a matrix with columns of its own."""
+    seen = [examination for examination in reader.examinations(source.db, source.run.id) if examination.gradients]
+    if not seen:
+        return None
+    steps, bounds = np.array([e.step for e in seen]), np.arange(len(seen) + 1)
+    row_of = {name: row for row, name in enumerate(sites)}
+    keys = np.full((len(sites), len(seen)), ABSENT, np.float32)
+    for column, examination in enumerate(seen):
+        for gradient in examination.gradients:
+            if gradient.name in row_of and not gradient.reference_nonfinite:
+                value = np.nan if gradient.nonfinite else gradient.error
+                keys[row_of[gradient.name], column] = order_keys(np.array(value), np.array(True))
+    return {"codes": packed(codes_of(keys)), "at": None, **axis(steps, bounds)}
+
+
+def axis(steps: np.ndarray, bounds: np.ndarray) -> dict[str, Any]:
+    """The columns of a matrix: the steps that were looked at, which of them belong to each column, and where it is drawn."""
+    return {"steps": packed(steps.astype(np.int32)), "bounds": packed(bounds.astype(np.int32)), "reach": packed(reach(steps, bounds))}
 
 
 def _plan(source: Source, kind: str, after: int | None) -> tuple[str, list[Site], np.ndarray, list[str]] | None:
@@ -104,9 +120,7 @@ def _matrices(
     return {
         "names": [site.name for site in sites],
         "dtypes": [site.dtype for site in sites],
-        "steps": packed(steps.astype(np.int32)),
-        "bounds": packed(bounds.astype(np.int32)),
-        "reach": packed(reach(steps, bounds)),
+        **axis(steps, bounds),
         "quantities": {name: _matrix(blocks[name], len(sites), len(steps) == len(bounds) - 1) for name in quantities},
     }
 
@@ -118,7 +132,7 @@ def _worst_row(block: np.ndarray) -> np.ndarray:
 
 
 def _matrix(rows: Sequence[np.ndarray], sites: int, is_exact: bool) -> dict[str, Any]:
-    keys = np.full((sites, len(rows)), -1.0, np.float32)
+    keys = np.full((sites, len(rows)), ABSENT, np.float32)
     at = np.zeros((sites, len(rows)), np.uint16)
     for i, (worst, where) in enumerate(rows):
         keys[: len(worst), i] = worst[:sites]

@@ -220,7 +220,8 @@ async function takeNews() {
   const before = page.run.status, known = Object.entries(page.kinds).every(([kind, spec]) => spec.names.length === news.sites?.[kind]);
   const fresh = Object.keys(news.kinds || {}).every((kind) => page.kinds[kind]) && Object.keys(news.curves || {}).every((name) => page.curves[name]);
   const columns = Math.max(0, ...Object.values(page.kinds).map((spec) => spec.added || 0));
-  const old = FROM_HISTOGRAMS.includes(state.quantity) && Date.now() - page.loaded > RELOAD_MS; // these do not come with the news
+  const shownNow = page.kinds[state.kind]?.quantities[state.quantity];
+  const old = shownNow?.steps && Date.now() - page.loaded > RELOAD_MS; // what has columns of its own does not come with the news
   if (news.reload || !known || !fresh || old || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
   if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
   Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });
@@ -299,7 +300,7 @@ async function start() {
   }
   drawWords();
   document.body.dataset.words = "yes";
-  if (document.readyState === "loading") await new Promise((done) => document.addEventListener("DOMContentLoaded", done));
+  await loadPlotly();
   await drawPlots();
   if (!CONFIG.live) return;
   setTimeout(poll, POLL_MS);

@@ -10,11 +10,14 @@ text. A content security policy with a nonce stands behind both.
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import secrets
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
@@ -25,7 +28,7 @@ from .arrays import CODES
 from .figures import EXTRA, LEVELS, figure_json
 from .strings import LANGUAGES, STRINGS
 
-SCRIPTS = ("arrays.js", "views.js", "histogram.js", "words.js", "page.js")
+SCRIPTS = ("loader.js", "arrays.js", "views.js", "histogram.js", "words.js", "page.js")
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,6 @@ def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonc
     """The page on a run. `lang` is `en`, `zh`, or None for the browser's language."""
     nonce = nonce or secrets.token_urlsafe(16)
     config = {"live": live, "lang": checked_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
-    plotly = f'<script nonce="{nonce}" src="plotly.js" defer></script>' if live else _script(plotly_source(), nonce)
     parts = {
         "lang": lang or "en",
         "policy": "" if live else f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(nonce, live=False))}">',
@@ -81,7 +83,7 @@ def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonc
         "config": _json_element("config", config, nonce),
         "data": "" if data is None else _json_element("data", data, nonce),
         "script": _script("\n".join(map(asset, SCRIPTS)), nonce),
-        "plotly": plotly,
+        "plotly": "" if live else _plotly_element(),
     }
     return _filled(asset("page.html"), parts)
 
@@ -93,14 +95,14 @@ def document(
     nonce = nonce or secrets.token_urlsafe(16)
     checked_language(lang)
     drawn = {name: figure_json(figure) for name, figure in figures.items()}
-    scripts = [_json_element("figures", drawn, nonce), _script(plotly_source(), nonce), _script(asset("document.js"), nonce)]
+    script = "\n".join([asset("loader.js"), asset("document.js")])
     parts = {
         "lang": lang or "en",
         "policy": f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(nonce, live=False))}">',
         "title": html.escape(title),
         "style": asset("page.css"),
         "body": f"<h1>{html.escape(title)}</h1>" + "".join(map(_section, sections)),
-        "scripts": "\n".join(scripts) if drawn else "",
+        "scripts": "\n".join([_json_element("figures", drawn, nonce), _plotly_element(), _script(script, nonce)]) if drawn else "",
     }
     return _filled(asset("document.html"), parts)
 
@@ -121,6 +123,13 @@ def _script(text: str, nonce: str) -> str:
 
 def _json_element(name: str, value: Any, nonce: str) -> str:
     return f'<script nonce="{nonce}" type="application/json" id="{name}">{json_for_script(value)}</script>'
+
+
+@lru_cache(maxsize=1)
+def _plotly_element() -> str:
+    """plotly.js, deflated: 1.9 MB of the page instead of 4.8, and the words are painted before any of it is parsed."""
+    packed = base64.b64encode(zlib.compress(plotly_source().encode(), 9)).decode("ascii")
+    return f'<script type="application/octet-stream" id="plotly">{packed}</script>'
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:

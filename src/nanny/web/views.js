@@ -171,34 +171,30 @@ function curveShapes() {
 
 // Heat map
 
-const SHARES = ["flushed", "flushed_energy", "lost"];
-const FROM_HISTOGRAMS = ["flushed", "flushed_energy"];
+const SHARES = ["flushed", "flushed_energy", "lost", "error"];
 
 function quantitiesOf(kind) {
   const own = Object.keys((page.kinds[kind] || { quantities: {} }).quantities);
   const derived = own.includes("absmax") ? ["absmax", "headroom"] : [];
-  const flushed = page.histograms[kind] ? FROM_HISTOGRAMS : [];
-  return [...derived, ...own.filter((name) => name !== "absmax"), ...flushed];
+  return [...derived, ...own.filter((name) => name !== "absmax")];
 }
 
+// Most quantities share the columns of their kind; some were taken at fewer steps and have their own.
 async function matrixOf(kind, quantity) {
-  const spec = page.kinds[kind], fromHistograms = FROM_HISTOGRAMS.includes(quantity);
-  const columns = fromHistograms ? page.histograms[kind] : spec;
-  const values = fromHistograms ? { codes: columns[quantity], at: null } : spec.quantities[quantity === "headroom" ? "absmax" : quantity];
-  const [steps, bounds, reach, codes, at] = await Promise.all(
-    [columns.steps, columns.bounds, columns.reach, values.codes, values.at].map((item) => item && decoded(item)),
-  );
-  return { names: spec.names, dtypes: spec.dtypes, steps, bounds, reach, codes, at };
+  const spec = page.kinds[kind], values = spec.quantities[quantity === "headroom" ? "absmax" : quantity];
+  const { steps, bounds, reach } = values.steps ? values : spec;
+  const parts = await Promise.all([steps, bounds, reach, values.codes, values.at].map((item) => item && decoded(item)));
+  return { names: spec.names, dtypes: spec.dtypes, steps: parts[0], bounds: parts[1], reach: parts[2], codes: parts[3], at: parts[4] };
 }
 
 // How codes become levels of colour, and the ticks that explain them.
 function scaleOf(quantity, matrix) {
-  let low, high, ticks, sign = 1;
+  let low, high, ticks;
   if (quantity === "headroom") {
     const top = formatChosen().logMax;
     low = codeOf(top - 24), high = codeOf(top);
     ticks = [24, 20, 16, 12, 8, 4, 0].map((bits) => [codeOf(top - bits), bits === 0 ? "≤ 0" : bits === 24 ? "≥ 24" : String(bits)]);
-  } else if (SHARES.includes(quantity) || quantity === "error") {
+  } else if (SHARES.includes(quantity)) {
     low = codeOf(Math.log2(1e-4)), high = codeOf(0);
     ticks = [1e-4, 1e-3, 0.01, 0.1, 1].map((share) => [codeOf(Math.log2(share)), percent(share)]);
   } else {
@@ -211,7 +207,7 @@ function scaleOf(quantity, matrix) {
     if (code === CODE.zero) return LEVEL.zero;
     return code >= CODE.infinite ? LEVEL.bad : Math.min(LEVEL.high, Math.max(LEVEL.low, LEVEL.low + (code - low) * stretch));
   };
-  return { level, ticks: ticks.map(([code, text]) => [level(code), text]), sign };
+  return { level, ticks: ticks.map(([code, text]) => [level(code), text]) };
 }
 
 function finiteSpan(codes) {
@@ -253,8 +249,7 @@ async function drawHeat() {
   const scale = scaleOf(quantity, matrix);
   heat = { matrix, rows, grid, range, quantity };
   const [trace, crosses] = page.figures.heat.data;
-  const bar = { ...trace.colorbar, tickvals: [4, ...scale.ticks.map(([at]) => at), 251], tickfont: { size: 11 } };
-  bar.ticktext = [plain(t("zero")), ...scale.ticks.map(([, text]) => text), plain(t("bad"))];
+  const bar = { ...trace.colorbar, ...barTicks(scale.ticks, layout.height - 42), tickfont: { size: 11 } };
   const z = Array.from({ length: grid.lines }, (_, line) =>
     Float32Array.from(grid.codes.subarray(line * width, (line + 1) * width), scale.level));
   const data = [
@@ -272,6 +267,14 @@ async function drawHeat() {
       if (cell) update({ step: cell.step, site: heat.matrix.names[cell.row], finding: null });
     });
   }
+}
+
+// Ticks of the colour bar, without those that would stand on top of one another.
+function barTicks(ticks, height) {
+  const least = (13 * LEVEL.bad) / height, kept = [[3, plain(t("zero"))]];
+  for (const tick of ticks) if (tick[0] - kept.at(-1)[0] >= least && 251 - tick[0] >= least) kept.push(tick);
+  kept.push([251, plain(t("bad"))]);
+  return { tickvals: kept.map(([at]) => at), ticktext: kept.map(([, text]) => text) };
 }
 
 // Crosses on what is not finite, some pixels apart.
@@ -325,8 +328,7 @@ function stepText(cell) {
 
 function describe(code, quantity) {
   const name = t(`q.${quantity === "headroom" ? "absmax" : quantity}`);
-  const isShare = SHARES.includes(quantity) || quantity === "error";
-  const text = `${name}: ${isShare && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
+  const text = `${name}: ${SHARES.includes(quantity) && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
   if (quantity !== "headroom" || !isFiniteCode(code)) return text;
   const form = formatChosen(), bits = form.logMax - log2Of(code);
   return `${text}, ${t("bits to overflow", bits.toFixed(1), form.title)}`;

@@ -109,9 +109,9 @@ function drawDiagnoses() {
       make("p", { class: "strong" }, `${d.cause} · `, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160))),
       make("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, link))) : null,
-      d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, fact))) : null,
-      d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), d.remedy) : null,
-      d.confirm ? make("p", {}, `${t("confirm")}: `, make("code", {}, d.confirm)) : null,
+      d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(fact)))) : null,
+      d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(d.remedy)) : null,
+      d.confirm ? make("p", {}, `${t("confirm")}: `, rich(d.confirm)) : null,
       show ? make("div", { class: "bar" }, make("button", { on: { click: show } }, t("show"))) : null);
   }));
 }
