@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -150,13 +150,13 @@ def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
     if kind not in of_kind:
         return f"no {kind or 'layer'} was sampled"
     spec = of_kind[kind]
-    names, reach = spec["names"], _columns(spec)
+    names, reach = spec["names"], unpacked(spec["reach"])
     stored = "absmax" if args.quantity == "headroom" else args.quantity
     if stored == "flushed":
         histograms = histograms_of(source).get(kind)
         if histograms is None:
             return f"there are no histograms of {kind}"
-        codes, reach = unpacked(histograms["flushed"]), _columns(histograms)
+        codes, reach = unpacked(histograms["flushed"]), unpacked(histograms["reach"])
     elif stored in spec["quantities"]:
         codes = unpacked(spec["quantities"][stored]["codes"])
     else:
@@ -173,13 +173,13 @@ def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
             break
     else:
         return "the run has no histograms"
-    reach = _columns(spec)
+    reach = unpacked(spec["reach"])
     codes = unpacked(spec["shares"])[0].T  # rows: zeros, exponents, not finite
     zero, *orders, bad = codes
     shares = on_pixels(np.array(orders, np.int32), reach, fill=-1)
     with np.errstate(divide="ignore"):
         levels = np.where(shares > 0, (shares - 255) / SHARES_PER_OCTAVE, np.where(shares == 0, -np.inf, np.nan))
-    firsts = reach[:, 0]
+    firsts = reach[:, 0] + 0.5
     half = 255 - SHARES_PER_OCTAVE
     history = ExponentHistory(f"{kind} of {name}", _span(reach), spec["lowest"], levels, firsts[zero >= half], firsts[bad > 0])
     return histogram_figure(history, marks)
@@ -245,14 +245,6 @@ def on_pixels(codes: np.ndarray, reach: np.ndarray, fill: int) -> np.ndarray:
         b = max(int(end + 0.5), a + 1)
         np.maximum(out[:, a:b], column[:, None], out=out[:, a:b])
     return out
-
-
-def _columns(spec: dict[str, Any]) -> np.ndarray:
-    """From where to where each column is drawn: from its first step to the next column's, unless a gap was left between."""
-    steps, bounds, reach = (unpacked(spec[key]) for key in ("steps", "bounds", "reach"))
-    first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
-    touching = np.append(reach[1:, 0] <= reach[:-1, 1], False)
-    return np.stack([first, np.where(touching, np.append(first[1:], 0.0), last + 2 * (reach[:, 1] - last))], axis=1)
 
 
 def _span(reach: np.ndarray) -> tuple[float, float]:

@@ -24,13 +24,13 @@ _WORDS = {
         "run": "run", "started": "started", "status": "status", "dtype": "precision", "step": "last step", "verdict": "verdict",
         "command": "command", "ranks": "{0} ranks", "sick": "{0} with findings", "rank": "rank {0}",
         "found": "{0} errors, {1} warnings", "clean": "nothing found", "at": "step {0}",
-        "unread": "Not readable", "autocast": "no autocast",
+        "unread": "Not readable", "compare": "beside run {0}", "autocast": "no autocast",
     },
     "zh": {
         "title": "训练运行", "in": "位于 {0}", "none": "尚无运行。训练开始后会出现在这里：nanny run train.py",
         "run": "运行", "started": "开始时间", "status": "状态", "dtype": "精度", "step": "最后一步", "verdict": "结论",
         "command": "命令", "ranks": "{0} 个 rank", "sick": "{0} 个有发现", "rank": "rank {0}", "found": "{0} 个错误，{1} 个警告",
-        "clean": "无发现", "at": "第 {0} 步", "unread": "无法读取", "autocast": "未用 autocast",
+        "clean": "无发现", "at": "第 {0} 步", "unread": "无法读取", "compare": "与运行 {0} 对比", "autocast": "未用 autocast",
     },
 }  # fmt: skip
 
@@ -38,7 +38,9 @@ _WORDS = {
 def list_page(jobs: Sequence[Job], notes: Sequence[str], top: Path, address: Address, lang: str) -> str:
     words = _WORDS[lang]
     heads = "".join(f"<th>{words[key]}</th>" for key in ("run", "verdict", "status", "step", "dtype", "started", "command"))
-    rows = "".join(_row(job, top, address, lang) for job in jobs)
+    places = [(job.first.store, job.first.run.id) for job in jobs]
+    before = {(store, run): max((n for s, n in places if s == store and n < run), default=None) for store, run in places}
+    rows = "".join(_row(job, before[place], top, address, lang) for job, place in zip(jobs, places))
     body = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
     if not jobs:
         body = f"<p>{words['none']}</p>"
@@ -63,15 +65,18 @@ def job_object(job: Job, address: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(job: Job, top: Path, address: Address, lang: str) -> str:
+def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -> str:
     run = job.first.run
     words = _WORDS[lang]
     word, _, said = job.verdict.partition(":")
     style = {True: "good", False: "error" if word == "NOT HEALTHY" else "warning", None: "warning"}[job.healthy]
     store = job.first.store
     name = f"{_folder(store, top)} · {run.id}" if _folder(store, top) else str(run.id)
+    here = html.escape(address(store, run.id))
+    beside = words["compare"].format(before)
+    compare = "" if before is None else f'<br><a class="quiet" href="{here}?compare={before}">{beside}</a>'
     cells = [
-        f'<a href="{html.escape(address(store, run.id))}">{html.escape(name)}</a>{_ranks(job, address, words)}',
+        f'<a href="{here}">{html.escape(name)}</a>{compare}{_ranks(job, address, words)}',
         f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_said(job, said, words)}',
         html.escape(STRINGS[lang].get(f"status.{run.status}", run.status)),
         "" if job.last_step is None else str(job.last_step),
@@ -85,7 +90,7 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
 def _said(job: Job, said: str, words: dict[str, str]) -> str:
     """The first culprit in a line; else what the verdict says."""
     if job.culprit is None:
-        return html.escape(said.strip())
+        return html.escape(said.strip()) if words is _WORDS["en"] or not job.healthy else ""
     step = job.culprit.get("step")
     place = html.escape(shortened(str(job.culprit.get("site", "")), 60))
     at = f" {words['at'].format(step)}" if step is not None else ""

@@ -2,7 +2,7 @@
 
     /                                   the runs below the folder, or the only one
     /run/PATH/metrics.db/3/             the page on run 3; beside it plotly.js, api/page, api/changes?since=STEP,
-                                        api/histogram?kind=KIND&site=NAME
+                                        api/histogram?kind=KIND&site=NAME, api/whatif
     /api/runs                           the list as JSON
 
 Answers GET and HEAD only, to a Host that is this machine (a page on the web that points its own name here gets nothing), with a
@@ -30,14 +30,14 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from ..records import NannyError
 from ..show.jsontext import to_text
 from ..store.files import last_written
-from .data import changes_since, layer_data, page_data
+from .data import changes_since, layer_data, page_data, whatif_data
 from .page import plotly_source, policy, render
 from .runlist import Job, Place, jobs_below, places_of_job, stores_of
 from .runlist_page import job_object, list_page, message_page
 
 HTML, JSON, SCRIPT = "text/html; charset=utf-8", "application/json", "text/javascript; charset=utf-8"
 COMPRESS_FROM = 1000  # bytes
-PAGES_KEPT = 4
+BODIES_KEPT = 8
 IDLE_SECONDS = 60.0
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -46,7 +46,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_RUN_ADDRESS = re.compile(r"/run/(?P<store>.+)/(?P<run>\d+)/(?P<rest>|plotly\.js|api/page|api/changes|api/histogram)")
+_RUN_ADDRESS = re.compile(r"/run/(?P<store>.+)/(?P<run>\d+)/(?P<rest>|runs|plotly\.js|api/(?:page|changes|histogram|whatif))")
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class Shelf:
     top: Path
     lang: str | None = None
     jobs: dict[Place, Job] = field(default_factory=dict)
-    pages: dict[tuple[Path, int, str | None], tuple[float, bytes]] = field(default_factory=dict)
+    bodies: dict[tuple[Place, str], tuple[float, bytes]] = field(default_factory=dict)
     jobs_lock: threading.Lock = field(default_factory=threading.Lock)
-    pages_lock: threading.Lock = field(default_factory=threading.Lock)
+    bodies_lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 def is_loopback(host: str) -> bool:
@@ -142,6 +142,8 @@ def answer(request: Request, shelf: Shelf) -> Reply:
 
 
 def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) -> Reply:
+    if rest == "runs":
+        return Reply(302, headers={"Location": "/?all"})
     if rest == "plotly.js":
         return Reply(200, _plotly_bytes(), SCRIPT, {"Cache-Control": "private, max-age=86400"})
     places = places_of_job(store, run)
@@ -150,7 +152,8 @@ def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) ->
         compare = request.query.get("compare")
         if compare is not None and not compare.isdecimal():
             return _error(400, "compare takes the number of another run in the same file")
-        return Reply(200, _page_bytes(shelf, source, places, compare), JSON)
+        page = _kept(shelf, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
+        return Reply(200, page, JSON)
     if rest == "api/changes":
         since = request.query.get("since", "")
         if not re.fullmatch(r"-?\d{1,18}", since):
@@ -158,6 +161,8 @@ def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) ->
         return _json(changes_since(source, run, int(since)))
     if rest == "api/histogram":
         return _json(layer_data(store, run, request.query.get("kind", ""), request.query.get("site", "")))
+    if rest == "api/whatif":
+        return Reply(200, _kept(shelf, places, "whatif", lambda: whatif_data(store, run)), JSON)
     return _html(lambda nonce: render(None, live=True, lang=shelf.lang, nonce=nonce))
 
 
@@ -174,19 +179,18 @@ def _jobs(shelf: Shelf) -> tuple[list[Job], list[str]]:
         return jobs_below(shelf.top, shelf.jobs)
 
 
-def _page_bytes(shelf: Shelf, source: Path, places: Sequence[Place], compare: str | None) -> bytes:
-    """The whole page's data; worked out again only after one of its stores has been written."""
-    run = places[0][1]
-    key, written = (source, run, compare), max(last_written(store) for store, _ in places)
-    with shelf.pages_lock:
-        kept = shelf.pages.get(key)
-        if kept is not None and kept[0] == written:
-            return kept[1]
-        body = to_text(page_data(source, run, compare, live=True), indent=None).encode()
-        shelf.pages.pop(key, None)
-        shelf.pages[key] = (written, body)
-        while len(shelf.pages) > PAGES_KEPT:
-            del shelf.pages[next(iter(shelf.pages))]
+def _kept(shelf: Shelf, places: Sequence[Place], what: str, work_out: Callable[[], Any]) -> bytes:
+    """JSON that takes a while; worked out again only after one of the stores behind it has been written."""
+    key, written = (places[0], what), max(last_written(store) for store, _ in places)
+    with shelf.bodies_lock:
+        known = shelf.bodies.get(key)
+        if known is not None and known[0] == written:
+            return known[1]
+        body = to_text(work_out(), indent=None).encode()
+        shelf.bodies.pop(key, None)
+        shelf.bodies[key] = (written, body)
+        while len(shelf.bodies) > BODIES_KEPT:
+            del shelf.bodies[next(iter(shelf.bodies))]
         return body
 
 
