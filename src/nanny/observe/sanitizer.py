@@ -117,6 +117,9 @@ class Sanitizer:
             del self._shadows, self._follower, self._states, self._overwritten, self._outputs
         return self._examination
 
+    def __deepcopy__(self, memo: Any) -> Sanitizer:
+        return self  # a model that is copied within the step takes our hooks along
+
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
         if tensor is not None and carried(tensor):
             self._roles[key_of(tensor)] = (role, name)
@@ -153,11 +156,12 @@ class Sanitizer:
         self._dirty.add(name)
         self._accumulated[name] += 1
 
-    def _on_input(self, prefix: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._guarded(self._note_inputs, prefix, args, kwargs)
+    def _on_input(self, prefix: str, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if self._is_open:  # a hook that was removed while torch goes through them is still called once
+            self._guarded(self._note_inputs, prefix, args, kwargs)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not in_backward():
+        if self._is_open and not in_backward():
             self._outputs = list(float_leaves(output))[:8]
 
     def _note_inputs(self, prefix: str, args: Any, kwargs: Any) -> None:
@@ -314,7 +318,7 @@ class Sanitizer:
                     tag = self._follower.tags.find(tensor) if carried(tensor) else None
                     if tag is not None and not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
-            still = self._states.doings(self._shadows.twin, self._limits.hazard_kept, self._limits.unchanged_share_warn)
+            still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
         self._follower.suspects += still
         given = [d.facts["operands"][0] for d in self._follower.suspects if d.trouble == "given"]
         if given:
