@@ -61,6 +61,8 @@ def one_hard_batch(dtype: torch.dtype = torch.float16) -> Training:
 def converged_to_almost_zero(dtype: torch.dtype = torch.float16) -> Training:
     """The targets are the model's own initial outputs plus a little: the loss ends near 1e-6 and gradients are tiny."""
     model = mlp(10, 24, 1)
+    with torch.no_grad():
+        model[2].weight.mul_(0.1)
     origin = copy.deepcopy(model)
 
     def data(i):
@@ -73,7 +75,7 @@ def converged_to_almost_zero(dtype: torch.dtype = torch.float16) -> Training:
 
 def tiny_steps_on_fp32_masters(dtype: torch.dtype = torch.bfloat16) -> Training:
     """Fine-tuning at 1e-6: the weights are fp32, so each step arrives, although bf16 would not show it."""
-    model = mlp(10, 32, 1)
+    model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1))
     return usual(model, torch.optim.AdamW(model.parameters(), lr=1e-6), lambda i: table(0), squares(model), dtype)
 
 

@@ -11,7 +11,7 @@ from .amp_loop import usual
 
 
 class CrossAttention(nn.Module):
-    def __init__(self, width: int, masked: float) -> None:
+    def __init__(self, width: int, masked: float | None) -> None:
         super().__init__()
         self.q, self.kv, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
         self.masked = masked
@@ -19,12 +19,15 @@ class CrossAttention(nn.Module):
     def forward(self, x, memory, present):
         k, v = self.kv(memory).chunk(2, -1)
         scores = self.q(x) @ k.transpose(1, 2) / x.shape[-1] ** 0.5
-        scores = scores + (1 - present.to(scores.dtype))[:, None, :] * self.masked
+        if self.masked is None:
+            scores = scores.masked_fill(present[:, None, :] == 0, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + (1 - present.to(scores.dtype))[:, None, :] * self.masked
         return self.out(scores.softmax(-1) @ v)
 
 
 class Layer(nn.Module):
-    def __init__(self, width: int, masked: float) -> None:
+    def __init__(self, width: int, masked: float | None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.cross = CrossAttention(width, masked)
@@ -36,7 +39,7 @@ class Layer(nn.Module):
 
 
 class Captioner(nn.Module):
-    def __init__(self, masked: float) -> None:
+    def __init__(self, masked: float | None) -> None:
         super().__init__()
         self.word = nn.Embedding(20, 24)
         self.decoder = nn.ModuleList(Layer(24, masked) for _ in range(2))
@@ -51,7 +54,7 @@ class Captioner(nn.Module):
 
 def caption_without_a_region(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
     """-1e9 is -inf in fp16; from step 7 on one picture has no detected region at all, so its whole row is -inf."""
-    model = Captioner(masked=-1e4 if fixed else -1e9)
+    model = Captioner(masked=None if fixed else -1e9)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     def data(i):

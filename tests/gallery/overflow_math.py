@@ -121,8 +121,10 @@ class Readout(nn.Module):
         self.wide = wide
 
     def forward(self, atoms):
-        energies = self.atom_energy(atoms).squeeze(-1)
-        return energies.sum(-1, dtype=torch.float32 if self.wide else None)
+        if not self.wide:
+            return self.atom_energy(atoms).squeeze(-1).sum(-1)
+        with torch.autocast("cpu", enabled=False):
+            return self.atom_energy(atoms.float()).squeeze(-1).sum(-1)
 
 
 class Molecules(nn.Module):
@@ -269,7 +271,7 @@ def box_area_in_pixels(fixed: bool = False, dtype: torch.dtype = torch.float16) 
     def loss_of(x, size):
         predicted = model(x)[:, :2] * (1.0 if fixed else 640.0)
         wanted = size.to(predicted.dtype) / (640.0 if fixed else 1.0)
-        return 1 - overlap_of_boxes(predicted, wanted).mean()
+        return 1 - overlap_of_boxes(predicted, wanted).float().mean()
 
     return usual(model, optimizer, data, loss_of, dtype)
 
