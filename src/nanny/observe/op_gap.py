@@ -1,7 +1,8 @@
 """How far a result is from its reference, and whether rounding explains it.
 
-With `atol` and `rtol` given, an element may be off by `atol + rtol * |reference|`. Without, by a few roundoffs of its type
-relative to its own size and the tensor's; where that is not enough, by what moving each input by one roundoff does to it.
+With `atol` and `rtol` given, an element may be off by `atol + rtol * |reference|` and by its own rounding. Without, by a few
+roundoffs of its type relative to its own size and the tensor's; where that is not enough, by what moving each input by one
+roundoff does to it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def gap_between(
         atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
         if largest <= atol:
             return None
-        bad = ~((difference.abs() <= wide.abs() * rtol + atol) | _same(out, wide))
+        # a correctly rounded result is right, however narrow the tolerance
+        allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
+        bad = ~((difference.abs() <= allowed) | _same(out, wide))
         return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
     return _beyond_rounding(out, wide, difference, largest, limits, moved)
 
@@ -82,10 +85,10 @@ def _beyond_rounding(
     else:
         kept = wide
     # a subnormal is one step from the next, whatever its size
-    allowed = (kept.abs() + rms) * (roundoff * limits.op_error_roundoffs * slack) + torch.finfo(out.dtype).tiny * roundoff * 4
+    allowed = (kept.abs() + rms) * (roundoff * limits.op_error_roundoffs * slack) + _subnormal(out.dtype)
     bad = (difference.abs() > allowed) & ~same
     off = float(torch.linalg.vector_norm(torch.where(torch.isfinite(difference), difference, 0.0))) / math.sqrt(wide.numel())
-    whole = off > small * rms + torch.finfo(out.dtype).tiny * roundoff * 4
+    whole = off > small * rms + _subnormal(out.dtype)
     if not bool(bad.any()) and not whole:
         return None
     explained = moved()
@@ -99,6 +102,11 @@ def _beyond_rounding(
         bad = difference.abs() > small * kept.abs()
     said = f"{limits.op_error_roundoffs * slack:g} roundoffs of {short_dtype(out.dtype)}, and the operation's conditioning"
     return _described(out, wide, bad, difference, said)
+
+
+def _subnormal(dtype: torch.dtype) -> float:
+    """Twice the smallest number of the type: below it lies no other to round to."""
+    return torch.finfo(dtype).tiny * unit_roundoff(dtype) * 4
 
 
 def _same(out: Tensor, wide: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from ..examine_records import Place
 from ..op_records import OpFault, OpTally, TensorNote
 from .names import short_dtype
 from .op_facts import Selection, bare_name, is_view_op, long_name, puts_infinity
-from .op_wide import Call, taken_down, tensors_in
+from .op_wide import Call, apart, taken_down, tensors_in
 from .shadow import written_by
 from .whereabouts import Spot, Whereabouts
 
@@ -31,7 +31,7 @@ _SHOWN = 5  # of those that passed it on
 # Of zero they make minus infinity, which a mask or a loss may want; worth a word only if more comes of it.
 _LOGARITHMS = frozenset(["log", "log_", "log2", "log10", "log1p", "logit", "xlogy", "special_xlogy"])
 _UNINITIALISED = frozenset(["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"])
-_COPIES = frozenset(["clone", "stack", "cat", "neg", "_unsafe_view", "_reshape_copy"])  # as finite as what they were given
+_COPIES = frozenset(["clone", "stack", "cat", "_unsafe_view", "_reshape_copy"])  # as finite as what they were given
 
 FINITE, EXPECTED, PENDING, BAD = range(4)
 
@@ -61,6 +61,10 @@ class _Origin:
     @property
     def nan(self) -> bool:
         return self.low != self.low
+
+    @property
+    def extreme(self) -> bool:
+        return self.dtype is not None and max(abs(self.low), abs(self.high)) >= torch.finfo(self.dtype).max / 2
 
     @property
     def finite(self) -> bool:
@@ -157,11 +161,11 @@ class OriginMode(TorchDispatchMode):
         self._enter(tensor, origin)
         return origin
 
-    def _enter(self, tensor: Tensor, origin: _Origin) -> None:
+    def _enter(self, tensor: Tensor, origin: _Origin, copied: bool = False) -> None:
         storage = tensor.untyped_storage()
         # as long as the weak reference lives, no other storage gets this address
         self._held[storage._cdata] = (origin, StorageWeakRef(storage))
-        if origin.ends is not None:
+        if origin.ends is not None and not copied:
             self._waiting.append(origin)
 
     def _results(
@@ -174,10 +178,11 @@ class OriginMode(TorchDispatchMode):
         for tensor in made:
             if not tensor.is_floating_point() or not _measurable(tensor):
                 continue
-            origin = _Origin(func, spot, inputs, tensor.shape, tensor.dtype, tensor.device, call=call)
             if name in _COPIES and len(inputs) == 1:
-                origin = inputs[0][0]
-            elif name not in _UNINITIALISED:
+                self._enter(tensor, inputs[0][0], copied=True)
+                continue
+            origin = _Origin(func, spot, inputs, tensor.shape, tensor.dtype, tensor.device, call=call)
+            if name not in _UNINITIALISED:
                 origin.ends = _ends(tensor)
                 origin.on_purpose = puts_infinity(func, args, kwargs, tensor.dtype)
                 origin.out = out if self._immediate else None
@@ -188,12 +193,14 @@ class OriginMode(TorchDispatchMode):
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return []
-        with torch.no_grad():
+        with apart():  # at the end of a step the mode itself is on
             _read_ends(waiting)
         found: list[_Origin] = []
         for origin in waiting:
             if not origin.finite:
                 self._judge(origin, found)
+            elif origin.extreme and (self._is_given(origin) or any(i[0].state == EXPECTED for i in origin.inputs)):
+                origin.state = EXPECTED  # finfo.min as a mask: two of them make an infinity
             origin.ends = None
         faults = [(o, self._fault_of(o)) for o in found if self._is_wanted(o)]
         self._faults += len(faults)
@@ -233,19 +240,17 @@ class OriginMode(TorchDispatchMode):
 
     def _judge_producer(self, origin: _Origin, found: list[_Origin]) -> None:
         origin.root = origin
-        from_outside = origin.func is None
-        if not origin.nan and (origin.on_purpose or (from_outside and not origin.name)):
+        if not origin.nan and self._is_given(origin):
             origin.state = EXPECTED
-        elif not origin.nan and not from_outside and origin.high < math.inf and bare_name(origin.func) in _LOGARITHMS:
+        elif not origin.nan and origin.func is not None and origin.high < math.inf and bare_name(origin.func) in _LOGARITHMS:
             origin.state = PENDING
-        elif not origin.nan and from_outside and origin.name not in self._weights():
-            origin.state = EXPECTED  # a mask that is kept as a buffer
         else:
             origin.state = BAD
             found.append(origin)
 
-    def _weights(self) -> frozenset[str]:
-        return self._places.parameter_names()
+    def _is_given(self, origin: _Origin) -> bool:
+        """Put there on purpose: a constant, or something from outside that is no weight, such as a mask kept as a buffer."""
+        return origin.on_purpose or (origin.func is None and origin.name not in self._places.parameter_names())
 
     def _pass_on(self, origin: _Origin) -> None:
         root = origin.root
