@@ -181,18 +181,18 @@ class Limits:
     eps_dominates_error: float = _limit(0.1, "NUMERICS 2, row 5")
 
     # one examined step
-    hazard_consequence: float = _limit(
+    damage_consequence: float = _limit(
         0.10, "NUMERICS fact 7: real faults put more than 5 % into the gradients; ReLU flips of healthy small nets up to 8 %"
     )
-    hazard_certain: float = _limit(
+    damage_certain: float = _limit(
         0.03, "NUMERICS fact 7: healthy nets stay below 1.3 %; enough where the mechanism itself is proved at the operation"
     )
-    hazard_kept: float = _limit(0.5, "NUMERICS 2, row 2: EDQ below 0.5, more than half of an update or addend is lost")
-    hazard_flips: float = _limit(0.05, "derived: near-ties of a healthy router flip for about 1 % of the tokens")
-    hazard_ties: float = _limit(0.2, "derived: choices that low precision makes ties of; healthy scores hardly ever tie")
-    hazard_repeats: float = _limit(8, "derived: a sum that a loop adds up, not a single addition")
-    hazard_phase: float = _limit(0.1, "NUMERICS 2, row 15: phase error in radians")
-    hazard_decay: float = _limit(1e-4, "derived: a decay slower than 10000 steps is not missed")
+    damage_kept: float = _limit(0.5, "NUMERICS 2, row 2: EDQ below 0.5, more than half of an update or addend is lost")
+    damage_flips: float = _limit(0.05, "derived: near-ties of a healthy router flip for about 1 % of the tokens")
+    damage_ties: float = _limit(0.2, "derived: choices that low precision makes ties of; healthy scores hardly ever tie")
+    damage_repeats: float = _limit(8, "derived: a sum that a loop adds up, not a single addition")
+    damage_phase: float = _limit(0.1, "NUMERICS 2, row 15: phase error in radians")
+    damage_decay: float = _limit(1e-4, "derived: a decay slower than 10000 steps is not missed")
 
     # diagnosis
     surprise_noted: float = _limit(3.0, "NUMERICS 2, row 6: RMS of g/sqrt(v) of 2.3 and more goes before a loss spike")

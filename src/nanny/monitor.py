@@ -1,4 +1,4 @@
-"""Watches a training run: `MixedPrecisionNanny`, and the functional `watch_model` and `check_loss_scale`.
+"""Watches a training run: `MixedPrecisionNanny`, and the functional `watch_model`.
 
     nanny = MixedPrecisionNanny(model, optimizer, scaler)
     for step, (x, y) in enumerate(loader):
@@ -23,7 +23,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,23 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from .diagnosis_records import Diagnosis
+from .examine_records import Examination
+from .judge.cause_registry import diagnoses_of
 from .judge.culprit import first_culprit
+from .judge.evidence import Evidence, Gathering
+from .judge.hazards import judged
 from .judge.history import RunHistory
 from .judge.registry import all_rules, judge_step
 from .limits import Limits
 from .observe.autosteps import AutoSteps
 from .observe.capture import StepCapture
 from .observe.dump import save_suspect
+from .observe.examiner import Examiner
 from .observe.recorder import Recorder
 from .observe.trace import Suspect
 from .records import Finding, NannyError, NannyWarning, RunInfo, Severity, StepRecord
+from .show.diagnosis_text import diagnosis_lines
 from .show.live import LiveLog, closing_lines
 from .store.recording import RunRecording
 from .store.writer import status_at_exit, status_of
@@ -49,10 +56,16 @@ from .store.writer import status_at_exit, status_of
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
 MOST_DUMPS = 4
+EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
 
 
 def should_trace(step: int, every: int, dense_until: int) -> bool:
     return step < dense_until or step % every == 0
+
+
+def looks_wrong(found: Sequence[Finding]) -> bool:
+    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not."""
+    return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
 def disabled() -> bool:
@@ -63,6 +76,7 @@ class MixedPrecisionNanny:
     """Watches the training of `model` and says what goes wrong numerically, first culprit first.
 
     `optimizer` and `scaler` need not be given: they are seen when they are used. `output_dir=None` writes no files.
+    `examine="off"` forbids to watch single steps operation by operation beside FP32, which `diagnose` otherwise draws on.
     """
 
     def __init__(
@@ -76,6 +90,7 @@ class MixedPrecisionNanny:
         on_finding: Callable[[Finding], None] | None = None,
         dump_on_error: bool = False,
         limits: Limits | None = None,
+        examine: str = "auto",
         live: bool = True,
         strict: bool = False,
     ) -> None:
@@ -83,6 +98,8 @@ class MixedPrecisionNanny:
             raise NannyError(f"MixedPrecisionNanny needs the model (a torch.nn.Module), got {type(model).__name__}")
         if trace_interval < 1:
             raise NannyError(f"trace_interval is {trace_interval}; it counts steps, so use 1 or more")
+        if examine not in ("auto", "every", "off"):
+            raise NannyError(f'examine is {examine!r}; use "auto" (within one percent of the time), "every" or "off"')
         self.findings: list[Finding] = []
         self.enabled = not disabled()
         self._closed = not self.enabled
@@ -94,7 +111,11 @@ class MixedPrecisionNanny:
         self._pid = os.getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
+        self._gathering = Gathering(limits)
         self._recorder = Recorder(self._failed, self._suspect)
+        self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
+        self._recorder.when_cleared = self._close_examination
+        self._told: Diagnosis | None = None
         self._waiting: deque[StepCapture] = deque()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._last_seen: dict[tuple[str, str], int] = {}
@@ -128,6 +149,7 @@ class MixedPrecisionNanny:
             prefix += "."
         self._recorder.guard(self._recorder.add_model)(model, prefix)
         self._history.bad_buffers |= self._recorder.nonfinite_buffers()
+        self._gathering.masks = self._history.bad_buffers
         if self._recorder.compiled and self._live is not None and not prefix:
             self._live.say(
                 "nanny: part of the model is compiled: its inner outputs are not traced, gradients are watched as usual"
@@ -149,8 +171,11 @@ class MixedPrecisionNanny:
     def begin_step(self, step: int) -> None:
         if self._closed or os.getpid() != self._pid:
             return
+        self._close_examination()
         self._recorder.guard(self._finish)()
         self._recorder.guard(self._begin)(int(step))
+        if self._recorder.capture is not None and self._recorder.capture.examined:
+            self._recorder.guard(self._open_examination)()
 
     def _begin(self, step: int) -> None:
         if self._step is not None and step + self._offset <= self._step:
@@ -159,24 +184,43 @@ class MixedPrecisionNanny:
         traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until)
         if traced and self._dump_on_error:
             self._rng = torch.get_rng_state()
+        now = time.perf_counter()
         if self._began is None:
-            self._began = time.perf_counter()
+            self._began = now
+        examined = self._examiner is not None and self._examiner.begin(self._steps, now - self._began)
         self._step = step
         self._steps += 1
         self._traced += traced
         self._recorder.open()
-        self._recorder.begin(step, traced)
+        self._recorder.begin(step, traced, examined)
 
     def end_step(self) -> None:
         if not self._closed:
             self._recorder.end()
+            if self._recorder.capture is not None and self._recorder.capture.stepped:
+                self._close_examination()
             self._ended = time.perf_counter()
+
+    def _open_examination(self) -> None:
+        assert self._examiner is not None and self._step is not None
+        self._examiner.open(self._step)
+
+    def _close_examination(self) -> None:
+        if self._examiner is not None and self._examiner.is_open:
+            self._recorder.guard(self._examiner.finish, apart=False)()
+
+    def _examined(self, examination: Examination) -> None:
+        examination = judged(examination)
+        self._gathering.add_examination(examination)
+        if self._recording is not None:
+            self._recording.add_examination(examination)
 
     def _leave(self, error: BaseException) -> None:
         """The step was left by an exception: judge what was seen of it and take every hook away."""
         if self._closed:
             return
         self.end_step()
+        self._close_examination()
         self._recorder.guard(self._finish)()
         self._recorder.close()
         if self._recording is not None:
@@ -193,12 +237,42 @@ class MixedPrecisionNanny:
 
     def _judge(self, step: StepRecord) -> None:
         found = judge_step(step, self._history, self._rules)
+        self._gathering.add(step)
+        wrong = any(f.severity is Severity.ERROR for f in found)
         if self._recording is not None:
-            self._recording.add_step(step, urgent=any(f.severity is Severity.ERROR for f in found))
+            self._recording.add_step(step, urgent=wrong)
+            if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
+                self._recording.set_facts(self._gathering.facts)
+        if self._examiner is not None:
+            if not step.examined and not step.traced and step.seconds is not None:
+                self._examiner.plain_step(step.seconds)
+            if looks_wrong(found):
+                self._examiner.plan.suspect()
         for finding in found:
             self._emit(finding if self._rank is None else replace(finding, rank=self._rank))
         overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
         self._recorder.suspects = frozenset(overflowed) if step.stepped else frozenset()
+        if wrong and self._live is not None:
+            self._explain()
+
+    def _explain(self) -> None:
+        """Says once why, as soon as an error can be explained."""
+        best = next(iter(self.diagnoses()), None)
+        if best is not None and self._told is None and not best.early:
+            self._told = best
+            self._say(best)
+
+    def _say(self, one: Diagnosis) -> None:
+        if self._live is not None:
+            self._live.say("\n".join(f"nanny: {text}" for text in diagnosis_lines(one)))
+
+    def evidence(self) -> Evidence:
+        """What was gathered so far, as `diagnose` reads it."""
+        return self._gathering.evidence(self.findings) if self.enabled else Gathering().evidence(())
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """The root causes of what was seen so far, best first; nothing on a healthy run."""
+        return diagnoses_of(self.evidence())
 
     def _emit(self, finding: Finding) -> None:
         """Each code and site once, and again only if it got worse; repeats are counted."""
@@ -239,6 +313,8 @@ class MixedPrecisionNanny:
 
     def _failed(self, error: Exception) -> None:
         self._failure = f"{type(error).__name__}: {error}"
+        if self._examiner is not None:
+            self._examiner.close()
         if self._strict:
             raise error
         place = traceback.extract_tb(error.__traceback__)[-1]
@@ -254,7 +330,7 @@ class MixedPrecisionNanny:
         """Time spent in the nanny, in percent of the training without it."""
         if not self.enabled or self._began is None:
             return 0.0
-        spent = self._recorder.seconds
+        spent = self._recorder.seconds + (self._examiner.plan.spent if self._examiner is not None else 0.0)
         whole = max(time.perf_counter(), self._ended) - self._began - spent
         return 100.0 * spent / whole if whole > 0 else 0.0
 
@@ -265,10 +341,12 @@ class MixedPrecisionNanny:
         self._closed = True
         if os.getpid() != self._pid:
             return
+        self._close_examination()
         cost = self.cost_percent
         self._recorder.guard(self._finish)(wait=True)
         self._recorder.close()
         if self._recording is not None:
+            self._recording.set_facts(self._gathering.facts)
             self._recording.close(
                 status,
                 cost_percent=round(cost, 3),
@@ -285,6 +363,9 @@ class MixedPrecisionNanny:
         counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
+        best = next(iter(self.diagnoses()), None)
+        if best is not None and best != self._told:
+            self._say(best)
         for text in closing_lines(
             counts,
             first_culprit(self.findings),
@@ -342,48 +423,3 @@ class Watch:
 def watch_model(model: nn.Module, on_finding: Callable[[Finding], None] | None = None) -> Watch:
     """Watches a model's training from now on and logs to stderr; writes no files. Steps are found by themselves."""
     return Watch(model, on_finding)
-
-
-@dataclass
-class _ScaleWatch:
-    """What `check_loss_scale` remembers of one scaler."""
-
-    run: RunHistory = field(default_factory=RunHistory)
-    last: float | None = None
-    told: set[str] = field(default_factory=set)  # codes of the trouble that is going on
-
-
-_scale_watches: weakref.WeakKeyDictionary[GradScaler, _ScaleWatch] = weakref.WeakKeyDictionary()
-_SCALE_RULES = ("SCALE_DECLINE", "SCALE_COLLAPSE", "SCALE_LOW", "SKIP_RATE")
-
-
-def check_loss_scale(scaler: GradScaler) -> list[Finding]:
-    """Call it once per step: compares the loss scale with the last time, logs trouble when it begins, returns it always.
-
-    It sees the scale alone, so it cannot tell why a step was skipped; `MixedPrecisionNanny` can.
-    """
-    if disabled() or not scaler.is_enabled():
-        return []
-    watch = _scale_watches.setdefault(scaler, _ScaleWatch())
-    now = float(scaler.get_scale())
-    before, watch.last = watch.last, now
-    if before is None:
-        return []
-    step = StepRecord(
-        step=watch.run.steps,
-        scale=before,
-        scale_after=now,
-        skipped=now < before,
-        stepped=True,
-        growth_interval=scaler.get_growth_interval(),
-    )
-    if not step.skipped:
-        watch.told.clear()
-    rules = all_rules()
-    found = judge_step(step, watch.run, {code: rules[code] for code in _SCALE_RULES})
-    log = LiveLog()
-    for finding in found:
-        if finding.code not in watch.told:
-            log.show(finding)
-    watch.told.update(f.code for f in found)
-    return found

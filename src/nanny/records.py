@@ -196,6 +196,17 @@ class Autopsy:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """A norm that grows by a factor in every call of a module (time steps) or in every layer, within one step."""
+
+    direction: str  # forward, backward
+    site: str  # the module that is called again and again, or the one that holds the layers
+    unit: str  # calls, layers
+    calls: int
+    factor: float  # from the first to the last
+
+
+@dataclass(frozen=True)
 class Update:
     """What one optimizer step did to the parameters, by a sample of their elements."""
 
@@ -221,6 +232,8 @@ class OptimizerState:
     param_dtype: str = ""  # the narrowest
     state_dtype: str = ""  # the narrowest of exp_avg_sq / momentum
     eps_ratio: float | None = None  # median sqrt(v_hat)/eps over elements with v > 0
+    weight_decay: float = 0.0
+    decoupled: bool = False  # the decay is p *= 1 - lr * weight_decay, as in AdamW
 
 
 @dataclass(frozen=True)
@@ -254,3 +267,12 @@ class StepRecord:
     updates: tuple[Update, ...] = ()
     optimizers: tuple[OptimizerState, ...] = ()
     amp_dtype: str = ""  # "" means no autocast was seen
+    examined: bool = False
+    calls: tuple[str, ...] = ()  # what the loop did, in order: scale, backward, unscale, clip, step, update, zero_grad
+    backwards: int = 0
+    loss_dtype: str = ""
+    loss_factor: float | None = None  # a number by which the loss was multiplied by hand right before backward
+    growths: tuple[Growth, ...] = ()
+    new_scaler: bool = False  # a GradScaler that no step before has used
+    scale_given: bool = False  # update() was told the scale
+    scale_static: bool = False  # the scaler in use can neither fall nor rise

@@ -127,6 +127,7 @@ class RunHistory:
         self.same_loss = 0  # steps in a row with a bit-identical loss
         self.loss_high = 0
         self.norm_high = 0
+        self.exploding = False  # and that has been told
         self.bad_buffers = bad_buffers  # not finite from the start: masks
         self.amp_dtype = ""
         self.last_trace: StepRecord | None = None

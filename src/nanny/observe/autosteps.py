@@ -35,7 +35,7 @@ class AutoSteps:
         self._handle: Any = None
 
     def open(self) -> None:
-        self._handle = register_module_forward_pre_hook(self._recorder.guard(self._before_forward))
+        self._handle = register_module_forward_pre_hook(self._recorder.guard(self._before_forward, apart=False))
 
     def close(self) -> None:
         if self._handle is not None:

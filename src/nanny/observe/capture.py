@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
-from ..records import Autopsy, BadCall, OptimizerState, SiteTable, StepRecord, Update
+from ..records import Autopsy, BadCall, Growth, OptimizerState, SiteTable, StepRecord, Update
+from .growth import growths_of
 from .trace import Call, StepTrace
 from .updates import UpdateProbe
 
@@ -65,6 +66,13 @@ class StepCapture:
     probes: list[UpdateProbe] = field(default_factory=list)
     optimizers: tuple[OptimizerState, ...] = ()
     root_site: str = ""
+    examined: bool = False
+    calls: list[str] = field(default_factory=list)
+    loss_dtype: str = ""
+    loss_factor: float | None = None
+    new_scaler: bool = False
+    scale_given: bool = False
+    scale_static: bool = False
     seconds: float = 0.0
     _pending: dict[str, Any] = field(default_factory=dict)
 
@@ -96,11 +104,13 @@ class StepCapture:
         outputs, output_grads = None, None
         bad_calls: tuple[BadCall, ...] = ()
         zero_outputs: tuple[str, ...] = ()
+        growths: tuple[Growth, ...] = ()
         weights = _table(self.weights, p["weights"])
         if trace is not None:
             values, histograms = p["trace"].table()
             outputs, output_grads = _outputs(trace, values, histograms)
             bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, weights))
+            growths = tuple(growths_of(trace.calls, values))
             zero_outputs = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, weights))
         updates: list[Update] = []
         for probe, read in zip(self.probes, p["probes"]):
@@ -132,6 +142,15 @@ class StepCapture:
             optimizers=self.optimizers,
             amp_dtype=trace.amp[1] if trace is not None and trace.amp is not None else "",
             root_site=self.root_site,
+            examined=self.examined,
+            calls=tuple(self.calls),
+            growths=growths,
+            backwards=self.backwards,
+            loss_dtype=self.loss_dtype,
+            loss_factor=self.loss_factor,
+            new_scaler=self.new_scaler,
+            scale_given=self.scale_given,
+            scale_static=self.scale_static,
         )
 
     def _gradients(self) -> SiteTable | None:

@@ -30,9 +30,10 @@ class Listener(Protocol):
     def before_clip(self, parameters: list[Tensor], max_norm: float) -> None: ...
     def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
     def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
-    def after_scaler_update(self, scaler: GradScaler) -> None: ...
+    def after_scaler_update(self, scaler: GradScaler, given: bool) -> None: ...
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
+    def gradients_cleared(self) -> None: ...
 
 
 _listeners: list[Listener] = []
@@ -87,6 +88,7 @@ def _install() -> None:
         _replace(owner, "clip_grads_with_norm_", _clip)
         _replace(owner, "clip_grad_value_", _clip)
     _replace(saved_tensors_hooks, "__enter__", _packing)
+    _replace(Optimizer, "zero_grad", _zero_grad)
     before = optimizer_module.register_optimizer_step_pre_hook(_optimizer_before)
     after = optimizer_module.register_optimizer_step_post_hook(_optimizer_after)
     _undo.extend((before.remove, after.remove))
@@ -155,11 +157,22 @@ def _scaler_update(original: Any) -> Any:
     def update(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if self.is_enabled():
+            given = bool(args) or kwargs.get("new_scale") is not None
             for listener in tuple(_listeners):
-                listener.after_scaler_update(self)
+                listener.after_scaler_update(self, given)
         return result
 
     return update
+
+
+def _zero_grad(original: Any) -> Any:
+    def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        for listener in tuple(_listeners):
+            listener.gradients_cleared()
+        return result
+
+    return zero_grad
 
 
 def _clip(original: Any) -> Any:

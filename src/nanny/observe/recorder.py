@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
@@ -25,12 +26,16 @@ from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
 from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
+MOST_CALLS_NOTED = 64  # per step
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def guarded(method: F) -> F:
-    """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent."""
+def guarded(method: F, apart: bool = True) -> F:
+    """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
+
+    `apart`: while a step is examined, operations in here are not the program's; what opens and ends examinations is not apart.
+    """
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any, **kwargs: Any) -> Any:
@@ -39,7 +44,10 @@ def guarded(method: F) -> F:
         outermost, self.busy = not self.busy, True
         started = time.perf_counter()
         try:
-            return method(self, *args, **kwargs)
+            if not (apart and self.examining and outermost):
+                return method(self, *args, **kwargs)
+            with _disable_current_modes():
+                return method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001
             self.failed(error)
             return None
@@ -54,6 +62,17 @@ def guarded(method: F) -> F:
 def _copy(loss: Tensor) -> Tensor:
     """A scalar of its own, in a type that the host can read."""
     return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def factor_of(root: Tensor) -> float | None:
+    """The plain number by which a loss was multiplied last, if it was."""
+    node = root.grad_fn
+    if node is None or type(node).__name__ != "MulBackward0":
+        return None
+    other = getattr(node, "_saved_other", None)
+    if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
+        return float(other)
+    return None
 
 
 class Recorder:
@@ -72,16 +91,21 @@ class Recorder:
         self._on_failure = on_failure
         self._on_suspect = on_suspect
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._scaled_from: torch.dtype | None = None
         self._probe: UpdateProbe | None = None
         self._in_scaler_step: Optimizer | None = None
+        self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        self.examining = False  # every operation of this step is watched: ours must run aside
+        self.stepped_late = False  # the optimizer has run after the user's block
+        self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def failed(self, error: Exception) -> None:
         self.off = True
         self.close()
         self._on_failure(error)
 
-    def guard(self, function: Callable[..., None]) -> Callable[..., None]:
-        return functools.partial(guarded(lambda self, *args, **kwargs: function(*args, **kwargs)), self)
+    def guard(self, function: Callable[..., None], apart: bool = True) -> Callable[..., None]:
+        return functools.partial(guarded(lambda self, *args, **kwargs: function(*args, **kwargs), apart), self)
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         self.models.append((model, prefix))
@@ -105,8 +129,9 @@ class Recorder:
     # a step
 
     @guarded
-    def begin(self, step: int, traced: bool) -> None:
-        self.capture = StepCapture(step, traced, started=time.perf_counter())
+    def begin(self, step: int, traced: bool, examined: bool = False) -> None:
+        self.capture = StepCapture(step, traced, started=time.perf_counter(), examined=examined)
+        self.stepped_late = False
         self._scaled = self._probe = None
         if traced:
             self.find_parts()
@@ -138,7 +163,7 @@ class Recorder:
             capture.trace.close()
         if capture.traced or capture.skipped_known:
             self._measure_buffers(capture)
-        if capture.traced:
+        if capture.traced or capture.examined:
             capture.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
@@ -229,11 +254,14 @@ class Recorder:
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
+        self._note("backward")
         if root.numel() == 1 and root.is_floating_point():
             scaled = self._scaled is not None and self._scaled[0]() is root
             loss = self._scaled[1] if scaled and self._scaled is not None else _copy(root)
             capture.losses.append(loss)
             capture.backward_scaled = capture.backward_scaled or scaled
+            capture.loss_dtype = short_dtype(root.dtype if not scaled else self._scaled_from or root.dtype)
+            capture.loss_factor = None if scaled else factor_of(root)
         if (
             not capture.packed
             and capture.autopsy is None
@@ -251,11 +279,15 @@ class Recorder:
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
         self._scaled = (weakref.ref(scaled), _copy(loss))
+        self._scaled_from = loss.dtype
+        self._note("scale")
+        self._note_scaler(scaler)
         if self.capture is not None and scaler._scale is not None:
             self.capture.scale = scaler._scale.detach().clone()
 
     @guarded
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._note("unscale")
         if self.capture is not None:
             mine = self._mine(optimizer)
             self.capture.unscaled.update(id(p) for p in mine)
@@ -268,6 +300,7 @@ class Recorder:
         if capture is None or not mine or not math.isfinite(max_norm):
             return
         scaled = capture.backward_scaled and not any(id(p) in capture.unscaled for p in mine)
+        self._note("clip")
         capture.clipped = max_norm
         capture.clipped_scaled = capture.clipped_scaled or scaled
         self._read_gradients(mine, capture.scale if scaled else None)
@@ -280,6 +313,8 @@ class Recorder:
         if capture is None or not mine:
             return
         self._in_scaler_step = optimizer
+        self._note("scaler.step")
+        self._note_scaler(scaler)
         self._note_optimizer(optimizer)
         if scaler._scale is not None and capture.scale is None:
             capture.scale = scaler._scale.detach().clone()
@@ -301,9 +336,11 @@ class Recorder:
             capture.skipped_known = True
 
     @guarded
-    def after_scaler_update(self, scaler: GradScaler) -> None:
+    def after_scaler_update(self, scaler: GradScaler, given: bool) -> None:
+        self._note("update")
         if self.capture is not None and scaler._scale is not None:
             self.capture.scale_after = scaler._scale.detach().clone()
+            self.capture.scale_given = self.capture.scale_given or given
 
     @guarded
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
@@ -311,11 +348,13 @@ class Recorder:
         mine = self._mine(optimizer)
         if capture is None or not mine:
             return
+        if self._in_scaler_step is not optimizer:
+            self._note("step")
         self._note_optimizer(optimizer)
         capture.ran = True
         if not has_closure:
             self._read_gradients(mine, None)
-        if capture.traced and not has_closure:
+        if (capture.traced or capture.examined) and not has_closure:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -328,6 +367,24 @@ class Recorder:
             capture.probes.append(self._probe)
             self._probe = None
         self._read_gradients(self._mine(optimizer), None)  # what a closure left
+        self.stepped_late = capture.ended
+
+    def gradients_cleared(self) -> None:
+        if self.stepped_late and self.when_cleared is not None:
+            self.when_cleared()  # not aside: an examination ends here
+        self._note("zero_grad")
+
+    def _note(self, call: str) -> None:
+        if self.capture is not None and len(self.capture.calls) < MOST_CALLS_NOTED:
+            self.capture.calls.append(call)
+
+    def _note_scaler(self, scaler: GradScaler) -> None:
+        if self.capture is None:
+            return
+        if scaler not in self._scalers:
+            self._scalers.add(scaler)
+            self.capture.new_scaler = True
+        self.capture.scale_static = scaler.get_backoff_factor() >= 1.0
 
     def _note_optimizer(self, optimizer: Optimizer) -> None:
         assert self.capture is not None

@@ -96,7 +96,13 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
         param_dtype=narrowest({short_dtype(p.dtype) for p in params if p.is_floating_point()}),
         state_dtype=narrowest(states),
         eps_ratio=_eps_ratio(kept, group),
+        weight_decay=_number(group.get("weight_decay")),
+        decoupled=bool(group.get("decoupled_weight_decay")) or isinstance(optimizer, torch.optim.AdamW),
     )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
 
 
 def _eps_ratio(kept: list[Any], group: Mapping[str, Any]) -> float | None:

@@ -93,6 +93,12 @@ class WritingStore:
         marks = ", ".join("?" * (1 + len(row)))
         self.db.execute(f"INSERT INTO finding (run, {FINDING_COLUMNS}) VALUES ({marks})", (self.run, *row))
 
+    def put_examination(self, step: int, data: str) -> None:
+        self.db.execute("INSERT OR REPLACE INTO examination VALUES (?, ?, ?)", (self.run, step, data))
+
+    def put_fact(self, name: str, value: str) -> None:
+        self.db.execute("INSERT OR REPLACE INTO fact VALUES (?, ?, ?)", (self.run, name, value))
+
     def put_dump(self, row: tuple[int, str, str, str]) -> None:
         self.db.execute("INSERT INTO dump (run, step, site, path, sha256) VALUES (?, ?, ?, ?, ?)", (self.run, *row))
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..records import Finding, Severity
 
@@ -52,6 +54,30 @@ def _revive(value: Any) -> Any:
 
 def from_json(text: str) -> Any:
     return _revive(json.loads(text))
+
+
+T = TypeVar("T")
+
+
+def dataclass_of(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A frozen record from what `to_json(asdict(record))` kept; fields that this version does not know are left out."""
+    hints = get_type_hints(kind)
+    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: _typed(hints[name], value) for name, value in values.items() if name in known})
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    options = [o for o in get_args(hint) if o is not type(None)] if get_origin(hint) in (Union, UnionType) else [hint]
+    if value is None or len(options) != 1:
+        return value
+    (hint,) = options
+    if is_dataclass(hint) and isinstance(hint, type):
+        return dataclass_of(hint, value)
+    if get_origin(hint) is tuple:
+        return tuple(_typed(get_args(hint)[0], item) for item in value)
+    if get_origin(hint) is frozenset:
+        return frozenset(value)
+    return value
 
 
 def number_to_sql(value: float | None) -> float | str | None:

@@ -23,9 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from ..examine_records import Examination
 from ..records import Finding, NannyError, Severity, Site
 from . import schema
-from .encode import FINDING_COLUMNS, finding_of, from_json
+from .encode import FINDING_COLUMNS, dataclass_of, finding_of, from_json
 from .files import find_stores
 from .lock import is_held, lock_path, try_lock
 from .packing import stat, unpack_histograms, unpack_sample
@@ -35,8 +36,11 @@ __all__ = [
     "RunRow",
     "connect",
     "dumps",
+    "examinations",
+    "facts",
     "find_stores",
     "findings",
+    "histogram_steps",
     "histograms",
     "kinds",
     "one_moment",
@@ -272,6 +276,12 @@ def histograms(
         yield step, unpack_histograms(data, n)
 
 
+def histogram_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:
+    """Steps at which histograms of this kind were taken, ascending."""
+    rows = db.execute("SELECT step FROM histogram WHERE run = ? AND kind = ? ORDER BY step", (run, kind)).fetchall()
+    return np.array([step for (step,) in rows], np.int64)
+
+
 def findings(
     db: sqlite3.Connection,
     run: int,
@@ -302,6 +312,17 @@ def findings(
 def dumps(db: sqlite3.Connection, run: int) -> list[DumpRow]:
     rows = db.execute("SELECT step, site, path, sha256 FROM dump WHERE run = ? ORDER BY id", (run,))
     return [DumpRow(*row) for row in rows]
+
+
+def examinations(db: sqlite3.Connection, run: int) -> list[Examination]:
+    """The examined steps, in order."""
+    rows = db.execute("SELECT data FROM examination WHERE run = ? ORDER BY step", (run,))
+    return [dataclass_of(Examination, from_json(data)) for (data,) in rows]
+
+
+def facts(db: sqlite3.Connection, run: int) -> dict[str, Any]:
+    """name -> value, as last written."""
+    return {name: from_json(value) for name, value in db.execute("SELECT name, value FROM fact WHERE run = ?", (run,))}
 
 
 def steps(db: sqlite3.Connection, run: int) -> tuple[int, int] | None:

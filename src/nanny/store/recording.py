@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..examine_records import Examination
 from ..formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
-from ..judge.history import grad_norm
+from ..judge.evidence import RunFacts, step_scalars
 from ..records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Site, SiteTable, StepRecord
 from .writer import RunWriter
 
@@ -48,8 +49,14 @@ class RunRecording:
     def add_dump(self, step: int, site: str, saved: tuple[Path, str]) -> None:
         self._writer.add_dump(step, site, str(saved[0]), saved[1])
 
+    def add_examination(self, examination: Examination) -> None:
+        self._writer.add_examination(examination)
+
+    def set_facts(self, facts: RunFacts) -> None:
+        self._writer.set_fact("facts", asdict(facts))
+
     def add_step(self, step: StepRecord, urgent: bool) -> None:
-        self._writer.add_scalars(step.step, _scalars(step))
+        self._writer.add_scalars(step.step, step_scalars(step))
         if step.amp_dtype and step.amp_dtype != self._amp:
             self._amp = step.amp_dtype
             self._writer.set_meta(amp_dtype=self._amp)
@@ -125,22 +132,3 @@ def _moved(histograms: np.ndarray, bits: int) -> np.ndarray:
         target = min(max(index + bits, BELOW_BIN), LAST_BIN) if index != ABOVE_BIN else ABOVE_BIN
         out[:, target] += histograms[:, index]
     return out
-
-
-def _scalars(step: StepRecord) -> dict[str, float]:
-    values: dict[str, float | None] = {
-        "loss": step.loss,
-        "step_ms": None if step.seconds is None else 1e3 * step.seconds,
-        "lr": step.lr,
-        "grad_norm": grad_norm(step),
-        "scale": step.scale,
-        "clip": step.clipped,
-        "skipped": float(step.skipped) if step.scale is not None else None,
-        "traced": 1.0 if step.traced else None,
-    }
-    moving = [u for u in step.updates if u.count and u.lr]
-    total = sum(u.count for u in moving)
-    if total:
-        values["unchanged_share"] = sum(u.unchanged for u in moving) / total
-        values["update_ratio"] = max((u.update_rms / u.weight_rms for u in moving if u.weight_rms), default=0.0)
-    return {name: value for name, value in values.items() if value is not None}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 APPLICATION_ID = 0x6E616E79  # "nany": tells our files from other SQLite databases, also to file(1)
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 SCHEMA = """
 -- One training process that was watched. A file may hold many runs, one after the other.
@@ -97,6 +97,22 @@ CREATE TABLE finding (
     evidence TEXT NOT NULL                   -- JSON object; non-finite numbers as the texts NaN, Infinity, -Infinity
 );
 CREATE INDEX finding_step ON finding (run, step);
+
+-- One step of which every operation was watched beside its FP32 twin.
+CREATE TABLE examination (
+    run INTEGER NOT NULL REFERENCES run(id),
+    step INTEGER NOT NULL,
+    data TEXT NOT NULL,                      -- JSON object: nanny.examine_records.Examination; non-finite numbers as texts
+    PRIMARY KEY (run, step)
+) WITHOUT ROWID;
+
+-- What a diagnosis asks for beside the numbers of each step; written again as the run goes on.
+CREATE TABLE fact (
+    run INTEGER NOT NULL REFERENCES run(id),
+    name TEXT NOT NULL,                      -- facts: how the loop treats loss, gradients, scaler and optimizer
+    value TEXT NOT NULL,                     -- JSON
+    PRIMARY KEY (run, name)
+) WITHOUT ROWID;
 
 -- A tensor or an operation that was written to disk for replay.
 CREATE TABLE dump (

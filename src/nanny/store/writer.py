@@ -24,13 +24,15 @@ import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..examine_records import Examination
 from ..records import Finding, NannyWarning, RunInfo, Sample, Site
 from .database import RUN_COLUMNS, WritingStore, open_for_writing
-from .encode import clean_text, finding_row
+from .encode import clean_text, finding_row, to_json
 from .files import store_name
 
 QUEUE_BYTES = 64 << 20
@@ -126,6 +128,15 @@ class RunWriter:
     def add_dump(self, step: int, site: str, path: str, sha256: str) -> None:
         row = (int(step), clean_text(site), clean_text(path), sha256)
         self._enqueue_urgent([partial(WritingStore.put_dump, row=row)])
+
+    def add_examination(self, examination: Examination) -> None:
+        data = to_json(asdict(examination))
+        self._enqueue_urgent([partial(WritingStore.put_examination, step=int(examination.step), data=data)])
+
+    def set_fact(self, name: str, value: Any) -> None:
+        """The newest value wins. It waits with the samples, and is on disk a second later."""
+        text = to_json(value)
+        self._enqueue_bulk(len(text), partial(WritingStore.put_fact, name=name, value=text))
 
     def set_meta(self, **values: Any) -> None:
         """`amp_dtype`, `torch`, `world_size` and `rank` have columns of their own; the rest joins the run's `meta`."""

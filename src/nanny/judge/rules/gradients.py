@@ -24,6 +24,14 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     norm = grad_norm(step)
     if norm is None or not math.isfinite(norm) or norm <= 0 or step.skipped:
         return
+    found = list(_explosion(step, run, norm))
+    is_error = any(seen.severity in (None, Severity.ERROR) for seen in found)
+    if not (is_error and run.exploding):  # one divergence is one finding, whichever layer leads at the moment
+        yield from found
+    run.exploding = is_error
+
+
+def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
     limits = run.limits
     if len(run.norms) < limits.baseline_steps:
         yield from _by_rail(step, run, norm)

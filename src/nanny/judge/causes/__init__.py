@@ -1,0 +1,1 @@
+"""One file per family; every function marked with @cause is found by folder scan."""

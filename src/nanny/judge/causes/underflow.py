@@ -1,0 +1,115 @@
+"""Numbers too small for fp16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...examine_records import Examination
+from ...formats import FP16
+from ..accounts import by_break, by_hazard
+from ..cause_registry import CERTAIN, LIKELY, Suspicion, cause
+from ..producers import cause_of
+from ..signs import Signs
+
+
+def _flushed(signs: Signs) -> tuple[Examination, list[str], float] | None:
+    """The examined step with most gradient energy flushed to zero: parameters concerned, and the share of the energy."""
+    best: tuple[Examination, list[str], float] | None = None
+    for exam in signs.clean_exams:
+        gone = [
+            g for g in exam.gradients
+            if g.reference_norm > 0 and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
+        ]  # fmt: skip
+        energy = sum(g.energy_share * min(g.error, 1.0) ** 2 for g in gone if math.isfinite(g.error))
+        if gone and (best is None or energy > best[2]):
+            best = exam, [g.name for g in gone], energy
+    return best
+
+
+def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
+    found = _flushed(signs)
+    if found is None or found[2] < signs.limits.flush_energy_warn or signs.amp_dtype not in ("float16", ""):
+        return
+    exam, names, energy = found
+    if scaled != (exam.scale is not None and signs.facts.scaler_steps > 0):
+        return
+    whole = [g for g in exam.gradients if g.norm == 0 and g.reference_norm > 0]
+    flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
+    largest = max(exam.gradients, key=lambda g: g.reference_norm, default=None)
+    if scaled:
+        culprit = "scaler.scale"
+    elif whole:
+        culprit = whole[0].name
+    else:
+        culprit = names[0]
+    yield Suspicion(
+        culprit=culprit,
+        score=CERTAIN if energy > signs.limits.flush_energy_error or whole else LIKELY,
+        evidence=(
+            f"step {exam.step}: {energy:.0%} of the gradient's energy is lost beside FP32, in {len(names)} parameters",
+            *(f"`{g.name}`: gradient exactly 0 where FP32 has {g.reference_norm:.2g}" for g in whole[:1]),
+            f"fp16 makes 0 of everything up to {FP16.flush_at:.2g}"
+            + (f"; the largest true gradient norm here is {largest.reference_norm:.2g}" if largest is not None else ""),
+            f"loss scale {exam.scale:g}" if exam.scale else "no loss scaling",
+            *((flush.message,) if flush is not None and flush.message else ()),
+        ),
+        chain=("small gradients of activations", "below 3e-8 fp16 stores 0", "weights get no gradient"),
+        step=exam.step,
+        precision_caused=True,
+    )  # fmt: skip
+
+
+@cause("grad_underflow_no_scaling", "underflow")
+def grad_underflow(signs: Signs) -> Iterator[Suspicion]:
+    """Gradients below 3e-8 become 0 in an fp16 backward pass without loss scaling.
+
+    Fix: use torch.amp.GradScaler, or BF16, whose range is that of FP32.
+
+    Confirm: multiply the loss by 65536 for one step: the zeros disappear.
+    """
+    yield from _underflow(signs, scaled=False)
+
+
+@cause("loss_scale_too_low", "underflow")
+def loss_scale_too_low(signs: Signs) -> Iterator[Suspicion]:
+    """There is a GradScaler, but its scale is too small for these gradients.
+
+    Fix: raise init_scale (65536 is the default) or shorten growth_interval.
+
+    Confirm: set the scale to 65536 for one step: the zeros disappear and nothing overflows.
+    """
+    yield from _underflow(signs, scaled=True)
+
+
+@cause("eps_underflow_fp16", "underflow")
+def eps_underflow(signs: Signs) -> Iterator[Suspicion]:
+    """A protecting epsilon (1e-8, 1e-12) is 0 in fp16, so a division or logarithm meets 0.
+
+    Fix: compute this in FP32, or use an eps of at least 6.1e-5, inside the root.
+
+    Confirm: torch.tensor(eps, dtype=torch.float16) is 0.
+    """
+    at = signs.break_
+    if at is not None:
+        if cause_of(at, signs) == "eps_underflow_fp16":
+            yield by_break(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+        elif at.phase == "backward" and at.hint == "eps_underflow_fp16" and at.in_reference is False:
+            yield by_break(signs, at, CERTAIN)
+    else:
+        yield from by_hazard(signs, "eps_underflow_fp16", signs.limits.hazard_consequence)
+
+
+@cause("product_underflow_fp16", "underflow")
+def product_underflow(signs: Signs) -> Iterator[Suspicion]:
+    """A product of many factors below 1 is 0 in fp16, and its logarithm -inf.
+
+    Fix: add logarithms instead of multiplying, or multiply in FP32.
+
+    Confirm: every factor is above 0, their product in fp16 is 0.
+    """
+    at = signs.break_
+    if at is not None and at.hint == "product_underflow_fp16":
+        yield by_break(signs, at, CERTAIN)
+    elif at is None:
+        yield from by_hazard(signs, "product_underflow_fp16", signs.limits.hazard_consequence)

@@ -1,0 +1,63 @@
+"""Which cause the first bad number of a step speaks for, by the operation that made it."""
+
+from __future__ import annotations
+
+from ..formats import FP16
+from .signs import Break, Signs
+
+EXPONENTIALS = frozenset(["exp", "expm1", "exp2", "sinh", "cosh", "softplus", "logaddexp"])
+PRODUCTS = frozenset(["mul", "mul_", "pow", "square", "addcmul", "prod", "cumprod", "pow_", "square_", "reciprocal_"])
+REDUCTIONS = frozenset(["sum", "nansum", "cumsum", "dot", "vdot", "norm", "linalg_vector_norm", "var", "var_mean", "std",
+                        "logsumexp", "mean", "trace", "pdist", "cdist_forward"])  # fmt: skip
+MATMULS = frozenset(["mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linear", "einsum", "mv", "addmv", "convolution",
+                     "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention", "scaled_dot_product_flash_attention_for_cpu",
+                     "native_group_norm", "mkldnn_convolution", "embedding_bag", "conv_transpose2d", "lstm", "gru"])  # fmt: skip
+SUMS = frozenset(["add", "add_", "sub", "sub_", "rsub", "addcdiv", "lerp", "index_add", "scatter_add", "cat", "stack"])
+DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "log_", "log2", "log10", "log1p", "true_divide", "sqrt",
+                       "pow", "logit", "atanh", "floor_divide", "remainder", "fmod"])  # fmt: skip
+SOFTMAXES = frozenset(["softmax", "log_softmax", "safe_softmax", "masked_softmax"])
+CASTS = frozenset(["to_copy", "copy_", "to", "half", "copy"])
+LOSSES = frozenset(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss_forward", "nll_loss", "binary_cross_entropy",
+                    "binary_cross_entropy_with_logits", "kl_div", "cross_entropy", "soft_margin_loss"])  # fmt: skip
+
+
+def cause_of(at: Break, signs: Signs) -> str:
+    """The name of the cause, or "" if the operation alone does not tell."""
+    if at.from_data:
+        return "data_nan" if at.dtype != "float16" or at.nan else "input_out_of_range_fp16"
+    if at.hint and at.in_forward:
+        return at.hint
+    if at.phase == "backward":
+        return ""
+    if at.culprit.startswith("data"):
+        return "input_out_of_range_fp16"
+    return _forward(at, signs)
+
+
+def _forward(at: Break, signs: Signs) -> str:
+    if at.op in SOFTMAXES:
+        return "mask_inf_full_row" if at.nan else ""
+    if at.op in EXPONENTIALS:
+        return "exp_overflow_fp16"
+    if at.op in CASTS:
+        return "activation_overflow_fp16" if not at.culprit.startswith("op:") else "input_out_of_range_fp16"
+    if at.op in LOSSES:
+        return "loss_computed_in_fp16" if at.dtype == "float16" else ""
+    if at.op in REDUCTIONS:
+        return "reduction_overflow_fp16" if not at.nan else ""
+    if at.op in PRODUCTS and not at.nan:
+        inside_a_layer = not at.culprit.startswith("op:")
+        return "activation_overflow_fp16" if inside_a_layer and _has_weights(at, signs) else "product_overflow_fp16"
+    if at.op in ("bmm", "baddbmm") and signs.attends(at):
+        return "attention_logit_overflow_fp16"
+    if at.op in MATMULS or at.op in SUMS:
+        return "activation_overflow_fp16" if not at.nan or at.dtype == "float16" else ""
+    if at.op in DIVISIONS and at.in_reference is False:
+        return "eps_underflow_fp16"
+    if not at.op and at.dtype == "float16" and not at.nan:
+        return "activation_overflow_fp16" if (at.input_absmax or 0.0) < FP16.overflow_at else "input_out_of_range_fp16"
+    return ""
+
+
+def _has_weights(at: Break, signs: Signs) -> bool:
+    return any(name.startswith(f"{at.culprit}.") for name in signs.facts.parameters)

@@ -1,0 +1,380 @@
+"""The signs of a run: what its evidence means, before any cause is named.
+
+Where the first bad number arose and whether FP32 would have had it too, whether bad steps pass by themselves, whether loss and
+gradients run away, how far the gradients are from those of FP32. Causes ask here, so that each question is answered once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..examine_records import Examination, FirstBad, GradientError, Hazard, Place
+from ..formats import FP16
+from ..limits import Limits
+from ..records import Growth
+from .evidence import Evidence, Incident, RunFacts
+
+LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+STEP_HAPPENS = ("backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Break:
+    """Where a finite computation first became NaN or infinite, from whatever source tells it best."""
+
+    step: int
+    op: str  # without leading underscore: softmax, bmm, to_copy
+    culprit: str
+    phase: str  # forward, backward, optimizer, loop
+    nan: bool
+    dtype: str = ""
+    where: str = ""
+    module: str = ""  # class
+    in_reference: bool | None = None  # FP32 breaks there too
+    expected: float | None = None  # magnitude in FP32
+    input_absmax: float | None = None
+    hint: str = ""  # the cause that the examined operations suggest
+    from_data: bool = False
+    order: int = 0
+    source: str = "examination"
+    hazard: Hazard | None = None
+
+    @property
+    def in_forward(self) -> bool:
+        return self.phase in ("forward", "loop") and self.phase not in STEP_HAPPENS
+
+
+@dataclass(frozen=True)
+class Runaway:
+    """Loss or gradients that grew by orders of magnitude while all was still finite."""
+
+    start: int  # last step at the old level
+    step: int  # the worst one
+    name: str  # loss or gradient norm
+    low: float
+    high: float
+
+    @property
+    def factor(self) -> float:
+        return self.high / self.low if self.low else math.inf
+
+
+@dataclass(frozen=True)
+class Signs:
+    evidence: Evidence
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.evidence.facts
+
+    @property
+    def limits(self) -> Limits:
+        return self.evidence.limits
+
+    # non-finite numbers
+
+    @cached_property
+    def losing_steps(self) -> Sequence[Incident]:
+        """Bad steps that the loss scale's search does not explain: the forward pass was bad, or nobody skipped the update."""
+        return [i for i in self.facts.incidents if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.calls)]
+
+    @cached_property
+    def skips(self) -> tuple[int, int, int]:
+        """Skipped steps, the longest run of them after the first that passed, and how many were skipped at the very end."""
+        _, values = self.evidence.curve("skipped")
+        total = int(values.sum())
+        longest = now = 0
+        passed = False
+        for skipped in values:
+            now = now + 1 if skipped else 0
+            passed = passed or not skipped
+            if passed:
+                longest = max(longest, now)
+        return total, longest, now
+
+    @cached_property
+    def scale_search_failed(self) -> bool:
+        """Skips that go on: at the end of the run after a step had passed, or longer than any search for a scale."""
+        total, longest, at_end = self.skips
+        if not total:
+            return False
+        _, scales = self.evidence.curve("scale")
+        low = bool(len(scales)) and float(scales[-1]) < self.limits.scale_floor
+        return longest >= self.limits.scale_skips_error or (at_end == total and (low or at_end > 16)) or low
+
+    @cached_property
+    def harmed(self) -> bool:
+        """Non-finite numbers have done harm: weights or loss went bad, or steps are skipped for good."""
+        return bool(self.losing_steps) or self.scale_search_failed
+
+    @cached_property
+    def broken_exams(self) -> Sequence[Examination]:
+        """Examined steps with a first bad number of their own: not those that only inherited bad weights."""
+        first_loss = next((i.step for i in self.facts.incidents if not i.skipped), None)
+        return [e for e in self.evidence.examinations if e.first_bad is not None and (first_loss is None or e.step <= first_loss)]
+
+    @cached_property
+    def break_(self) -> Break | None:
+        """The first bad number that did harm."""
+        first = self.first_bad_step
+        in_forward = [e for e in self.broken_exams if _reaches_loss(e)]
+        if in_forward and (first is None or in_forward[0].step <= first + 64):
+            best = in_forward[0]
+            told = self._by_incident()
+            if told is not None and told.step < best.step and not _same_kind(told, best):
+                return told
+            return break_of(best)
+        told = self._by_incident()
+        if told is not None and told.phase != "backward":
+            return told
+        if not self.harmed:
+            return None
+        backward = [e for e in self.broken_exams if any(g.nonfinite for g in e.gradients)]
+        if backward:  # the last: a loss scale that was still being searched broke the earlier ones
+            return break_of(backward[-1])
+        return told
+
+    @property
+    def first_bad_step(self) -> int | None:
+        return self.losing_steps[0].step if self.losing_steps else self.evidence.first_bad_step
+
+    def _by_incident(self) -> Break | None:
+        """From the loss's graph or the traced modules, for a step that was not examined."""
+        for incident in self.losing_steps:
+            autopsy = incident.autopsy
+            site = {"input": "data:input", "loss": ""}.get(incident.site, incident.site)
+            if incident.code == "WEIGHT_NONFINITE":
+                continue
+            if autopsy is not None and not autopsy.weight:
+                op = autopsy.op.lstrip("_")
+                if site in ("", self.facts.root_site):
+                    site = f"op:{op}"
+                if autopsy.from_data:
+                    site = "data:input"
+                decided = self._reference_by_size(autopsy.dtype, autopsy.size)
+                return Break(
+                    incident.step, op, site, "forward", autopsy.nan, autopsy.dtype, expected=autopsy.size, in_reference=decided,
+                    from_data=autopsy.from_data, source="graph",
+                )  # fmt: skip
+            if incident.calls and site:
+                call = next((c for c in incident.calls if c.inputs_clean is not False), incident.calls[0])
+                clean = any(c.inputs_clean is not False for c in incident.calls)
+                return Break(
+                    incident.step, "", site if clean else "data:input", "forward", bool(call.nan), call.dtype, module=call.module,
+                    input_absmax=call.input_absmax, from_data=not clean, source="trace",
+                )  # fmt: skip
+            if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
+                return Break(incident.step, "", incident.bad_grads[-1], "backward", incident.nan, source="gradients")
+        return None
+
+    def _reference_by_size(self, dtype: str, size: float | None) -> bool | None:
+        return False if dtype == "float16" and size is not None and math.isfinite(size) and size >= FP16.max else None
+
+    def attends(self, at: Break) -> bool:
+        """A product of two activations whose result a softmax turns into weights."""
+        for exam in self.evidence.examinations:
+            if exam.step == at.step:
+                later = [h for h in exam.hazards if h.order > at.order and h.op.lstrip("_") in ("softmax", "safe_softmax")]
+                return bool(later) or at.order < 0
+        return False
+
+    # runaway growth
+
+    @cached_property
+    def runaway(self) -> Runaway | None:
+        """The loss, or the gradients, grew by orders of magnitude over several steps."""
+        for name, factor in (("loss", self.limits.runaway_loss), ("grad_norm", self.limits.runaway_grad)):
+            steps, values = self.evidence.curve(name)
+            found = _growth(steps, values, factor)
+            if found is not None:
+                start, worst = found
+                return Runaway(int(steps[start]), int(steps[worst]), name, float(values[start]), float(values[worst]))
+        return None
+
+    @cached_property
+    def learns(self) -> bool:
+        """The loss has come down from where it began."""
+        _, values = self.evidence.curve("loss")
+        values = values[np.isfinite(values)]
+        quarter = max(1, len(values) // 4)
+        return len(values) >= 4 and float(np.median(values[-quarter:])) < 0.95 * float(np.median(values[:quarter]))
+
+    @cached_property
+    def growth(self) -> Growth | None:
+        """Geometric growth within the first step: no training has made it."""
+        early = self.facts.growths_step is not None and self.facts.growths_step <= 1
+        return max(self.facts.growths, key=lambda g: g.factor, default=None) if early else None
+
+    @cached_property
+    def exploded_at_once(self) -> bool:
+        """Gradients beyond any usual size, or bad numbers, at the first step: before the learning rate could matter."""
+        steps, norms = self.evidence.curve("grad_norm")
+        first = self.first_bad_step
+        began_bad = first is not None and len(steps) > 0 and first <= int(steps[0])
+        return began_bad or (len(norms) > 0 and float(norms[0]) > self.limits.grad_rail_high)
+
+    def ran_away_before(self, at: Break) -> bool:
+        """Loss or gradients had grown by orders before the number went bad: it is a consequence."""
+        away = self.runaway
+        return away is not None and away.start < at.step and away.step <= at.step and not self.wrong_before(away.start + 1)
+
+    def wrong_before(self, step: int) -> bool:
+        """An examined step before this one had gradients that FP32 would not have given."""
+        return any((e.gradient_error or 0.0) > self.limits.diff_grad_warn and e.step < step for e in self.clean_exams)
+
+    def twin_agrees(self, step: int) -> bool:
+        seen = [e for e in self.clean_exams if e.step < step and e.gradient_error is not None]
+        return bool(seen) and not self.wrong_before(step)
+
+    @cached_property
+    def weights_lost(self) -> bool:
+        """Bad numbers were written into the weights: after a bad step that nobody skipped, all later ones are bad."""
+        _, losses = self.evidence.curve("loss")
+        written = any(not i.skipped and i.bad_grads for i in self.facts.incidents)
+        return written and len(losses) > 0 and not math.isfinite(float(losses[-1]))
+
+    @cached_property
+    def converged(self) -> bool:
+        _, losses = self.evidence.curve("loss")
+        known = losses[np.isfinite(losses)]
+        return len(known) > 1 and abs(float(known[-1])) <= self.limits.converged * abs(float(np.max(known)))
+
+    @cached_property
+    def fade(self) -> tuple[str, float, float, float, bool] | None:
+        """(parameter, ratio, its rms, the last layer's rms, FP32 agrees) of gradients that fade on the way back to the first."""
+        exam = next((e for e in reversed(self.evidence.examinations) if e.gradients and e.first_bad is None), None)
+        sizes = self.facts.sizes
+        if exam is not None:
+            norms = {g.name: (g.reference_norm, g.norm) for g in exam.gradients if not g.name.endswith("bias")}
+        else:
+            norms = {g.name: (g.norm, g.norm) for g in self.facts.levels if not g.name.endswith("bias")}
+        rms = [(n, r / math.sqrt(sizes[n]), v) for n, (r, v) in norms.items() if sizes.get(n, 0) > 1 and 0 < r < math.inf]
+        if len(rms) < self.limits.fade_layers:
+            return None
+        third = len(rms) // 3
+        head = float(np.median([r for _, r, _ in rms[:third]]))
+        tail = float(np.median([r for _, r, _ in rms[-third:]]))
+        middle = float(np.median([r for _, r, _ in rms[third:-third]]))
+        if not head < middle < tail or head > self.limits.fade_ratio * tail:
+            return None
+        name, least, _ = min(rms[:third], key=lambda item: item[1])
+        return name, least / tail, least, tail, exam is not None
+
+    # silent errors
+
+    @cached_property
+    def clean_exams(self) -> Sequence[Examination]:
+        return [e for e in self.evidence.examinations if e.first_bad is None and e.gradient_error is not None]
+
+    @cached_property
+    def gradient_error(self) -> float:
+        """Median over the examined steps whose loss and gradients are finite."""
+        errors = [e.gradient_error for e in self.clean_exams if e.gradient_error is not None and math.isfinite(e.gradient_error)]
+        return float(np.median(errors)) if errors else 0.0
+
+    def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
+        for exam in self.evidence.examinations:
+            for hazard in exam.hazards:
+                if hazard.cause == cause:
+                    yield exam, hazard
+
+    def fact(self, name: str) -> Iterator[tuple[Examination, object]]:
+        for exam in self.evidence.examinations:
+            if name in exam.facts:
+                yield exam, exam.facts[name]
+
+    @property
+    def amp_dtype(self) -> str:
+        return self.facts.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
+
+
+def signs_of(evidence: Evidence) -> Signs:
+    return Signs(evidence)
+
+
+def where_of(place: Place) -> str:
+    return "" if not place.file else place.file if place.line is None else f"{place.file}:{place.line}"
+
+
+def break_of(exam: Examination) -> Break:
+    first = exam.first_bad
+    assert first is not None
+    hazard = hazard_at(exam, first)
+    return Break(
+        step=exam.step,
+        op=first.op.lstrip("_"),
+        culprit=first.place.site or f"op:{first.op.lstrip('_')}",
+        phase=first.place.phase,
+        nan=first.nan,
+        dtype=hazard.dtype if hazard is not None else "",
+        where=where_of(first.place),
+        module=first.place.module,
+        in_reference=in_reference(exam, first),
+        expected=first.expected,
+        input_absmax=first.inputs.get("absmax"),
+        hint=hazard.cause if hazard is not None else "",
+        order=first.order,
+        hazard=hazard,
+    )
+
+
+def hazard_at(exam: Examination, first: FirstBad) -> Hazard | None:
+    """The hazard that the first bad number is, or that led to it: the nearest at or before it with a consequence."""
+    exact = [h for h in exam.hazards if h.order == first.order]
+    if exact:
+        return max(exact, key=lambda h: h.consequence)
+    before = [h for h in exam.hazards if h.order < first.order and math.isinf(h.consequence)]
+    return max(before, key=lambda h: h.order, default=None)
+
+
+def in_reference(exam: Examination, first: FirstBad) -> bool:
+    """Would FP32 have broken at the same place?"""
+    other = exam.first_bad_reference
+    if other is None:
+        return False
+    return other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)
+
+
+def _reaches_loss(exam: Examination) -> bool:
+    first = exam.first_bad
+    if first is None or first.place.phase in STEP_HAPPENS:
+        return False
+    return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
+
+
+def _same_kind(told: Break, exam: Examination) -> bool:
+    """The step that broke first broke for the same reason as the one examined later."""
+    first = exam.first_bad
+    assert first is not None
+    return told.op in ("", first.op.lstrip("_")) or told.culprit == (first.place.site or f"op:{first.op.lstrip('_')}")
+
+
+def _growth(steps: np.ndarray, values: np.ndarray, factor: float) -> tuple[int, int] | None:
+    """(last index at the low level, index of the peak), if values rose by `factor` above their beginning and stayed there."""
+    finite = np.isfinite(values) & (values > 0)
+    if finite.sum() < 3:
+        return None
+    at = np.flatnonzero(finite)
+    known = values[at]
+    base = float(np.median(known[: max(3, len(known) // 8)]))
+    base = min(base, float(known[0])) if len(known) else base
+    peak = int(np.argmax(known))
+    if known[peak] < factor * base:
+        return None
+    below = [i for i in range(peak) if known[i] <= 3 * base]
+    start = below[-1] if below else 0
+    rises = peak - start
+    after_bad = bool((~np.isfinite(values[at[peak] + 1 :])).any()) if at[peak] + 1 < len(values) else False
+    stays = peak >= len(known) - 2 or after_bad or float(np.median(known[peak:])) > factor**0.5 * base
+    return (int(at[start]), int(at[peak])) if rises >= 1 and stays else None
+
+
+def wrong_gradients(exam: Examination, share: float) -> list[GradientError]:
+    """Parameters that carry energy and whose gradient is wrong, worst first."""
+    bad = [g for g in exam.gradients if not g.nonfinite and g.energy_share > share and math.isfinite(g.error)]
+    return sorted(bad, key=lambda g: -g.error * math.sqrt(g.energy_share))
