@@ -1,0 +1,263 @@
+"""The page on a run: how large, how fast to write, to open, to click and to follow; in Debian's Chromium, headless.
+
+run: python -m benchmarks show
+
+Two runs as the monitor records them. `usual` has 300 layers and 2000 steps, all of them sampled. `long` has 1000 layers and
+100,000 steps with the monitor's own thinning: gradients of every step up to 10,000 and of every tenth after, the rest at every
+hundredth. Commands are whole processes; on a busy machine their processor time stands for the time they would take on a quiet
+one. `first paint` is the browser's own first-contentful-paint, or when the verdict can be read if that is later; `drawn` is when
+the last plot stands; `click` is from a click on a finding to the last frame it caused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nanny.formats import FIRST_BIN, HISTOGRAM_BINS, LOWEST_EXPONENT
+from nanny.records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
+from nanny.store.recording import EVERY_STEP_UNTIL, THIN
+from nanny.store.writer import RunWriter
+
+FINDINGS = 60
+BUSY = 1.3
+CLICKS = 7
+OPENINGS = 3
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+         "--no-first-run")  # fmt: skip
+MEASURED = """
+import resource, sys, time
+start = time.perf_counter()
+from nanny.cli import main
+code = main(sys.argv[1:])
+print(code, time.perf_counter() - start, time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+CLICK = """
+async (number) => {
+  let last = 0;
+  const note = () => requestAnimationFrame(() => (last = performance.now()));
+  const figures = [...document.querySelectorAll(".js-plotly-plot")];
+  figures.forEach((figure) => figure.on("plotly_afterplot", note));
+  const items = [...document.querySelectorAll("#findings li button")];
+  const start = performance.now();
+  items[number % items.length].click();
+  await new Promise((done) => setTimeout(done, 1500));
+  figures.forEach((figure) => figure.removeAllListeners("plotly_afterplot"));
+  return last - start;
+}
+"""
+PAINT = "() => performance.getEntriesByName('first-contentful-paint').map((entry) => entry.startTime)[0]"
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    layers: int
+    steps: int
+    trace_every: int
+
+
+USUAL, LONG = Shape("usual", 300, 2000, 1), Shape("long", 1000, 100_000, 100)
+
+
+@dataclass
+class Board:
+    """Numbers beside their bars."""
+
+    missed: int = 0
+
+    def say(self, what: str, value: float, unit: str, bar: float | None = None) -> None:
+        verdict = ""
+        if bar is not None:
+            self.missed += value > bar
+            verdict = f"   bar {bar:g} {unit}: {'met' if value <= bar else 'MISSED'}"
+        print(f"  {what:<44}{value:9.2f} {unit}{verdict}", flush=True)
+
+
+class Numbers:
+    """Plausible numbers of all layers, new ones for each step: repeated ones would pool and compress too well."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.rng = np.random.default_rng(0)
+        self.size = np.exp2(self.rng.uniform(-6, 10, layers)).astype("<f4")
+
+    def _values(self, rows: int) -> np.ndarray:
+        return np.abs(self.rng.standard_normal((rows, self.layers), np.float32)) * self.size
+
+    def sample(self) -> bytes:
+        values = np.zeros((len(SAMPLE_STATS), self.layers), "<f4")
+        values[1:5] = self._values(4)
+        values[0], values[1] = 4096, -values[1]
+        return values.tobytes()
+
+    def gradient(self) -> bytes:
+        values = np.full((len(GRADIENT_STATS), self.layers), 4096, "<f4")
+        values[1:] = self._values(3) * 2**-12
+        return values.tobytes()
+
+    def histogram(self) -> bytes:
+        counts = np.zeros((self.layers, HISTOGRAM_BINS), "<u2")
+        middle = np.log2(self.size).astype(int) - LOWEST_EXPONENT + FIRST_BIN
+        for offset in range(-10, 3):
+            counts[np.arange(self.layers), middle + offset] = self.rng.integers(1, 2000, self.layers)
+        return counts.tobytes()
+
+
+def record(folder: Path, shape: Shape) -> tuple[RunWriter, Numbers]:
+    """The run, still open: a live one can be followed."""
+    writer = RunWriter(folder, RunInfo(time.time(), argv=("train.py",), amp_dtype="float16"), queue_bytes=1 << 28)
+    parts = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+    names = [f"model.layers.{i // len(parts)}.{parts[i % len(parts)]}" for i in range(shape.layers)]
+    for kind in ("output", "output_grad"):
+        writer.add_sites([Site(kind, name, "float16", (64, 64)) for name in names])
+    for kind in ("weight", "grad"):
+        writer.add_sites([Site(kind, f"{name}.weight", "float32", (64, 64)) for name in names])
+    numbers = Numbers(shape.layers)
+    for i in range(FINDINGS):
+        step = (i + 1) * shape.steps // (FINDINGS + 2)
+        severity = Severity.ERROR if i % 10 == 9 else Severity.WARNING
+        writer.add_finding(Finding("GRAD_EXPLOSION", severity, "12 times its median", "clip", site=names[i * 4], step=step))
+    for step in range(shape.steps):
+        add_step(writer, numbers, shape, step)
+        if step % 200 == 0:
+            writer.flush(timeout=60)
+    writer.flush(timeout=60)
+    return writer, numbers
+
+
+def add_step(writer: RunWriter, numbers: Numbers, shape: Shape, step: int) -> None:
+    traced = step % shape.trace_every == 0
+    taken = numbers.histogram() if step % max(10, shape.trace_every) == 0 else b""
+    if traced or step < EVERY_STEP_UNTIL or step % THIN == 0:
+        writer.add_sample(Sample("grad", step, GRADIENT_STATS, numbers.gradient(), taken))
+    if traced:
+        for kind in ("output", "output_grad", "weight"):
+            writer.add_sample(Sample(kind, step, SAMPLE_STATS, numbers.sample(), taken))
+    wobble = 1 + 0.1 * np.sin(step / 7)
+    values = {"loss": 2.0 * 0.999**step + 0.3 * wobble, "grad_norm": wobble, "lr": 1e-3, "scale": 65536.0, "step_ms": 12.5}
+    writer.add_scalars(step, {**values, "skipped": float(step % 500 == 499)})
+
+
+def write_report(board: Board, store: Path, page: Path, bars: tuple[float, float | None, float | None]) -> None:
+    """As a process of its own: size, time and memory."""
+    command = [sys.executable, "-c", MEASURED, "report", "--db", str(store), "-o", str(page)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    code, *figures = done.stdout.split("\n")[-2].split()
+    seconds, processor, megabytes = map(float, figures)
+    assert code == "0", done.stdout
+    size, most_seconds, most_memory = bars
+    board.say("report, size", page.stat().st_size / 1e6, "MB", size)
+    if seconds > BUSY * processor:
+        board.say("nanny report, time on this busy machine", seconds, "s")
+        board.say("nanny report, processor time", processor, "s", most_seconds)
+    else:
+        board.say("nanny report, time", seconds, "s", most_seconds)
+    board.say("nanny report, memory", megabytes, "MB", most_memory)
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """None where there is no Chromium."""
+    path = shutil.which("chromium")
+    if path is None:
+        print("  NO CHROMIUM: first paint and clicks were not measured; type make browser")
+        yield None
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield found
+        found.close()
+
+
+def open_page(board: Board, chromium: Any, address: str, bars: tuple[float | None, float | None]) -> None:
+    paints, drawn, clicks = [], [], []
+    for _ in range(OPENINGS):
+        context = chromium.new_context(viewport={"width": 1440, "height": 900})
+        page = context.new_page()
+        start = time.perf_counter()
+        page.goto(address, wait_until="commit")
+        page.wait_for_selector("body[data-words=yes]", timeout=120_000)
+        readable = time.perf_counter() - start
+        page.wait_for_selector("body[data-drawn=yes]", timeout=120_000)
+        drawn.append(time.perf_counter() - start)
+        paints.append(max(page.evaluate(PAINT) / 1000, readable))
+        if not clicks:
+            page.wait_for_timeout(1000)
+            clicks = [page.evaluate(CLICK, 5 * i + 1) for i in range(CLICKS)]
+        context.close()
+    paint_bar, click_bar = bars
+    board.say(f"first paint, median of {OPENINGS}", statistics.median(paints), "s", paint_bar)
+    board.say("drawn to the last plot, median", statistics.median(drawn), "s")
+    board.say(f"click to redraw, median of {CLICKS}", statistics.median(clicks), "ms", click_bar)
+    board.say("click to redraw, slowest", max(clicks), "ms")
+
+
+def follow(board: Board, writer: RunWriter, numbers: Numbers, shape: Shape, folder: Path) -> None:
+    """The live page's requests while the run grows."""
+    from nanny.web.server import Server, Shelf
+
+    server = Server("127.0.0.1", 0, Shelf(folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.port}/run/metrics.db/1/api"
+    start = time.perf_counter()
+    whole = urllib.request.urlopen(f"{address}/page").read()
+    board.say("live page, data", len(whole) / 1e6, "MB")
+    board.say("live page, time", time.perf_counter() - start, "s")
+    last = shape.steps - 1
+    for fresh in (1, 20, 200):
+        for step in range(last + 1, last + 1 + fresh):
+            add_step(writer, numbers, shape, step)
+        writer.flush(timeout=60)
+        start = time.perf_counter()
+        body = urllib.request.urlopen(f"{address}/changes?since={last}").read()
+        seconds = time.perf_counter() - start
+        assert "reload" not in json.loads(body), "the change did not fit"
+        board.say(f"live update of {fresh} steps, size", len(body) / 1e3, "kB", 100)
+        board.say(f"live update of {fresh} steps, time", seconds * 1e3, "ms")
+        last += fresh
+    server.shutdown()
+    server.server_close()
+
+
+def main() -> int:
+    board = Board()
+    with tempfile.TemporaryDirectory() as folder, browser() as chromium:
+        for shape, report_bars, page_bars in (
+            (USUAL, (8.0, None, None), (2.5, 300.0)),
+            (LONG, (15.0, 10.0, 500.0), (None, None)),
+        ):
+            place = Path(folder) / shape.name
+            start = time.perf_counter()
+            writer, numbers = record(place, shape)
+            size = sum(file.stat().st_size for file in place.iterdir()) / 1e6
+            print(f"{shape.name}: {shape.layers} layers x {shape.steps} steps, {size:.0f} MB on disk")
+            print(f"  (recorded in {time.perf_counter() - start:.0f} s)", flush=True)
+            page = Path(folder) / f"{shape.name}.html"
+            write_report(board, writer.path, page, report_bars)
+            if chromium is not None:
+                open_page(board, chromium, page.as_uri(), page_bars)
+            follow(board, writer, numbers, shape, place)
+            writer.close(timeout=60)
+    print(f"{board.missed} missed" if board.missed else "all bars met")
+    return 1 if board.missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
