@@ -224,10 +224,9 @@ class Tools:
 
     def diagnose(self, db: Db = None, run: Run = None) -> DiagnosisList:
         """The root causes of what went wrong in a run, best first, with evidence, remedy and how to confirm. Empty if healthy."""
-        from ..diagnose import diagnose_store
+        from ..diagnose import diagnose
 
-        place = self.room.store(db)
-        found = diagnose_store(place, run)
+        found = diagnose(self.room.store(db), run)
         summary = self.run_summary(db, run)
         rows = [DiagnosisRow(**finite({**d.to_json(), "where": self._place(d.where)})) for d in found]
         unproved = "no cause for alarm" if summary.healthy else "no cause is proved by what was seen"
