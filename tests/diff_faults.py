@@ -357,6 +357,87 @@ def loud_residual_stream():
     return WideResidual(), _noise(4, 6, 16), _class_loss, _ids(6, 4)
 
 
+class OffsetScores(nn.Module):
+    """Softmax does not care for the 500, the format does; the scores are no module's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        scores = self.q(x) @ self.k(x).transpose(-2, -1) + 500.0
+        return self.o(scores.softmax(-1) @ self.v(x))
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.attn, self.head = nn.Linear(8, 16), OffsetScores(), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(self.attn(self.lift(x)).mean(1))
+
+
+def offset_between_layers():
+    return Attending(), _noise(6, 10, 8) * 3, _class_loss, _ids(4, 6)
+
+
+class Centring(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.body, self.head = nn.Embedding(30, 16), nn.Linear(16, 16), nn.Linear(16, 5)
+
+    def forward(self, ids):
+        h = self.body(self.token(ids)) + 300
+        return self.head((h - h.mean(1, keepdim=True))[:, 0])
+
+
+def offset_in_the_root():
+    return Centring(), _ids(30, 8, 6), _class_loss, _ids(5, 8)
+
+
+def _bce(out, y):
+    return F.binary_cross_entropy(out.sigmoid()[:, 0], y)
+
+
+def saturated_probabilities():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    nn.init.constant_(model[2].bias, 9.0)
+    return model, _noise(32, 8), _bce, (_noise(32) > 0).float()
+
+
+class Biased(nn.Module):
+    """The batch norm takes the 800 out again, but bf16 has stored the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Linear(8, 4)
+        nn.init.constant_(self.conv.bias, 800.0)
+
+    def forward(self, x):
+        return self.head(F.relu(self.bn(self.conv(x))).mean((2, 3)))
+
+
+def bias_before_norm():
+    return Biased(), _noise(8, 3, 8, 8), _class_loss, _ids(4, 8)
+
+
+def embedding_rows():
+    """Three rows get 4000 gradients, summed in bf16."""
+    model = nn.Sequential()
+    model.add_module("table", nn.Embedding(3, 8))
+    model.add_module("head", nn.Linear(8, 2))
+    return model, _ids(3, 4000), (lambda out, y: (out.float() * y).sum() / 100), torch.ones(4000, 2)
+
+
+def _tiny_squares(out, y):
+    return ((out.half().exp() * 1e-5) ** 2).sum() * 1e10
+
+
+def loss_below_the_range():
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), _noise(16, 8), _tiny_squares, _noise(16, 4)
+
+
 FAULTS = {
     "norm squares": (norm_squares, ("fp16",), "native", ("block.0",)),
     "attention logits": (attention_logits, ("fp16",), "native", ("blocks.1.attn",)),
@@ -375,4 +456,10 @@ FAULTS = {
     "gated product": (gated_product, ("fp16",), "native", ("glu",)),
     "dice in half": (dice_in_half, ("fp16",), "native", ("op:sum",)),
     "loud residual stream": (loud_residual_stream, ("bf16", "fp16"), "native", ("shift",)),
+    "offset between layers": (offset_between_layers, ("bf16",), "native", ("attn",)),
+    "offset in the root": (offset_in_the_root, ("bf16", "fp16"), "native", ("op:add",)),
+    "saturated probabilities": (saturated_probabilities, ("bf16", "fp16"), "native", ("op:sigmoid", "op:binary_cross_entropy")),
+    "bias before a norm": (bias_before_norm, ("bf16",), "native", ("conv",)),
+    "embedding rows": (embedding_rows, ("bf16",), "full", ("table.weight", "table")),
+    "loss below the range": (loss_below_the_range, ("fp16",), "native", ("op:mul", "op:pow")),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -95,6 +96,97 @@ def test_a_list_in_the_file_is_a_list_of_batches(folder, capsys):
     assert "2 batches" in capsys.readouterr().out
 
 
+WITH_TARGET = """
+import torch
+
+def loss(out, target):
+    return torch.nn.functional.cross_entropy(out, target)
+"""
+
+
+@pytest.mark.parametrize("how", ["in the sample", "in its own file", "under a key", "in every batch"])
+def test_the_target_of_the_loss_comes_from_a_file(folder, how, capsys):
+    (folder / "losses.py").write_text(WITH_TARGET)
+    x, y = torch.randn(4, 8), torch.tensor([0, 1, 1, 0])
+    torch.save({"input": x, "target": y}, "both.pt")
+    torch.save(y, "y.pt")
+    torch.save({"labels": y}, "keys.pt")
+    torch.save([{"input": x, "target": y}, {"input": x[:2], "target": y[:2]}], "many.pt")
+    arguments = {
+        "in the sample": ["--input", "both.pt"],
+        "in its own file": ["--input", "sample.pt", "--target", "y.pt"],
+        "under a key": ["--input", "sample.pt", "--target", "keys.pt:labels"],
+        "in every batch": ["--input", "many.pt"],
+    }[how]
+    assert main(["diff", "--model", "model.py", *arguments, "--loss", "losses.py:loss", "--format", "json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert 0.3 < data["reference_loss"] < 1.5
+    assert data["notes"] == []
+    assert data["batches"] == (2 if how == "in every batch" else 1)
+
+
+def test_the_page_is_one_file_that_loads_nothing(folder):
+    base = ["diff", "--model", "broken.py", "--input", "sample.pt", "--dtype", "fp16"]
+    assert main([*base, "--format", "html", "--output", "page.html"]) == 1
+    text = (folder / "page.html").read_text()
+    assert text.lstrip().lower().startswith("<!doctype html")
+    assert "DIFF_NONFINITE" in text
+    assert not re.search(r"""(src|href)=["']https?:""", text)
+
+
+def test_without_plotly_the_page_names_what_to_install(folder):
+    script = "import sys; sys.modules['plotly'] = None\nfrom nanny.cli import main\nsys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "diff", "--model", "model.py", "--input", "sample.pt", "--format", "html"],
+        capture_output=True, text=True, cwd=folder, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "precision-nanny[web]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_text_fits_into_a_hundred_columns(folder, capsys):
+    (folder / "long.py").write_text(LONG)
+    torch.save(torch.randn(4, 6, 32), "long.pt")
+    for more in ([], ["--all"], ["--advise", "0.0001"], ["--dtype", "fp16"]):
+        main(["diff", "--model", "long.py", "--input", "long.pt", *more])
+        assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 100
+
+
+LONG = """
+import torch
+from torch import nn
+
+class Offset(nn.Module):
+    def forward(self, x):
+        return (x + 3000) - 3000
+
+def build_model():
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
+    return nn.Sequential(layers, nn.Sequential(nn.Sequential(Offset(), nn.Linear(32, 32))), nn.Linear(32, 5))
+"""
+
+
+def test_an_interrupt_prints_the_calls_seen_so_far_and_exits_130(folder, capsys):
+    (folder / "stops.py").write_text(STOPS)
+    assert main(["diff", "--model", "stops.py", "--input", "sample.pt", "--no-backward"]) == 130
+    out = capsys.readouterr().out
+    assert "nothing wrong in bf16 so far (interrupted)" in out
+    assert "interrupted in batch 1 of 1, after 2 module calls" in out
+    assert "1 (Linear)" in out
+
+
+STOPS = """
+from torch import nn
+
+class Stop(nn.Module):
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Stop(), nn.Linear(8, 8))
+"""
+
+
 BAD = {
     "no input": (["--model", "model.py"], "--input is missing: a file with what Net.forward(x) takes"),
     "no such input": (["--model", "model.py", "--input", "nowhere.pt"], "there is no such file"),
@@ -114,8 +206,36 @@ BAD = {
     "no such loss": (["--model", "model.py", "--input", "sample.pt", "--loss", "model.py:nope"], "has no function 'nope'"),
     "unknown dtype": (["--model", "model.py", "--input", "sample.pt", "--dtype", "fp8"], "invalid choice"),
     "output folder missing": (["--model", "model.py", "--input", "sample.pt", "--output", "no/where.txt"], "cannot be written"),
+    "loss without its target": (
+        ["--model", "model.py", "--input", "sample.pt", "--loss", "pair.py:loss"],
+        "takes out, target, but there is no target",
+    ),
+    "target without a loss": (["--model", "model.py", "--input", "sample.pt", "--target", "sample.pt"], "--target needs --loss"),
+    "no such key": (
+        ["--model", "model.py", "--input", "sample.pt", "--loss", "pair.py:loss", "--target", "none.pt:y"],
+        "has no 'y'; it has a",
+    ),
+    "target that does not fit": (
+        ["--model", "model.py", "--input", "sample.pt", "--loss", "pair.py:loss", "--target", "shape.pt"],
+        "the loss or its backward raises in FP32 too, called as loss(output, target)",
+    ),
+    "forward that changes its weights": (["--model", "mutates.py", "--input", "sample.pt"], "changes the parameter weight"),
     "loss that is no number": (["--model", "model.py", "--input", "sample.pt", "--loss", "vector.py:loss"], "single number"),
 }
+
+
+MUTATES = """
+import torch
+from torch import nn
+
+class Shrinks(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.mul_(0.9)
+        return super().forward(x)
+
+model = Shrinks(8, 2)
+"""
 
 
 class Harmless:
@@ -134,6 +254,8 @@ def test_bad_input_gets_one_clear_sentence_and_exit_code_2(folder, case, capsys)
     (folder / "needs.py").write_text("from torch import nn\ndef build_model(width):\n    return nn.Linear(8, width)\n")
     (folder / "gives.py").write_text("def build_model():\n    return 3\n")
     (folder / "meta.py").write_text("import torch\nmodel = torch.nn.Linear(8, 2, device='meta')\n")
+    (folder / "pair.py").write_text("def loss(out, target):\n    return (out - target).square().mean()\n")
+    (folder / "mutates.py").write_text(MUTATES)
     (folder / "vector.py").write_text("def loss(out):\n    return out.sum(1)\n")
     arguments, sentence = BAD[case]
     assert main(["diff", *arguments]) == 2

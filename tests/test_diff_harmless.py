@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import random
 
+import numpy as np
 import pytest
 import torch
 from diff_gallery import ConvNet, Recurrent, convnet
@@ -373,6 +376,65 @@ def test_a_matmul_that_sums_unlike_magnitudes_is_shown():
     assert [(m.site, m.index) for m in report.mixes] == [("", 5)]
     assert "index 5 contributes" in str(report)
     assert not nanny.auto_diff(nn.Linear(32, 8), torch.randn(16, 32), "bf16", backward=False).mixes
+
+
+def test_convolutions_and_batched_matmuls_of_unlike_magnitudes_are_shown_too():
+    x = torch.randn(2, 8, 6, 6)
+    x[:, 3] *= 1e5
+    report = nanny.auto_diff(nn.Conv2d(8, 4, 3), x, "bf16", backward=False)
+    assert [(m.op, m.index) for m in report.mixes] == [("convolution", 3)]
+
+    class Scores(nn.Module):
+        def forward(self, q, k):
+            return q @ k.transpose(-2, -1)
+
+    q, k = torch.randn(2, 5, 8), torch.randn(2, 7, 8)
+    k[..., 6] *= 1e5
+    report = nanny.auto_diff(Scores(), (q, k), "bf16", backward=False)
+    assert [(m.op, m.index) for m in report.mixes] == [("bmm", 6)]
+
+
+def test_randomness_of_python_and_numpy_is_the_same_in_every_run_and_untouched():
+    class Jitter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return (self.linear(x) + 1000) * random.random() * np.random.rand() - 1000
+
+    random.seed(1)
+    np.random.seed(1)
+    expected = (random.random(), np.random.rand())
+    random.seed(1)
+    np.random.seed(1)
+    model, x = Jitter(), torch.randn(4, 4)
+    first = nanny.auto_diff(model, x)
+    assert first == nanny.auto_diff(model, x)
+    assert (random.random(), np.random.rand()) == expected
+
+
+def test_a_model_in_trouble_that_cannot_be_run_again_the_same_is_refused():
+    class Unseeded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.calls = nn.Linear(4, 4), itertools.count()
+
+        def forward(self, x):
+            return (self.linear(x) + 1000) - 1000 + 50 * next(self.calls)
+
+    with pytest.raises(nanny.NannyError, match="another result when it runs again"):
+        nanny.auto_diff(Unseeded(), torch.randn(4, 4))
+
+
+def test_progress_is_told_for_every_module_call():
+    told = []
+    nanny.auto_diff(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4), backward=False, progress=told.append)
+    assert told == [
+        "batch 1 of 1: module call 1, the model",
+        "batch 1 of 1: module call 2, 0",
+        "batch 1 of 1: module call 3, 1",
+    ]
 
 
 def test_the_error_is_located_along_its_dimension():

@@ -63,3 +63,65 @@ def test_a_model_that_shadows_cannot_follow_is_run_twice_and_told():
     assert 0 < report.outputs[0].error.rel_l2 < 0.02
     assert any("could not run in one pass (KeyError" in note for note in report.notes)
     assert not report.findings
+
+
+class SparseExperts(nn.Module):
+    """Each expert gets the tokens that the router sends it: another number of them in each precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(16, 4)
+        nn.init.constant_(self.gate.bias, 30.0)
+        self.experts = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        chosen = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            out[chosen == i] = expert(x[chosen == i]).to(out.dtype)
+        return out
+
+
+def true_error(model, x):
+    with torch.no_grad():
+        reference = model(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            low = model(x)
+    return float((low.double() - reference.double()).norm() / reference.double().norm())
+
+
+def test_where_the_precisions_route_differently_the_errors_are_those_of_two_runs_and_it_is_told():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), SparseExperts(), nn.Linear(16, 3))
+    x = torch.randn(200, 8)
+    report = nanny.auto_diff(model, x, "bf16")
+    assert report.outputs[0].error.rel_l2 == pytest.approx(true_error(model, x), rel=1e-6)
+    assert report.outputs[0].error.rel_l2 > 0.2
+    assert any("go different ways (index, index_put_" in note for note in report.notes)
+    assert report.culprits[0].startswith("1")
+    assert all(call.own is not None for call in report.calls if call.site == "1.gate")
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.high, self.low = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.bar = 0.0
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.high(h) if h.float().sum() > self.bar else self.low(h)
+
+
+def test_a_branch_that_the_reference_would_not_take_is_told():
+    torch.manual_seed(0)
+    model, x = Branching(), torch.randn(4, 8)
+    with torch.no_grad():
+        wide = float(model.first(x).sum())
+        with torch.autocast("cpu", torch.bfloat16):
+            low = float(model.first(x).float().sum())
+    assert wide != low
+    model.bar = (wide + low) / 2
+    report = nanny.auto_diff(model, x, "bf16", backward=False)
+    assert report.outputs[0].error.rel_l2 == pytest.approx(true_error(model, x), rel=1e-6)
+    assert any("a branch in the model itself" in note and "without a counterpart" in note for note in report.notes)

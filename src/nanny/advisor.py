@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from .diff_records import Advice, CallDiff, DiffReport, Failure, Trial
-from .judge.diff_blame import graded
+from .diff_records import LOSS, Advice, CallDiff, DiffReport, Failure, Trial
+from .judge.diff_blame import graded, warn_limit
 from .limits import Limits
 from .observe.diff_settings import Settings
 from .observe.paired_run import run_batch
@@ -76,8 +76,12 @@ def candidates(report: DiffReport, limits: Limits) -> list[str]:
         if call.own is not None:
             own = math.inf if call.own.spoiled else graded(call.own, report, limits)
             rated[call.site] = max(rated.get(call.site, 0.0), own)
+    for error in report.op_errors:  # code of a container whose result goes into a layer
+        if error.site in rated or error.site == "":
+            scaled = (error.centred or 0.0) * warn_limit(report, limits) / limits.diff_centred_warn
+            rated[error.site] = max(rated.get(error.site, 0.0), error.rel_l2, scaled)
     for fault in report.faults:  # NaN or Inf inside, even if none comes out
-        if fault.site in rated and not fault.backward:
+        if fault.site != LOSS and not fault.backward:
             rated[fault.site] = math.inf
     return sorted(rated, key=lambda site: -rated[site])[:MOST_CANDIDATES]
 

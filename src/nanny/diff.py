@@ -171,11 +171,14 @@ def _explained(
 
 
 def _looked_at_closely(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:
-    from .observe.paired_run import run_batch
+    from .observe.paired_run import must_repeat, run_batch
 
     scale = report.total.loss_scale if report.total else settings.loss_scale
     again = run_batch(model, batch, target, replace(settings, closely=True, loss_scale=scale))
-    return report if isinstance(again, Failure) else replace(report, faults=again.faults, op_errors=again.op_errors)
+    if isinstance(again, Failure):
+        return report
+    must_repeat(report.outputs, [c for c in again.calls if not c.site])
+    return replace(report, faults=again.faults, op_errors=again.op_errors)
 
 
 def _with_floor(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:

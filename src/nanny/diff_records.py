@@ -160,6 +160,7 @@ class OpError:
     centred: float | None = None
     spoiled: int = 0
     backward: bool = False
+    order: int = 0  # module calls that had ended before it
 
 
 @dataclass(frozen=True)

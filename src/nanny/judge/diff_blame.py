@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..diff_records import LOSS, CallDiff, DiffReport, ErrorStats, OpFault, Trial
+from ..diff_records import LOSS, CallDiff, DiffReport, ErrorStats, OpError, OpFault, Trial
 from ..formats import format_of
 from ..limits import Limits
 from ..records import Severity
@@ -25,11 +24,12 @@ class Blame:
     """The first culprit of an error, and who else stands out."""
 
     site: str  # as a finding names it: a module call, or `op:NAME` for code outside of named modules
+    module: str  # "" is the model's own code, `LOSS` the loss function's
     plain: float
     centred: float | None
     op: str  # the operation where it begins, if one was found
-    call: CallDiff | None  # None: the loss function
-    others: tuple[str, ...]
+    call: CallDiff | None = None  # None: code whose result is no module's output
+    others: tuple[str, ...] = ()
     trial: Trial | None = None  # that confirmed it
 
     @property
@@ -98,39 +98,47 @@ def consequence(report: DiffReport, limits: Limits) -> Severity:
 def first_culprit(report: DiffReport, limits: Limits) -> Blame | None:
     """The first of those with a large own error, unless trial runs say that an earlier one is behind it."""
     chief = _by_own_error(report, limits)
-    if chief is None or chief.call is None:
-        return chief
-    trial = confirmed(report, limits)
-    if trial is None:
-        return chief
+    trial = confirmed(report, limits) if chief is not None and chief.module != LOSS else None
+    if chief is None or trial is None or trial.site == chief.module:
+        return None if chief is None else replace(chief, trial=trial)
     call = next((c for c in report.calls if c.site == trial.site and c.own is not None), None)
     if call is None or call.own is None:
         return chief
     others = tuple(name for name in (chief.site, *chief.others) if name != call.name)
-    return _blame(report, call, call.own, others, limits, trial)
+    return replace(_blame(report, call, call.own, limits), others=others, trial=trial)
 
 
 def _by_own_error(report: DiffReport, limits: Limits) -> Blame | None:
+    guilty = _guilty(report, limits)
+    most = max((min(b.worst, 1.0) for b in guilty), default=0.0)
+    chief = next((b for b in guilty if b.worst >= limits.diff_culprit_share * most), None)
+    return None if chief is None else replace(chief, others=tuple(b.site for b in guilty if b is not chief))
+
+
+def _guilty(report: DiffReport, limits: Limits) -> list[Blame]:
+    """In the order in which they ran: module calls, the code of containers between their layers, and the loss function."""
     limit = warn_limit(report, limits)
-    guilty = [c for c in report.calls if c.own is not None and not c.own.spoiled and graded(c.own, report, limits) > limit]
+    calls = [c for c in report.calls if c.own is not None and not c.own.spoiled and graded(c.own, report, limits) > limit]
+    found = [(c.order + 0.5, _blame(report, c, c.own, limits)) for c in calls if c.own is not None]
+    named = {c.site for c in calls}
+    parents = {"", *(c.site.rpartition(".")[0] for c in report.calls)}
+    for site in sorted(parents - named):
+        # What such code makes may go into a layer and not come out by itself: only its operations tell.
+        error = _first_op_error(report, site, False, limits)
+        if error is not None and not error.spoiled:
+            name = site or f"op:{plain_op(error.op)}"
+            found.append((error.order, Blame(name, site, error.rel_l2, error.centred, plain_op(error.op))))
     loss = loss_own(report)
-    worst = [min(c.own.worst, 1.0) for c in guilty if c.own is not None]
-    most = max([*worst, min(loss, 1.0) if loss > limit else 0.0], default=0.0)
-    if not most:
-        return None
-    for call in guilty:
-        if call.own is not None and call.own.worst >= limits.diff_culprit_share * most:
-            return _blame(report, call, call.own, tuple(c.name for c in guilty if c is not call), limits)
-    op = _first_op(report, LOSS, limits)
-    return Blame(f"op:{op}" if op else LOSS, loss, None, op, None, tuple(c.name for c in guilty))
+    if loss > limit:
+        op = _first_op(report, LOSS, limits)
+        found.append((math.inf, Blame(f"op:{op}" if op else LOSS, LOSS, loss, None, op)))
+    return [blame for _, blame in sorted(found, key=lambda pair: pair[0])]
 
 
-def _blame(
-    report: DiffReport, call: CallDiff, own: ErrorStats, others: tuple[str, ...], limits: Limits, trial: Trial | None = None
-) -> Blame:
+def _blame(report: DiffReport, call: CallDiff, own: ErrorStats, limits: Limits) -> Blame:
     op = _first_op(report, call.site, limits)
     site = f"op:{op}" if op and not call.site else call.name
-    return Blame(site, own.rel_l2, own.centred, op, call, others, trial)
+    return Blame(site, call.site, own.rel_l2, own.centred, op, call)
 
 
 def loss_own(report: DiffReport) -> float:
@@ -149,16 +157,20 @@ def suspects(report: DiffReport, limits: Limits) -> tuple[str, ...]:
     chief = _by_own_error(report, limits)
     if chief is None:
         return _suspects_in_backward(report, limits)
-    if chief.call is None:
+    if chief.module == LOSS or chief.call is None:
         return ()
-    site = chief.call.site
     before = [
         c
         for c in report.calls
-        if c.own is not None and c.site and not c.own.spoiled and c.order < chief.call.order and not c.site.startswith(f"{site}.")
+        if c.own is not None
+        and c.site
+        and not c.own.spoiled
+        and c.order < chief.call.order
+        and not c.site.startswith(f"{chief.module}.")
     ]
     loudest = sorted(before, key=lambda c: -graded(c.own, report, limits) if c.own else 0.0)
-    return tuple(dict.fromkeys([site, *(c.site for c in loudest)]))[:MOST_SUSPECTS] if site and before else ()
+    sites = tuple(dict.fromkeys([chief.module, *(c.site for c in loudest)]))
+    return sites[:MOST_SUSPECTS] if chief.module and before else ()
 
 
 def _suspects_in_backward(report: DiffReport, limits: Limits) -> tuple[str, ...]:
@@ -208,19 +220,25 @@ def named_site(report: DiffReport, call: CallDiff) -> str:
 
 
 def _first_op(report: DiffReport, site: str, limits: Limits) -> str:
-    """Where the error of a piece of code begins: the first operation with a quarter of its largest own error."""
+    """Where the error of a piece of code begins."""
     for backward in (False, True):
+        error = _first_op_error(report, site, backward, limits)
         fault = first_fault(report, site, backward)
-        errors = list(_op_errors(report, site, backward, limits))
-        most = max((min(worst, 1.0) for _, worst in errors), default=0.0)
-        if most > warn_limit(report, limits):
-            return plain_op(next(op for op, worst in errors if worst >= limits.diff_culprit_share * most))
-        if fault is not None:
-            return plain_op(fault.op)
+        if error is not None or fault is not None:
+            return plain_op(error.op if error is not None else fault.op if fault is not None else "")
     return ""
 
 
-def _op_errors(report: DiffReport, site: str, backward: bool, limits: Limits) -> Iterator[tuple[str, float]]:
-    for error in report.op_errors:
-        if (error.site, error.backward) == (site, backward):
-            yield error.op, math.inf if error.spoiled else max(error.rel_l2, error.centred or 0.0)
+def _first_op_error(report: DiffReport, site: str, backward: bool, limits: Limits) -> OpError | None:
+    """The first operation with a quarter of the largest own error in this code, if that is large at all."""
+    errors = [e for e in report.op_errors if (e.site, e.backward) == (site, backward)]
+    most = max((min(_op_worst(e), 1.0) for e in errors), default=0.0)
+    plain = max((e.rel_l2 for e in errors), default=0.0)
+    centred = max((e.centred or 0.0 for e in errors), default=0.0)
+    if plain <= warn_limit(report, limits) and centred <= limits.diff_centred_warn:
+        return None
+    return next(e for e in errors if _op_worst(e) >= limits.diff_culprit_share * most)
+
+
+def _op_worst(error: OpError) -> float:
+    return math.inf if error.spoiled else max(error.rel_l2, error.centred or 0.0)

@@ -152,11 +152,11 @@ def _own_errors(report: DiffReport, limits: Limits) -> Iterator[Finding]:
 def _own_error(report: DiffReport, blame: Blame, reach: Severity, limits: Limits) -> Finding:
     target = format_of(report.target)
     limit = warn_limit(report, limits)
-    whose = "its own operations are" if blame.call and blame.call.site else "the operations of the model's own forward are"
-    if blame.call is None:
+    whose = "its own operations are" if blame.module else "the operations of the model's own forward are"
+    if blame.module == LOSS:
         whose = "the loss function makes gradients of exact outputs that are"
     if blame.plain >= (blame.centred or 0.0) or blame.plain > limit:
-        what = f"{whose} {deviation(blame.plain)} off" + (" on exact inputs" if blame.call else "")
+        what = f"{whose} {deviation(blame.plain)} off" + (" on exact inputs" if blame.module != LOSS else "")
     else:
         what = (
             f"{whose} only {deviation(blame.plain)} off, but that is {deviation(blame.centred)} of what varies over "
@@ -216,7 +216,7 @@ def _accumulated(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     """Outputs that are off although no single layer is."""
     limit = warn_limit(report, limits)
     off = [c for c in report.outputs if graded(c.error, report, limits) > limit and not c.error.spoiled]
-    blamed = any(c.error.spoiled or (c.own is not None and graded(c.own, report, limits) > limit) for c in report.calls)
+    blamed = any(c.error.spoiled for c in report.calls) or first_culprit(report, limits) is not None
     if not off or blamed:
         return
     worst = max(off, key=lambda c: c.error.worst)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -137,10 +139,15 @@ def _leaves(value: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def kept_randomness() -> Iterator[None]:
-    """The random streams of all devices stand afterwards where they stood before."""
+    """The random streams of torch, of Python and of numpy stand afterwards where they stood before: every run draws the same."""
     cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=cuda):
-        yield
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from ..diff_records import IntegerLoss, Mix, OpError, OpFault
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions
+from .beside import key_of
 from .names import float_leaves, short_dtype
 from .shadow import LOW, CarriedShadows, Operation, in_backward
 
@@ -30,12 +31,15 @@ _MOST_ERRORS = 256
 
 
 class OpWatcher:
-    """`place()` names the module that runs: "" the model's own code, `LOSS` what comes after it."""
+    """`place()` names the module that runs: "" the model's own code, `LOSS` what comes after it. `order()` counts ended calls."""
 
-    def __init__(self, target: Format, limits: Limits, place: Callable[[], str], closely: bool = False) -> None:
+    def __init__(
+        self, target: Format, limits: Limits, place: Callable[[], str], order: Callable[[], int], closely: bool = False
+    ) -> None:
         self._target = target
         self._limits = limits
         self._place = place
+        self._order = order
         self._closely = closely
         self.shadows: CarriedShadows
         self.operations: Counter[tuple[str, str, str]] = Counter()
@@ -45,6 +49,7 @@ class OpWatcher:
         self.mixes: dict[str, Mix] = {}
         self.faults: dict[tuple[str, bool], OpFault] = {}
         self.errors: list[OpError] = []
+        self._makers: dict[int, str] = {}  # storage -> operation that filled it
         self.other_ways: Counter[str] = Counter()  # operations whose result sends Python code another way than in the reference
 
     def __call__(self, op: Operation) -> None:
@@ -65,8 +70,9 @@ class OpWatcher:
         if not backward:
             self._compare(op, site, first, twin)
         if self._closely and first.is_floating_point() and first.numel():
-            self._look_for_fault(op, site, first, twin, backward)
-            self._keep_error(op, site, first, twin, backward)
+            name = self._maker(op, first)
+            self._look_for_fault(op, name, site, first, twin, backward)
+            self._keep_error(name, site, first, twin, backward)
 
     def _count(self, op: Operation, site: str, first: Tensor) -> None:
         self.operations[(site, op.name, short_dtype(first.dtype))] += 1
@@ -99,7 +105,14 @@ class OpWatcher:
         if notable < ratio < math.inf and (site not in self.mixes or self.mixes[site].ratio < ratio):
             self.mixes[site] = Mix(site, op.name, ratio, index)
 
-    def _look_for_fault(self, op: Operation, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
+    def _maker(self, op: Operation, first: Tensor) -> str:
+        """A cast only stores what another operation has made: that one is named."""
+        source = op.args[0] if op.name == "_to_copy" else None
+        name = self._makers.get(key_of(source), op.name) if isinstance(source, Tensor) else op.name
+        self._makers[key_of(first)] = name
+        return name
+
+    def _look_for_fault(self, op: Operation, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
         if (site, backward) in self.faults or _is_finite(first):
             return
         operands = list(float_leaves((op.args, dict(op.kwargs))))
@@ -109,7 +122,7 @@ class OpWatcher:
         reached = twin[torch.isfinite(twin)].abs()
         self.faults[(site, backward)] = OpFault(
             site=site,
-            op=op.name,
+            op=name,
             nan=bool(first.isnan().any()),
             reference_absmax=float(reached.max()),
             input_absmax=tuple(float(t.abs().max()) for t in operands),
@@ -117,7 +130,7 @@ class OpWatcher:
             backward=backward,
         )
 
-    def _keep_error(self, op: Operation, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
+    def _keep_error(self, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
         """Tells the operations inside a module, the model's own code or the loss apart."""
         own = self.shadows.own_gradient(first) if backward else self.shadows.own_value(first)
         if own is None or len(self.errors) >= _MOST_ERRORS:
@@ -125,7 +138,7 @@ class OpWatcher:
         error = compare(own, twin, self._target, self._limits)
         plain = self._limits.rel_l2_warn_roundoffs * self._target.unit_roundoff
         if error.spoiled or 4 * error.rel_l2 > plain or 4 * (error.centred or 0.0) > self._limits.diff_centred_warn:
-            self.errors.append(OpError(site, op.name, error.rel_l2, error.centred, error.spoiled, backward))
+            self.errors.append(OpError(site, name, error.rel_l2, error.centred, error.spoiled, backward, self._order()))
 
     def _count_flips(self, op: Operation, site: str) -> None:
         reals = op.out if isinstance(op.out, (tuple, list)) else [op.out]

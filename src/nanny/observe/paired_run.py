@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..diff_records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpError, OpFault
 from ..measure.errors import relative_l2
 from ..records import NannyError
+from ..show.numbers import listed
 from .diff_settings import Settings, loss_of
 from .gradients import parameter_gradients, with_totals
 from .kept_state import KeptState, kept_state
@@ -180,15 +181,17 @@ def _beside_separate_runs(
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         return replace(outcome, notes=(*outcome.notes, f"two separate runs were tried and failed: {_first_line(error)}"))
     separate = {(c.site, c.call): c.error for c in calls}
+    must_repeat(outcome.calls, [c for c in calls if not c.site])
     merged = [replace(c, error=separate.get((c.site, c.call), c.error)) for c in outcome.calls]
     apart = [c.name for c in outcome.calls if (c.site, c.call) not in separate]
     shared, total = with_totals(gradients, scale)
     own = {g.name: g.own for g in outcome.gradients}
-    why = f"at {', '.join(s or 'the model itself' for s in outcome.other_ways)}" if outcome.other_ways else "see below"
-    unlike = f"; {', '.join(apart[:3])} have no counterpart there" if apart else ""
+    ways = [f"a branch in {site or 'the model itself'}" for site in outcome.other_ways]
+    ways += [why.partition(":")[0] for why in outcome.reseeds]
+    unlike = f"; without a counterpart: {listed(apart)}" if apart else ""
     note = (
-        f"the two precisions go different ways ({why}): errors are of two runs, one after the other, matched by module and "
-        f"call{unlike}"
+        f"the two precisions go different ways ({listed(list(dict.fromkeys(ways)))}): errors are of two runs, one after the "
+        f"other, matched by module and call{unlike}"
     )
     return replace(
         outcome,
@@ -200,6 +203,18 @@ def _beside_separate_runs(
         reference_loss=reference.loss,
         notes=(*outcome.notes, note),
     )
+
+
+def must_repeat(calls: Sequence[CallDiff], again: Sequence[CallDiff]) -> None:
+    """Refuses a model whose second run, from the same weights, input and random state, is not the first one."""
+    before = {c.call: c.error.norm for c in calls if not c.site}
+    for call in again:
+        first = before.get(call.call) if not call.site else None
+        if first is not None and math.isfinite(first) and not math.isclose(first, call.error.norm, rel_tol=1e-3):
+            raise NannyError(
+                "the model gives another result when it runs again on the same input, weights and random state; make it "
+                "repeatable (seed what is random in it: clocks, os.urandom and fresh generators are not reset), then try again"
+            )
 
 
 def _without_shadows(
@@ -219,6 +234,12 @@ def _without_shadows(
             pass
     except Exception as again:
         where = watcher.failed_at or "the model's own forward"
+        if watcher.failed_at is None and any(not c.site for c in watcher.calls):
+            given = "loss(output)" if target is None else "loss(output, target)"
+            raise NannyError(
+                f"the loss or its backward raises in FP32 too, called as {given} ({type(again).__name__}: {_first_line(again)}); "
+                f"give a loss that fits the output and the target"
+            ) from again
         raise NannyError(
             f"the model raises in FP32 too, so the sample input does not fit it ({type(again).__name__} in {where}: "
             f"{_first_line(again)}); save an input that model(input) accepts"

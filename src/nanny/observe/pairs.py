@@ -54,7 +54,7 @@ class PairWatcher:
         self.calls: list[CallDiff] = []
         self.gradients: list[GradDiff] = []
         self.own_of_parameters: dict[str, float] = {}  # error that the last backward step adds to each parameter's gradient
-        self.ops = OpWatcher(target, limits, self.site, closely)
+        self.ops = OpWatcher(target, limits, self.site, lambda: len(self.calls), closely)
         self.shadows: CarriedShadows
 
     def site(self) -> str:

@@ -70,7 +70,7 @@ class Run:
         activations = [
             self._gradient(site, "activation", order, grad, reference.output_grads[(site, call)], call)
             for order, ((site, call), grad) in enumerate(self.output_grads.items())
-            if (site, call) in reference.output_grads
+            if (site, call) in reference.output_grads and reference.output_grads[(site, call)].shape == grad.shape
         ]
         parameters = [
             self._gradient(name, "parameter", order, grad, reference.grads[name])

@@ -17,6 +17,9 @@ from .term import DEFAULT_WIDTH, painted
 MOST_CALLS = 40
 MOST_GRADIENTS = 12
 MOST_OPERATIONS = 16
+MOST_RESEEDS = 3
+MOST_NAME = 26  # characters up to which a module's class stands behind its name in a narrow terminal
+WIDE = 130  # columns from which the table of calls shows everything
 _STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}
 COMPUTES_NOTHING = frozenset(["_to_copy", "clone", "copy_", "empty", "empty_like", "zeros", "ones", "fill_", "detach"])
 
@@ -28,7 +31,7 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
         _advice(report, width),
         _calls(report, width, colour, every_call),
         _gradients(report, width, colour),
-        _dimensions(report),
+        _dimensions(report, width),
         _mixes(report),
         _flips(report),
         _operations_by_module(report, width) if every_call else _operations(report, width),
@@ -40,7 +43,7 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
 def verdict(report: DiffReport) -> str:
     serious = [f for f in report.findings if f.severity >= Severity.WARNING]
     if not serious:
-        return f"healthy in {report.target}"
+        return f"healthy in {report.target}" if not report.partial else f"nothing wrong in {report.target} so far (interrupted)"
     errors = sum(f.severity == Severity.ERROR for f in serious)
     parts = [counted(n, word) for n, word in ((errors, "error"), (len(serious) - errors, "warning")) if n]
     return f"{'not safe' if errors else 'risky'} in {report.target}: {' and '.join(parts)}"
@@ -54,10 +57,15 @@ def _head(report: DiffReport, colour: bool) -> str:
         f"{counted(report.batches, 'batch', 'batches')}",
     ]
     for out in report.outputs:
-        lines.append(f"output    {deviation(out.error.rel_l2)} off; at this depth rounding explains about {share(report.floor)}")
+        bad = f"{_bad(out)} of {out.error.count}; the rest " if out.error.spoiled else ""
+        explained = f"at this depth rounding explains about {share(report.floor)}"
+        lines.append(f"output    {bad}{deviation(out.error.rel_l2)} off; {explained}")
     if report.loss is not None and report.reference_loss is not None:
         lines.append(f"loss      {short(report.loss, 6)}, {report.reference} {short(report.reference_loss, 6)}")
-    if report.total is not None:
+    spoiled = [g for g in report.gradients if g.error.spoiled]
+    if spoiled:
+        lines.append(f"gradient  not finite in {len(spoiled)} of {counted(len(report.gradients), 'parameter')}")
+    elif report.total is not None:
         scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
         lines.append(f"gradient  {deviation(report.total.rel_l2)} off as a whole{scale}")
     return "\n".join(lines)
@@ -69,7 +77,8 @@ def _advice(report: DiffReport, width: int) -> str:
         return ""
     if not advice.wide:
         told = "nothing needs to stay wide" if advice.reached else "no set of modules was found that brings it there"
-        return f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
+        text = f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
+        return "\n".join(textwrap.wrap(text, width, subsequent_indent=" " * 10))
     reached = "" if advice.reached else ", which does not reach the goal"
     names = ", ".join(site or "the model's own code between its layers" for site in advice.wide)
     flops = "" if advice.flop_share is None else f" and {share(advice.flop_share)} of the matmul and convolution FLOPs"
@@ -89,7 +98,7 @@ def _bad(call: CallDiff | GradDiff) -> str:
 
 def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> str:
     limits = Limits()
-    columns = (
+    columns = [
         Column("site", "module", elastic=True),
         Column("dtype"),
         Column("shape"),
@@ -97,81 +106,108 @@ def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> st
         Column("own", "own", deviation),
         Column("inherited", "inherited", deviation),
         Column("centred", "centred", deviation),
-        Column("max_abs", "max abs"),
-        Column("cosine", "1-cos"),
         Column("ulps", "ulp p50/p99"),
-        Column("bias"),
         Column("bad", ""),
-    )
+    ]
+    more = [Column("max_abs", "max abs"), Column("cosine", "1-cos"), Column("bias")] if width >= WIDE else []
     rows, styles = [], []
+    with_class = width >= WIDE or all(len(c.name) + len(c.module) < MOST_NAME for c in report.calls)
     for call in report.calls:
         e = call.error
         marked = "!!" if e.rel_l2 > limits.rel_mark_error else "!" if e.rel_l2 > limits.rel_mark_warn else ""
+        extra = (e.max_abs, None if e.cosine is None else 1 - e.cosine, e.bias)
         rows.append(
             (
-                f"{call.name} ({call.module})",
-                call.dtype,
+                f"{call.name} ({call.module})" if with_class else call.name,
+                _type(call.dtype),
                 "x".join(map(str, call.shape)),
                 e.rel_l2,
                 call.own.rel_l2 if call.own else None,
                 call.inherited,
                 e.centred,
-                e.max_abs,
-                None if e.cosine is None else 1 - e.cosine,
                 f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}",
-                e.bias,
                 " ".join(part for part in (marked, _bad(call)) if part),
+                *(extra if more else ()),
             )
         )
         styles.append("error" if e.spoiled else "")
     most = None if every_call else MOST_CALLS
     title = "module calls, in the order in which they ended (! above 1 %, !! above 10 %)"
-    table = Table(columns, rows, title, most, "calls", styles)
-    return table_text(table, max(width, 140), colour) if rows else ""
+    return table_text(Table((*columns, *more), rows, title, most, "calls", styles), width, colour) if rows else ""
 
 
 def _gradients(report: DiffReport, width: int, colour: bool) -> str:
+    parts = [
+        _parameter_gradients(report, width, colour) if report.gradients else "",
+        _activation_gradients(report, width, colour) if report.activation_gradients else "",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _parameter_gradients(report: DiffReport, width: int, colour: bool) -> str:
     columns = (
         Column("name", "gradient of", elastic=True),
         Column("dtype"),
         Column("error", "error", deviation),
+        Column("own", "own", deviation),
         Column("energy", "share of gradient", deviation),
         Column("norm", f"{report.reference} norm"),
         Column("cosine", "1-cos"),
         Column("bad", ""),
     )
-    parts = []
-    for title, gradients in (
-        ("parameter gradients, largest error first", report.gradients),
-        ("activation gradients, largest error first", report.activation_gradients),
-    ):
-        chosen = sorted(gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * (g.energy or 1.0) ** 0.5))
-        rows = [
-            (
-                f"{g.name or '(model)'}{f'#{g.call}' if g.call else ''}",
-                g.dtype,
-                g.error.rel_l2,
-                g.energy if g.kind == "parameter" else None,
-                g.error.reference_norm,
-                None if g.error.cosine is None else 1 - g.error.cosine,
-                _bad(g),
-            )
-            for g in chosen
-        ]
-        if rows:
-            parts.append(table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour))
-    return "\n\n".join(parts)
+    chosen = sorted(report.gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * g.energy**0.5))
+    rows = [(g.name, _type(g.dtype), g.error.rel_l2, g.own, g.energy, g.error.reference_norm, _angle(g), _bad(g)) for g in chosen]
+    title = "parameter gradients, largest error first"
+    return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
 
 
-def _dimensions(report: DiffReport) -> str:
-    lines = []
+def _activation_gradients(report: DiffReport, width: int, colour: bool) -> str:
+    columns = (
+        Column("name", "gradient at the output of", elastic=True),
+        Column("dtype"),
+        Column("error", "error", deviation),
+        Column("own", "own", deviation),
+        Column("own_site", "added by", elastic=True),
+        Column("norm", f"{report.reference} norm"),
+        Column("cosine", "1-cos"),
+        Column("bad", ""),
+    )
+    chosen = sorted(report.activation_gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2))
+    rows = [
+        (
+            f"{g.name or '(model)'}{f'#{g.call}' if g.call else ''}",
+            _type(g.dtype),
+            g.error.rel_l2,
+            g.own,
+            "-" if g.own is None else g.own_site or "(model)",
+            g.error.reference_norm,
+            _angle(g),
+            _bad(g),
+        )
+        for g in chosen
+    ]
+    title = "activation gradients, largest error first (own: added by one module, on exact values)"
+    return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
+
+
+def _type(dtype: str) -> str:
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(dtype, dtype)
+
+
+def _angle(gradient: GradDiff) -> float | None:
+    return None if gradient.error.cosine is None else 1 - gradient.error.cosine
+
+
+def _dimensions(report: DiffReport, width: int) -> str:
+    lines: list[str] = []
     for call in report.calls:
         for d in call.dimensions:
-            ratio = "-" if d.rms_ratio is None else f"{short(d.rms_ratio)} times the median"
-            lines.append(
-                f"  {call.name}, dim {d.dim} of {d.size}: index {d.index} has {share(d.error_share)} of the error; loudest "
-                f"index {d.loudest} ({ratio}; rms {short(d.rms_min)} to {short(d.rms_max)})"
+            ratio = "" if d.rms_ratio is None else f"{short(d.rms_ratio)} times the median; "
+            told = (
+                f"{call.name}, dim {d.dim} of {d.size}: index {d.index} has {share(d.error_share)} of the error; loudest "
+                f"index {d.loudest} ({ratio}rms {short(d.rms_min)} to {short(d.rms_max)})"
             )
+            lines += textwrap.wrap(told, width, initial_indent="  ", subsequent_indent="    ")
     return "\n".join(["where the error sits, in calls that stand out", *lines[:MOST_CALLS]]) if lines else ""
 
 
@@ -180,7 +216,7 @@ def _mixes(report: DiffReport) -> str:
         f"  {m.site or '(model)'}: {m.op}, index {m.index} contributes {short(m.ratio)} times the median index"
         for m in sorted(report.mixes, key=lambda m: -m.ratio)
     ]
-    return "\n".join(["matmuls that sum unlike magnitudes", *lines[:MOST_OPERATIONS]]) if lines else ""
+    return "\n".join(["sums of products (matmul, convolution) of unlike magnitudes", *lines[:MOST_OPERATIONS]]) if lines else ""
 
 
 def _flips(report: DiffReport) -> str:
@@ -212,9 +248,11 @@ def _operations_by_module(report: DiffReport, width: int) -> str:
 
 
 def _notes(report: DiffReport, width: int) -> str:
+    kinds = sorted(report.reseeds.items(), key=lambda item: -item[1])
     texts: Sequence[str] = [
         *report.notes,
-        *(f"the reference starts anew from the {report.target} value at {why} ({n} times)" for why, n in report.reseeds.items()),
+        *(f"the reference starts anew from the {report.target} value at {why} ({n} times)" for why, n in kinds[:MOST_RESEEDS]),
+        *([f"and at {counted(len(kinds) - MOST_RESEEDS, 'more place')}"] if len(kinds) > MOST_RESEEDS else []),
     ]
     if not texts:
         return ""
