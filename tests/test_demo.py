@@ -42,6 +42,14 @@ def test_the_recorded_run_names_the_layer_that_overflowed(told):
     assert re.search(r"OVERFLOW .* energy", told[1])
 
 
+def test_the_demo_ends_with_a_page_and_the_line_to_serve_it(told):
+    folder, text = told
+    page = (folder / "demo" / "report.html").read_text(encoding="utf-8")
+    assert "energy" in page
+    assert "demo/report.html" in text
+    assert "nanny ui --db demo/nanny_logs" in text
+
+
 def test_commands_that_the_demo_names_work(told, monkeypatch, capsys):
     folder, text = told
     monkeypatch.chdir(folder)

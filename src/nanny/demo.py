@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .monitor import MixedPrecisionNanny
 from .query import main as query
 from .records import NannyError
+from .report import write_report
 from .show.findings import render_text
 from .show.tensor_text import verdict
 from .show.term import wants_colour, width_of
@@ -133,6 +134,17 @@ def explain_it(logs: Path) -> None:
     print("\n(The cost looks high because a step of this network takes only milliseconds; make bench measures it on a GPT.)")
 
 
+def draw_it(folder: Path, logs: Path) -> None:
+    page = folder / "report.html"
+    chapter(f"6. The same to look at: {page}")
+    try:
+        size = write_report(page, logs)
+        print(f"{page} ({size / 1e6:.1f} MB) opens in any browser, without a network.")
+    except NannyError as error:  # plotly is an extra
+        print(f"Not drawn: {error}")
+    print(f"In the browser, and live while a run trains: nanny ui --db {logs}")
+
+
 def chapter(title: str) -> None:
     print(f"\n=== {title}\n", flush=True)
 
@@ -167,6 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         follow_the_hint(trained)
         logs = watch_it_break(folder)
     explain_it(logs)
+    draw_it(folder, logs)
     print("\nYour own run, without changing it: nanny run train.py")
     return 0
 
