@@ -66,6 +66,12 @@ class Run:
         return self.still == {name for name, p in self.training.model.named_parameters() if p.requires_grad}
 
     @property
+    def flat(self) -> bool:
+        """The loss is finite and ends within 5 % of where it began, or above."""
+        quarter = max(1, len(self.losses) // 4)
+        return self.finite and sum(self.losses[-quarter:]) > 0.95 * sum(self.losses[:quarter])
+
+    @property
     def learned(self) -> bool:
         """The loss is finite and ends below where it began (means of a quarter of the run)."""
         quarter = max(1, len(self.losses) // 4)

@@ -7,7 +7,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
-from . import Run, Training, low, noise, planted
+from . import Training, low, noise, planted
 
 
 class Tagger(nn.Module):
@@ -265,17 +265,49 @@ def constant_scale_without_a_check(fixed: bool = False, dtype: torch.dtype = tor
     return Training(model, optimizer, step, scaler if fixed else None)
 
 
-def hardly_learnt(run: Run) -> bool:
-    """It moves, but the loss ends within 5 % of where it began."""
-    quarter = len(run.losses) // 4
-    return run.finite and sum(run.losses[-quarter:]) > 0.95 * sum(run.losses[:quarter])
+class Translator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(16, 20), nn.Embedding(16, 20)
+        self.encoder, self.decoder = nn.GRU(20, 20, batch_first=True), nn.GRU(20, 20, batch_first=True)
+        self.word = nn.Linear(20, 16)
+
+    def forward(self, source, target):
+        _, state = self.encoder(self.source(source))
+        return self.word(self.decoder(self.target(target), state)[0])
+
+
+def scale_from_a_settings_file(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """loss_scale: 131072 in the settings and a sum over tokens: the first backward overflows, the first update writes NaN."""
+    model = Translator()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    scale = 1.0 if fixed or dtype == torch.float32 else 131072.0
+
+    def step(i):
+        words = (torch.arange(9) + (noise(10, 1, key=(69, i)).abs() * 7).long()) % 16
+        with low(dtype):
+            logits = model(words, words[:, :-1].flip(1))
+            loss = F.cross_entropy(logits.flatten(0, 1), words[:, :-1].flip(1).flatten(), reduction="sum") / 4
+        optimizer.zero_grad()
+        (loss * scale).backward()
+        for p in model.parameters():
+            p.grad /= scale
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step)
 
 
 CASES = [
     *planted(
-        tagger_clips_scaled_gradients, "clip_before_unscale", "loop:clip", shows=hardly_learnt, precision_caused=None, steps=24
+        tagger_clips_scaled_gradients,
+        "clip_before_unscale",
+        "loop:clip",
+        shows=lambda run: run.flat,
+        precision_caused=None,
+        steps=24,
     ),
-    *planted(value_clip_before_unscale, "clip_before_unscale", "loop:clip", shows=hardly_learnt, precision_caused=None),
+    *planted(value_clip_before_unscale, "clip_before_unscale", "loop:clip", shows=lambda run: run.flat, precision_caused=None),
     *planted(scaler_made_anew_each_step, "loss_scale_pinned", "scaler", "scaler.scale", shows=lambda run: run.all_still),
     *planted(
         scale_set_by_hand_in_update,
@@ -287,6 +319,16 @@ CASES = [
     ),
     *planted(gradients_kept_after_a_skipped_step, "stale_inf_grads", "loop:zero_grad", shows=lambda run: run.stuck),
     *planted(accumulation_never_cleared_after_overflow, "stale_inf_grads", "loop:zero_grad", shows=lambda run: run.stuck),
+    *planted(
+        scale_from_a_settings_file,
+        "static_loss_scale_overflow",
+        "scaler.scale",
+        "scaler",
+        "loop:scale",
+        "loop:backward",
+        "op:mul",
+        shows=lambda run: abs(run.losses[0]) < 1e4 and not run.weights_finite,
+    ),
     *planted(
         constant_scale_without_a_check,
         "static_loss_scale_overflow",
