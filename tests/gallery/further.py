@@ -20,27 +20,29 @@ def to_e4m3(x: Tensor, amax: float) -> Tensor:
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer whose input is FP8 with delayed scaling: the scale is the largest value of the last 4 steps."""
+    """A linear layer with FP8 operands; with delayed scaling the input's scale is the largest value of the last 4 steps."""
 
-    def __init__(self, inputs: int, outputs: int, delayed: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, scaling: str) -> None:
         super().__init__(inputs, outputs)
         self.register_buffer("amax_history", torch.zeros(4))
-        self.delayed = delayed
+        self.scaling = scaling
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.float()
+        if self.scaling == "none":
+            return F.linear(x, self.weight, self.bias)
         current = float(x.detach().abs().max())
-        known = float(self.amax_history.max()) if self.delayed else current
-        out = F.linear(to_e4m3(x, known or current), to_e4m3(self.weight, float(self.weight.detach().abs().max())), self.bias)
+        known = float(self.amax_history.max()) if self.scaling == "delayed" else current
         self.amax_history.copy_(torch.cat([self.amax_history[1:], torch.tensor([current])]))
-        return out
+        weight = to_e4m3(self.weight, float(self.weight.detach().abs().max()))
+        return F.linear(to_e4m3(x, known or current), weight, self.bias)
 
 
 class Fp8Net(nn.Module):
-    def __init__(self, delayed: bool) -> None:
+    def __init__(self, scaling: str) -> None:
         super().__init__()
         self.up = nn.Linear(8, 32)
-        self.down = Fp8Linear(32, 1, delayed)
+        self.down = Fp8Linear(32, 1, scaling)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.relu(self.up(x)).square()).squeeze(-1)
@@ -48,7 +50,7 @@ class Fp8Net(nn.Module):
 
 def delayed_scaling(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
     """Every sixth batch has inputs ten times larger; squared ReLU makes that a hundred, which the history has not seen."""
-    model = Fp8Net(delayed=not fixed and dtype != torch.float32)
+    model = Fp8Net("none" if dtype == torch.float32 else "current" if fixed else "delayed")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def batch(i: int) -> list[Tensor]:

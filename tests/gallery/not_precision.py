@@ -352,7 +352,7 @@ CASES = [
     *planted(
         plain_rnn,
         "exploding_recurrence",
-        *("cell.recurrent", "cell.recurrent.weight", "op:relu"),
+        *("cell", "cell.recurrent", "cell.recurrent.weight", "op:relu", "op:add"),
         shows=ends_above(1e6),
         precision_caused=False,
     ),

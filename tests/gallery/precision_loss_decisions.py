@@ -336,14 +336,14 @@ CASES = [
     *planted(
         confident_filter,
         "saturated_probability_loss",
-        *("probability", "op:sigmoid", "op:binary_cross_entropy"),
+        *("probability", "op:sigmoid", "op:binary_cross_entropy", "op:binary_cross_entropy_backward"),
         shows=ends_above(1),
         steps=40,
     ),
     *planted(
         segmentation,
         "saturated_probability_loss",
-        *("op:sigmoid", "op:binary_cross_entropy"),
+        *("op:sigmoid", "op:sigmoid_backward", "op:binary_cross_entropy", "op:binary_cross_entropy_backward"),
         shows=lambda run: sum(run.skipped) > 20,
         steps=40,
     ),

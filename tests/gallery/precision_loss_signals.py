@@ -334,7 +334,7 @@ CASES = [
     *planted(
         two_engines,
         "train_infer_mismatch",
-        *("op:exp", "op:sub", "loop:rollout", "data:input", "data"),
+        *("op:exp", "op:sub", "op:log_softmax", "op:_log_softmax", "loop:rollout", "data:input", "data"),
         shows=ends_above(0.4),
         steps=18,
     ),

@@ -295,7 +295,12 @@ def many_tokens(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Tra
 CASES = [
     *planted(chunked_corpus, "low_precision_grad_accumulation", "0.weight", "loop:accumulation", shows=ends_above(2), steps=6),
     *planted(popular_items, "low_precision_scatter_add", "item", "item.weight", shows=ends_above(0.1)),
-    *planted(feature_grid, "low_precision_scatter_add", "grid", "op:index", "op:index_put", shows=ends_above(0.5)),
+    *planted(
+        feature_grid,
+        "low_precision_scatter_add",
+        *("grid", "op:index", "op:index_put", "op:_index_put_impl_", "op:index_backward"),
+        shows=ends_above(0.5),
+    ),
     *planted(neural_ode, "absorption_in_accumulator", "op:add", shows=ends_above(0.2)),
     *planted(long_document, "absorption_in_accumulator", "op:add", shows=ends_above(0.7), steps=24),
     *planted(grown_stream, "residual_absorption", *(f"blocks.{i}" for i in range(4)), shows=ends_above(0.2), steps=30),
