@@ -7,7 +7,7 @@ from typing import Any
 from ..records import Finding, NannyError
 from ..show.findings import STYLES, place
 from ..show.tables import Line
-from .page import EXTRA
+from .figures import EXTRA
 
 QUIET = "#9aa4af"
 CLAIM = "#cc79a7"

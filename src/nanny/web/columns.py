@@ -1,7 +1,7 @@
 """Worst-wins pooling of samples into a bounded number of columns.
 
-2000 steps on 900 pixels lose a NaN of one step if neighbours are averaged, and a long run would not fit into a page. So samples are
-grouped, and of each group every layer keeps its worst value and the step at which it stood. Sampling is uneven (dense around
+2000 steps on 900 pixels lose a NaN of one step if neighbours are averaged, and a long run would not fit into a page. So samples
+are grouped, and of each group every layer keeps its worst value and the step at which it stood. Sampling is uneven (dense around
 errors, thin later), and groups have an equal number of samples: where more was looked at, more is seen.
 """
 
@@ -59,7 +59,14 @@ def reach(steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     if not len(steps):
         return np.zeros((0, 2))
     first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
-    usual = max(float(np.quantile(np.diff(steps), 0.9)), 1.0) if len(steps) > 1 else 1.0
+    usual = _usual_distance(steps)
     following = np.append(first[1:], last[-1] + usual)
     far = following - last > GAP * usual
     return np.stack([first, np.where(far, last + usual, following)], axis=1) - 0.5
+
+
+def _usual_distance(steps: np.ndarray) -> float:
+    """The largest distance between samples that is no exception: dense ones around an error must not make the rest look empty."""
+    distances = np.sort(np.diff(steps))[::-1]
+    exceptions = max(2, len(distances) // 100)
+    return float(distances[min(exceptions, len(distances) - 1)]) if len(distances) else 1.0

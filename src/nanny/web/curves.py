@@ -27,7 +27,7 @@ def curves_of(source: Source, after: int | None = None, most_groups: int = MOST_
 
 
 def kept_points(values: np.ndarray, most_groups: int) -> np.ndarray:
-    """Indices of the points to draw: of each group the first, the lowest, the highest and the first that is not finite; and the last."""
+    """Indices of the points to draw: the last, and of each group the first, the extremes and the first that is not finite."""
     if len(values) <= 2 * most_groups:
         return np.arange(len(values))
     size = -(-len(values) // most_groups)
@@ -37,7 +37,8 @@ def kept_points(values: np.ndarray, most_groups: int) -> np.ndarray:
         finite = np.isfinite(group)
         kept.add(start)
         if finite.any():
-            kept |= {start + int(np.argmin(np.where(finite, group, np.inf))), start + int(np.argmax(np.where(finite, group, -np.inf)))}
+            kept.add(start + int(np.argmin(np.where(finite, group, np.inf))))
+            kept.add(start + int(np.argmax(np.where(finite, group, -np.inf))))
         if not finite.all():
             kept.add(start + int(np.argmin(finite)))
     return np.array(sorted(kept))

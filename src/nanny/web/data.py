@@ -5,8 +5,8 @@
     layer_data(path, run, kind, site)        -> exponent histogram of one layer; /api/histogram?kind=KIND&site=NAME
     whatif_data(path, run)                   -> the run imagined in other formats; /api/whatif
 
-`live=True` leaves out what takes long or much room: the live page asks for one layer's histogram at a time, and for the what-if when
-the rest is drawn. Arrays are deflated typed arrays, see `arrays.packed`; numbers that JSON has no word for are strings, see
+`live=True` leaves out what takes long or much room: the live page asks for one layer's histogram at a time, and for the what-if
+when the rest is drawn. Arrays are deflated typed arrays, see `arrays.packed`; numbers that JSON has no word for are strings, see
 `show.jsontext.finite`.
 """
 
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..formats import TARGETS
-from ..query import ask
 from ..queries.alerts import findings_of, in_order, repeats
 from ..queries.source import Source, open_job, open_run
+from ..query import ask
 from ..records import Finding, NannyError, Severity
 from ..show.jsontext import finite
 from ..store import reader
 from .curves import curves_of
-from .figures import format_borders, page_figures
 from .exponents import histograms_of, layer_histogram
+from .figures import format_borders, page_figures
 from .matrices import error_matrix, matrices_of
 
 MOST_FINDINGS = 600
@@ -188,7 +188,8 @@ def _verdict(summary: dict[str, Any]) -> dict[str, Any]:
     culprit = summary["culprit"]
     key = None if culprit is None else [culprit.get("step"), culprit["code"], _cut(culprit.get("site", "")), culprit.get("rank")]
     text = str(summary["verdict"])
-    return {"healthy": summary["healthy"], "text": text, "word": text.partition(":")[0], "counts": summary["counts"], "culprit": key}
+    word = text.partition(":")[0]
+    return {"healthy": summary["healthy"], "text": text, "word": word, "counts": summary["counts"], "culprit": key}
 
 
 def _bounded(findings: Sequence[Finding], most: int) -> tuple[list[dict[str, Any]], int]:

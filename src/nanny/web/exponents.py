@@ -7,6 +7,7 @@ show, 255 is all. Below the lowest order comes a row for zeros, above the highes
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,7 +96,7 @@ def _steps_read(source: Source, kind: str, sites: int) -> np.ndarray:
 
 
 def _read(source: Source, kind: str, steps: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
-    for group, (start, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+    for group, (start, end) in enumerate(pairwise(bounds.tolist())):
         for step in steps[start:end].tolist():
             for _, counts in reader.histograms(source.db, source.run.id, kind, step, step):
                 yield group, step, counts

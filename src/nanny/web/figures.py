@@ -112,7 +112,9 @@ def histogram_figure() -> Any:
     """Binary orders up, steps across; on the right the distribution at the chosen step."""
     go, subplots = _plotly()
     figure = subplots.make_subplots(rows=1, cols=2, shared_yaxes=True, column_widths=[0.84, 0.16], horizontal_spacing=0.012)
-    heat = go.Heatmap(meta="heat", zmin=0, zmax=LEVEL_BAD, zauto=False, colorscale=colour_scale(), showscale=False, hoverinfo="none")
+    heat = go.Heatmap(
+        meta="heat", zmin=0, zmax=LEVEL_BAD, zauto=False, colorscale=colour_scale(), showscale=False, hoverinfo="none"
+    )
     figure.add_trace(heat, row=1, col=1)
     bar = go.Bar(meta="bar", orientation="h", marker={"color": OWN, "line": {"width": 0}}, hoverinfo="none")
     figure.add_trace(bar, row=1, col=2)
@@ -124,7 +126,7 @@ def histogram_figure() -> Any:
 
 
 def format_borders() -> list[dict[str, Any]]:
-    """Where formats end, in binary orders: values from `top` on overflow, below `normal` lose digits, below `flush` become zero."""
+    """Where formats end, in binary orders: from `top` on values overflow, below `normal` they lose digits, below `flush` all."""
     return [_border(FORMATS[name]) for name in TARGETS]
 
 

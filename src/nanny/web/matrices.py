@@ -75,7 +75,8 @@ def error_matrix(source: Source, sites: Sequence[str]) -> dict[str, Any] | None:
 
 def axis(steps: np.ndarray, bounds: np.ndarray) -> dict[str, Any]:
     """The columns of a matrix: the steps that were looked at, which of them belong to each column, and where it is drawn."""
-    return {"steps": packed(steps.astype(np.int32)), "bounds": packed(bounds.astype(np.int32)), "reach": packed(reach(steps, bounds))}
+    whole = {"steps": packed(steps.astype(np.int32)), "bounds": packed(bounds.astype(np.int32))}
+    return {**whole, "reach": packed(reach(steps, bounds))}
 
 
 def _plan(source: Source, kind: str, after: int | None) -> tuple[str, list[Site], np.ndarray, list[str]] | None:

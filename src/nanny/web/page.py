@@ -4,8 +4,8 @@
     render(None, live=True, lang=None, nonce=...)    the live page: its script fetches api/... and plotly.js from the server
     document(title, sections, figures, lang)         a page of text, tables and figures: `nanny diff` and `nanny tensor`
 
-Names of layers come from users: here they pass through `html.escape` or JSON with every `<` spelt out, and the script only ever sets
-text. A content security policy with a nonce stands behind both.
+Names of layers come from users: here they pass through `html.escape` or JSON with every `<` spelt out, and the script only ever
+sets text. A content security policy with a nonce stands behind both.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonc
     config = {"live": live, "lang": checked_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
     parts = {
         "lang": lang or "en",
-        "policy": "" if live else f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(nonce, live=False))}">',
+        "policy": "" if live else _policy_element(nonce),
         "title": html.escape(_title(data)),
         "style": asset("page.css"),
         "config": _json_element("config", config, nonce),
@@ -95,14 +95,14 @@ def document(
     nonce = nonce or secrets.token_urlsafe(16)
     checked_language(lang)
     drawn = {name: figure_json(figure) for name, figure in figures.items()}
-    script = "\n".join([asset("loader.js"), asset("document.js")])
+    script = _script("\n".join([asset("loader.js"), asset("document.js")]), nonce)
     parts = {
         "lang": lang or "en",
-        "policy": f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(nonce, live=False))}">',
+        "policy": _policy_element(nonce),
         "title": html.escape(title),
         "style": asset("page.css"),
         "body": f"<h1>{html.escape(title)}</h1>" + "".join(map(_section, sections)),
-        "scripts": "\n".join([_json_element("figures", drawn, nonce), _plotly_element(), _script(script, nonce)]) if drawn else "",
+        "scripts": "\n".join([_json_element("figures", drawn, nonce), _plotly_element(), script]) if drawn else "",
     }
     return _filled(asset("document.html"), parts)
 
@@ -119,6 +119,10 @@ def _title(data: Mapping[str, Any] | None) -> str:
 
 def _script(text: str, nonce: str) -> str:
     return f'<script nonce="{nonce}">{text}</script>'
+
+
+def _policy_element(nonce: str) -> str:
+    return f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(nonce, live=False))}">'
 
 
 def _json_element(name: str, value: Any, nonce: str) -> str:
@@ -143,7 +147,8 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _section(section: Section) -> str:
-    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in section.lines if line.text)
+    said = [line for line in section.lines if line.text]
+    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in said)
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
     return f"<section><h2>{html.escape(section.title)}</h2>{lines}{figure}{''.join(map(_table, section.tables))}</section>"
 

@@ -78,7 +78,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "no match": ("No layer has “{0}” in its name.", "没有名称包含“{0}”的层。"),
     "histogram": ("Magnitudes of one layer", "单层的数值分布"),
     "histogram.hint": (
-        "Binary orders of magnitude over time: where values pass the upper line they overflow, below the lower one they become zero.",
+        "Binary orders of magnitude over time: values that pass the upper line overflow, below the lowest one they become zero.",
         "数值的二进制量级随时间的变化：越过上线即上溢，低于下线即变为零。",
     ),
     "no histogram": ("No histogram of {0} is on record: {1}.", "没有 {0} 的直方图：{1}。"),
@@ -96,7 +96,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "findings": ("Findings", "发现"),
     "findings.none": ("No findings.", "没有发现。"),
     "findings.nothing matches": ("No finding matches.", "没有匹配的发现。"),
-    "findings.left out": ("{0} more are not on this page; nanny alerts shows them", "另有 {0} 个不在本页，请用 nanny alerts 查看"),
+    "findings.left out": ("{0} more are not on this page: nanny alerts", "另有 {0} 个不在本页，请用 nanny alerts 查看"),
     "keys": ("n / p: next, previous finding", "n / p：下一个、上一个发现"),
     "all severities": ("all severities", "所有级别"),
     "all codes": ("all codes", "所有代码"),
