@@ -16,7 +16,7 @@ from ..op_records import Gap, OpFault, OpTally, TensorNote
 from .op_facts import Selection, is_random, long_name, puts_infinity, why_left_out
 from .op_gap import Tolerance, gap_between, noted
 from .op_matmul import independent_product, passes_screen
-from .op_wide import KERNEL_ERRORS, Call, Reference, reference_of, results_of, shaken, taken_down, tensors_in
+from .op_wide import KERNEL_ERRORS, Call, Reference, apart, reference_of, results_of, shaken, taken_down, tensors_in
 from .whereabouts import Spot, Whereabouts
 
 Verdict = Callable[[Call, Any, OpFault], None]
@@ -101,7 +101,7 @@ class CompareMode(TorchDispatchMode):
         return ""
 
     def _compare(self, call: Call, out: Any, spot: Spot) -> tuple[str, OpFault | None]:
-        with torch.no_grad():
+        with apart():
             results = results_of(call, out)
             if not results:
                 self._left_out["returns no tensor"] += 1

@@ -49,10 +49,14 @@ def is_view_op(func: Any) -> bool:
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
+def is_collective(func: Any) -> bool:
+    return func.namespace in _COLLECTIVES
+
+
 @cache
 def why_left_out(func: Any) -> str:
     """Why an operation cannot be compared, whatever its arguments; empty if it can."""
-    if func.namespace in _COLLECTIVES:
+    if is_collective(func):
         return "collective"
     if func.namespace == "profiler":
         return "computes nothing"

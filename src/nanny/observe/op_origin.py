@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..examine_records import Place
 from ..op_records import OpFault, OpTally, TensorNote
 from .names import short_dtype
-from .op_facts import Selection, bare_name, is_view_op, long_name, puts_infinity
+from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_infinity
 from .op_wide import Call, apart, taken_down, tensors_in
 from .shadow import written_by
 from .whereabouts import Spot, Whereabouts
@@ -48,7 +48,8 @@ class _Origin:
     device: Any = ""
     ends: tuple[Tensor, Tensor] | None = None
     on_purpose: bool = False
-    name: str = ""  # of a parameter or buffer
+    name: str = ""  # of a parameter or buffer, or the collective that it arrived with
+    arrived: bool = False  # from another rank
     low: float = 0.0
     high: float = 0.0
     state: int = FINITE
@@ -97,6 +98,7 @@ class OriginMode(TorchDispatchMode):
     def _forget(self) -> None:
         self._held: dict[int, tuple[_Origin, StorageWeakRef]] = {}
         self._waiting: list[_Origin] = []
+        self._arriving: dict[int, tuple[str, StorageWeakRef]] = {}
         self._names: dict[int, str] | None = None
 
     @property
@@ -156,7 +158,9 @@ class OriginMode(TorchDispatchMode):
         key = tensor.untyped_storage()._cdata
         if self._names is None:
             self._names = self._places.storages()
-        origin = _Origin(None, spot, (), tensor.shape, tensor.dtype, tensor.device, name=self._names.get(key, ""))
+        arrived = self._arriving.pop(key, None)
+        name = self._names.get(key, "") if arrived is None else arrived[0]
+        origin = _Origin(None, spot, (), tensor.shape, tensor.dtype, tensor.device, name=name, arrived=arrived is not None)
         origin.ends = _ends(tensor)
         self._enter(tensor, origin)
         return origin
@@ -177,6 +181,11 @@ class OriginMode(TorchDispatchMode):
         made = [*written, *(t for t in tensors_in(out) if not any(t is w for w in written))]
         for tensor in made:
             if not tensor.is_floating_point() or not _measurable(tensor):
+                continue
+            if is_collective(func):  # still under way: what arrives is looked at when it is used
+                storage = tensor.untyped_storage()
+                self._held.pop(storage._cdata, None)
+                self._arriving[storage._cdata] = (name, StorageWeakRef(storage))
                 continue
             if name in _COPIES and len(inputs) == 1:
                 self._enter(tensor, inputs[0][0], copied=True)
@@ -209,6 +218,7 @@ class OriginMode(TorchDispatchMode):
             if not self._immediate:
                 origin.call = origin.out = None
         self._held = {key: held for key, held in self._held.items() if not held[1].expired()}
+        self._arriving = {key: held for key, held in self._arriving.items() if not held[1].expired()}
         self._names = None
         return faults
 
@@ -250,7 +260,9 @@ class OriginMode(TorchDispatchMode):
 
     def _is_given(self, origin: _Origin) -> bool:
         """Put there on purpose: a constant, or something from outside that is no weight, such as a mask kept as a buffer."""
-        return origin.on_purpose or (origin.func is None and origin.name not in self._places.parameter_names())
+        if origin.func is None:
+            return not origin.arrived and origin.name not in self._places.parameter_names()
+        return origin.on_purpose
 
     def _pass_on(self, origin: _Origin) -> None:
         root = origin.root
@@ -270,10 +282,10 @@ class OriginMode(TorchDispatchMode):
         place = origin.spot.resolved()
         own = TensorNote(tuple(origin.shape), short_dtype_of(origin), str(origin.device), origin.low, origin.high)
         if origin.func is None:
-            site = origin.name or place.site
-            place = Place(site, "Parameter" if origin.name else place.module, place.phase, place.file, place.line)
+            if origin.name and not origin.arrived:
+                place = Place(origin.name, "Parameter", place.phase, place.file, place.line)
             return OpFault(
-                op=origin.name or "data",
+                op=f"{origin.name} (from another rank)" if origin.arrived else origin.name or "data",
                 kind="came_in",
                 place=place,
                 classes=origin.spot.classes,

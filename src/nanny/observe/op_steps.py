@@ -55,9 +55,10 @@ class StepClock:
         self.after_optimizer_step(optimizer)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("before_", "after_", "loss_", "saved_")):
-            return _ignore  # the events that do not end a step
-        raise AttributeError(name)
+        """The other events do not end a step."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _ignore
 
 
 def _ignore(*_: Any, **__: Any) -> None:

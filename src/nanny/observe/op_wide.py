@@ -156,7 +156,7 @@ def apart() -> Iterator[None]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    with torch.no_grad():
+    with apart():
         return tensor.detach().clone()
 
 
