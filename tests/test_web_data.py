@@ -14,13 +14,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from query_recordings import HEALTHY, SICK, Recipe, many_layers, record
 
 from nanny.examine_records import Examination, GradientError
 from nanny.formats import FP16
-from nanny.records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
+from nanny.monitor import MixedPrecisionNanny
+from nanny.records import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, Finding, RunInfo, Sample, Severity, Site
 from nanny.store.writer import RunWriter
 from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, packed, unpacked, value_of
 from nanny.web.columns import groups_of, order_keys, pooled, reach
@@ -182,11 +184,25 @@ def test_histograms_hold_the_recorded_shares(tmp_path):
     assert layer_data(path, 1, "output", "no such layer") is None
 
 
+def test_a_real_run_shows_which_parameters_lose_their_updates(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(16, 16).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
+    with MixedPrecisionNanny(model, optimizer, trace_interval=2, output_dir=tmp_path, live=False, strict=True) as watcher:
+        for step in range(6):
+            with watcher.step(step):
+                optimizer.zero_grad()
+                model(torch.randn(8, 16, dtype=torch.bfloat16)).float().square().mean().backward()
+                optimizer.step()
+    kind = page_data(tmp_path)["kinds"]["update"]
+    codes = unpacked(kind["quantities"]["lost"]["codes"])
+    assert value_of(int(codes[kind["names"].index("weight"), 0])) == pytest.approx(1.0, abs=0.05)
+
+
 def test_lost_updates_and_gradient_errors_have_their_matrices(tmp_path):
     writer = RunWriter(tmp_path, RunInfo(started=time.time(), amp_dtype="bfloat16"))
-    stats = ("count", "unchanged", "update_rms", "weight_rms")
     writer.add_sites([Site("update", "w", "bfloat16", (8,)), Site("grad", "w", "bfloat16", (8,))])
-    writer.add_sample(Sample("update", 5, stats, np.array([[100], [75], [1e-4], [1]], "<f4").tobytes()))
+    writer.add_sample(Sample("update", 5, UPDATE_STATS, np.array([[100], [75], [1e-4], [1]], "<f4").tobytes()))
     writer.add_sample(Sample("grad", 5, GRADIENT_STATS, np.array([[8], [1], [-1], [1]], "<f4").tobytes()))
     gradient = GradientError("w", 1.0, 1.0, error=0.25, energy_share=1.0, zero_share=0.0, reference_zero_share=0.0)
     writer.add_examination(Examination(step=5, gradients=(gradient,)))

@@ -148,6 +148,7 @@ class Sample:
 
 SAMPLE_STATS = ("count", "min", "max", "norm", "mean", "nan", "posinf", "neginf")
 GRADIENT_STATS = ("count", "norm", "min", "max")  # what every step keeps of every gradient
+UPDATE_STATS = ("count", "unchanged", "update_rms", "weight_rms")  # of the parameters, where an optimizer step was probed
 
 
 @dataclass(frozen=True)

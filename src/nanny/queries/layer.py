@@ -131,7 +131,7 @@ def _curves(history: History) -> list[Line]:
         finite = values[np.isfinite(values)]
         bad = len(values) - len(finite)
         span = f"{short(float(finite.min()))} to {short(float(finite.max()))}" if len(finite) else "never finite"
-        text = f"  {title:<9}{span}" + (f", not finite at {counted(bad, 'step')}" if bad else "")
+        text = f"  {title:<8} {span}" + (f", not finite at {counted(bad, 'step')}" if bad else "")
         if title == "largest" and (room := _room(history.site, history.steps, values)):
             text += f", {room}"
         lines += [Line(text, "error" if bad else "", 11), Line(f"           {sparkline(values.tolist(), CURVE_WIDTH, log=True)}")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from ..examine_records import Examination
 from ..formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..judge.evidence import RunFacts, step_scalars
-from ..records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Site, SiteTable, StepRecord
+from ..records import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, Finding, RunInfo, Sample, Site, SiteTable, StepRecord, Update
 from .writer import RunWriter
 
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
@@ -71,6 +72,8 @@ class RunRecording:
         ):
             if table is not None:
                 self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS))
+        if step.updates and not step.skipped:
+            self._writer.add_sample(self._sample("update", step.step, update_table(step.updates), UPDATE_STATS))
 
     def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
         assert step.grads is not None
@@ -108,6 +111,14 @@ class RunRecording:
             meta["exception"] = self.failed_with
         self._writer.set_meta(**meta)
         self._writer.close(status)
+
+
+def update_table(updates: Sequence[Update]) -> SiteTable:
+    """What a probed optimizer step did; a parameter whose learning rate is 0 was not meant to move, so nothing was measured."""
+    rows = list({update.name: update for update in updates}.values())
+    columns = {stat: np.array([getattr(update, stat) for update in rows], np.float64) for stat in UPDATE_STATS}
+    columns["count"] *= [bool(update.lr) for update in rows]
+    return SiteTable(tuple(u.name for u in rows), columns, tuple(u.dtype for u in rows), shapes=((),) * len(rows))
 
 
 def unscaled(table: SiteTable, scale: float | None) -> SiteTable:
