@@ -1,6 +1,6 @@
 """What `auto_diff` costs beside one FP32 and one low-precision run, how much memory it takes, and whom it blames.
 
-The models of the accuracy table are those of `tests/diff_gallery.py`. bf16 and fp16 are slow on CPUs without those types, which
+The models of the accuracy table are those of `tests/diff_gallery.py`, `diff_healthy.py` and `diff_faults.py`. bf16 and fp16 are slow on CPUs without those types, which
 hides cost: the ratio on a GPU is another one.
 """
 
@@ -108,10 +108,12 @@ def memory() -> bool:
 
 def verdicts() -> bool:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    import diff_faults
+    import diff_healthy
     from diff_gallery import FAULTS, HEALTHY, sandwich, transformer
 
     ok = True
-    healthy = {**HEALTHY, "transformer": lambda: transformer(24)}
+    healthy = {**HEALTHY, "transformer": lambda: transformer(24), **diff_healthy.HEALTHY}
     for name, make in healthy.items():
         for dtype in ("bf16", "fp16"):
             torch.manual_seed(0)
@@ -120,13 +122,21 @@ def verdicts() -> bool:
             loud = [f.code for f in report.findings if f.severity > Severity.INFO]
             ok &= not loud
             error, gradient = report.outputs[0].error.rel_l2, report.total.rel_l2
-            print(f"  healthy {name:<12} {dtype}: output {error:.2%} off, gradient {gradient:.2%}: {loud or 'silent'}")
+            print(f"  healthy {name:<16} {dtype}: output {error:.2%} off, gradient {gradient:.2%}: {loud or 'silent'}")
     for name, (fault, dtypes) in FAULTS.items():
         for dtype in dtypes:
             model, x = sandwich(fault)
             blamed = (*auto_diff(model, x, dtype).culprits, "nobody")[0]
             ok &= blamed == "fault"
-            print(f"  planted {name:<12} {dtype}: blamed {blamed}")
+            print(f"  planted {name:<24} {dtype}: blamed {blamed}")
+    for name, (make, dtypes, policy, culprits) in diff_faults.FAULTS.items():
+        for dtype in dtypes:
+            torch.manual_seed(0)
+            model, x, loss, y = make()
+            report = auto_diff(model, x, dtype, loss_fn=loss, target=y, policy=policy)
+            blamed = (*report.culprits, "nobody")[0]
+            ok &= blamed in culprits
+            print(f"  planted {name:<24} {dtype}: blamed {blamed}, planted in {' or '.join(culprits)}")
     return ok
 
 
