@@ -192,14 +192,16 @@ class Limits:
     damage_ties: float = _limit(0.2, "derived: choices that low precision makes ties of; healthy scores hardly ever tie")
     damage_repeats: float = _limit(8, "derived: a sum that a loop adds up, not a single addition")
     damage_phase: float = _limit(0.1, "NUMERICS 2, row 15: phase error in radians")
+    damage_entropy: float = _limit(0.1, "NUMERICS 2, row 7: normalised entropy of attention below 0.05 is a collapse")
     damage_decay: float = _limit(1e-4, "derived: a decay slower than 10000 steps is not missed")
 
     # diagnosis
     surprise_noted: float = _limit(3.0, "NUMERICS 2, row 6: RMS of g/sqrt(v) of 2.3 and more goes before a loss spike")
     surprise_spike: float = _limit(5.0, "derived: an update five times too long; together with a loss that rises behind it")
-    hazard_consequence: float = _limit(
-        0.02, "NUMERICS fact 7: healthy gradients are within 1.3 % of FP32; an operation must do more than that by itself"
-    )
+    dead_units_warn: float = _limit(0.8, "derived: four of five units never on, in a run that does not learn")
+    dead_units_error: float = _limit(0.98, "derived: a layer that is off; nothing before it gets a gradient")
+    attention_entropy: float = _limit(0.05, "NUMERICS 2, row 7: normalised entropy of the attention")
+    attention_logit: float = _limit(50.0, "NUMERICS 2, row 7")
     decay_missing: float = _limit(0.02, "derived: weights that should be 2 % smaller by now; less is nobody's trouble")
     fade_layers: float = _limit(6, "derived: fewer layers cannot fade, they differ")
     fade_ratio: float = _limit(1e-4, "derived: rms of the first third below this share of the last third's; healthy nets have 1e-2")

@@ -16,7 +16,7 @@ def number(value: float) -> str:
 
 def by_break(signs: Signs, at: Break, score: float, *more: str, culprit: str = "") -> Suspicion:
     """The suspicion that the first bad number speaks for."""
-    where = culprit or at.culprit
+    where = culprit or (at.hazard.culprit.replace("op:_", "op:") if at.hazard is not None and at.hazard.order == at.order else at.culprit)
     return Suspicion(
         culprit=where,
         score=score,
@@ -83,10 +83,12 @@ def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Suspicio
     seen = len({e.step for e, _ in found})
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if _told(exam.gradient_error) else ""
-    score = CERTAIN if math.isinf(hazard.consequence) else LIKELY if hazard.consequence >= 0.1 else POSSIBLE + 0.1
+    score = LIKELY if hazard.consequence >= 0.1 else POSSIBLE + 0.1
+    if name == signs.lead:
+        score = CERTAIN if worst >= 0.5 else score + 0.08
     yield Suspicion(
         culprit=hazard.culprit.replace("op:_", "op:"),
-        score=score - 0.1 * hazard.in_reference * (not math.isinf(hazard.consequence)),
+        score=score - 0.1 * hazard.in_reference,
         evidence=tuple(t for t in (f"step {exam.step}: {hazard.message}", error, times) if t),
         chain=(f"{hazard.culprit}: {hazard.kind} in {hazard.op}", *(("wrong gradients",) if error else ())),
         step=exam.step,

@@ -26,12 +26,22 @@ def cause_of(at: Break, signs: Signs) -> str:
     if at.from_data:
         return "data_nan" if at.dtype != "float16" or at.nan else "input_out_of_range_fp16"
     if at.hint and at.in_forward:
-        return at.hint
+        return _in_context(at)
     if at.phase == "backward":
         return ""
     if at.culprit.startswith("data"):
         return "input_out_of_range_fp16"
     return _forward(at, signs)
+
+
+def _in_context(at: Break) -> str:
+    """The examined operation names the cause; whose code it is decides between neighbours."""
+    in_loop = at.phase == "loop" and at.culprit.startswith("op:")
+    if at.hint == "norm_square_overflow_fp16" and in_loop:
+        return "loss_computed_in_fp16"  # a distance in the criterion, no norm layer
+    if at.hint == "loss_computed_in_fp16" and at.op == "mul":
+        return "product_overflow_fp16"  # of two quantities; a criterion squares one
+    return at.hint
 
 
 def _forward(at: Break, signs: Signs) -> str:

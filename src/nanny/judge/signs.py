@@ -126,8 +126,8 @@ class Signs:
         if in_forward and (first is None or in_forward[0].step <= first + 64):
             best = in_forward[0]
             told = self._by_incident()
-            if told is not None and told.step < best.step and not _same_kind(told, best):
-                return told
+            if told is not None and told.from_data and told.step < best.step:
+                return told  # one bad batch; what broke later is another matter
             return break_of(best)
         told = self._by_incident()
         if told is not None and told.phase != "backward":
@@ -187,14 +187,22 @@ class Signs:
 
     @cached_property
     def runaway(self) -> Runaway | None:
-        """The loss, or the gradients, grew by orders of magnitude over several steps."""
-        for name, factor in (("loss", self.limits.runaway_loss), ("grad_norm", self.limits.runaway_grad)):
-            steps, values = self.evidence.curve(name)
-            found = _growth(steps, values, factor)
-            if found is not None:
-                start, worst = found
-                return Runaway(int(steps[start]), int(steps[worst]), name, float(values[start]), float(values[worst]))
+        """The loss and the gradients both grew out of proportion: one of them by orders of magnitude, the other with it."""
+        loss, norm = (self._grown(name) for name in ("loss", "grad_norm"))
+        if loss is None or norm is None:
+            return None
+        for one, other, limit in ((loss, norm, self.limits.runaway_loss), (norm, loss, self.limits.runaway_grad)):
+            if one.factor >= limit and other.factor >= self.limits.loss_ratio:
+                return one
         return None
+
+    def _grown(self, name: str) -> Runaway | None:
+        steps, values = self.evidence.curve(name)
+        found = _growth(values, self.limits.loss_ratio)
+        if found is None:
+            return None
+        start, worst = found
+        return Runaway(int(steps[start]), int(steps[worst]), name, float(values[start]), float(values[worst]))
 
     @cached_property
     def learns(self) -> bool:
@@ -265,6 +273,38 @@ class Signs:
         name, least, _ = min(rms[:third], key=lambda item: item[1])
         return name, least / tail, least, tail, exam is not None
 
+    @cached_property
+    def dead_units(self) -> tuple[str, float, int] | None:
+        """(activation, share of its units that are off, examined steps) that is worst off at its best step."""
+        least: dict[str, float] = {}
+        seen = [e for e in self.evidence.examinations if "dead_units" in e.facts and e.first_bad is None]
+        for exam in seen:
+            for site, share in exam.facts["dead_units"].items():
+                least[site] = min(least.get(site, 1.0), share)
+        if not least:
+            return None
+        site = max(least, key=lambda name: least[name])
+        return site, least[site], len(seen)
+
+    @cached_property
+    def one_hot_attention(self) -> tuple[str, float, float, int] | None:
+        """(site, entropy, largest logit, examined steps) of an attention that sees one key only, at every examined step."""
+        entropy: dict[str, list[float]] = {}
+        logits: dict[str, float] = {}
+        for exam in self.evidence.examinations:
+            for site, numbers in exam.facts.get("attention", {}).items():
+                entropy.setdefault(site, []).append(float(numbers["entropy"]))
+                logits[site] = max(logits.get(site, 0.0), float(numbers["logit_max"]))
+        limits = self.limits
+        found = [
+            s for s, e in entropy.items()
+            if max(e) < limits.attention_entropy and limits.attention_logit < logits[s] < math.inf
+        ]  # fmt: skip
+        if not found:
+            return None
+        site = min(found, key=lambda s: max(entropy[s]))
+        return site, max(entropy[site]), logits[site], len(entropy[site])
+
     # silent errors
 
     @cached_property
@@ -282,6 +322,18 @@ class Signs:
             for hazard in exam.hazards:
                 if hazard.cause == cause:
                     yield exam, hazard
+
+    @cached_property
+    def lead(self) -> str:
+        """The cause that most examined steps put first: the earliest operation among those that do most of the harm."""
+        votes: dict[str, float] = {}
+        for exam in self.evidence.examinations:
+            known = [h for h in exam.hazards if h.cause and (exam.first_bad is None or not math.isinf(h.consequence))]
+            worst = max((min(h.consequence, 1.0) for h in known), default=0.0)
+            first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
+            if first is not None:
+                votes[first.cause] = votes.get(first.cause, 0.0) + worst
+        return max(votes, key=lambda name: votes[name], default="")
 
     def fact(self, name: str) -> Iterator[tuple[Examination, object]]:
         for exam in self.evidence.examinations:
@@ -347,31 +399,21 @@ def _reaches_loss(exam: Examination) -> bool:
     return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
 
 
-def _same_kind(told: Break, exam: Examination) -> bool:
-    """The step that broke first broke for the same reason as the one examined later."""
-    first = exam.first_bad
-    assert first is not None
-    return told.op in ("", first.op.lstrip("_")) or told.culprit == (first.place.site or f"op:{first.op.lstrip('_')}")
-
-
-def _growth(steps: np.ndarray, values: np.ndarray, factor: float) -> tuple[int, int] | None:
+def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     """(last index at the low level, index of the peak), if values rose by `factor` above their beginning and stayed there."""
-    finite = np.isfinite(values) & (values > 0)
-    if finite.sum() < 3:
+    at = np.flatnonzero(np.isfinite(values) & (values > 0))
+    if len(at) < 3:
         return None
-    at = np.flatnonzero(finite)
     known = values[at]
     base = float(np.median(known[: max(3, len(known) // 8)]))
-    base = min(base, float(known[0])) if len(known) else base
     peak = int(np.argmax(known))
     if known[peak] < factor * base:
         return None
-    below = [i for i in range(peak) if known[i] <= 3 * base]
+    below = [i for i in range(peak) if known[i] <= 2 * base]
     start = below[-1] if below else 0
-    rises = peak - start
-    after_bad = bool((~np.isfinite(values[at[peak] + 1 :])).any()) if at[peak] + 1 < len(values) else False
-    stays = peak >= len(known) - 2 or after_bad or float(np.median(known[peak:])) > factor**0.5 * base
-    return (int(at[start]), int(at[peak])) if rises >= 1 and stays else None
+    broke = not np.isfinite(values[at[peak] + 1 :]).all()
+    stays = peak >= len(known) - 2 or broke or float(np.median(known[peak:])) > factor**0.5 * base
+    return (int(at[start]), int(at[peak])) if stays else None
 
 
 def wrong_gradients(exam: Examination, share: float) -> list[GradientError]:

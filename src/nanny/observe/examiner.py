@@ -21,9 +21,9 @@ from ..examine_records import Examination
 from .recorder import Recorder
 from .sanitizer import Sanitizer
 
-STARTUP_SECONDS = 3.0  # which examinations may take before they must be earned
+STARTUP_SECONDS = 5.0  # which examinations may take before they must be earned
 SHARE = 0.01  # of the time of a run, afterwards
-MOST_SUSPICIONS = 6
+MOST_SUSPICIONS = 3
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 
 
@@ -90,7 +90,7 @@ class Examiner:
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""
         sanitizer = Sanitizer(self._recorder.models, step, self._scale)
-        self._opened = time.perf_counter()
+        self._opened = time.thread_time()
         sanitizer.open()
         Examiner.busy = True
         self._sanitizer = sanitizer
@@ -108,7 +108,7 @@ class Examiner:
             examination = sanitizer.close()
         finally:
             Examiner.busy = False
-        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0))
+        self.plan.done(self._position, max(time.thread_time() - self._opened - (self._typical() or 0.0), 0.0))
         return examination
 
     def finish(self) -> None:

@@ -31,8 +31,9 @@ def growths_of(calls: Sequence[Call], values: Any) -> Iterator[Growth]:
     distinct = list({c.output: c for c in first}.values())  # a container hands on the row of its last child
     forward = [float(rms[c.output]) for c in distinct]
     backward = [float(rms[c.gradient[0]]) for c in reversed(distinct) if c.gradient]
-    yield from _one("forward", _holder([c.site for c in distinct]), "layers", forward)
-    yield from _one("backward", _holder([c.site for c in distinct]), "layers", backward)
+    weighty = next((c.site for c in distinct if c.has_parameters), distinct[0].site if distinct else "")
+    yield from _one("forward", weighty, "layers", forward)
+    yield from _one("backward", weighty, "layers", backward)
 
 
 def _one(direction: str, site: str, unit: str, norms: Sequence[float]) -> Iterator[Growth]:
@@ -50,10 +51,3 @@ def _one(direction: str, site: str, unit: str, norms: Sequence[float]) -> Iterat
     whole = float(np.exp(ratios.sum()))
     if steady and whole > LEAST_WHOLE and whole ** (1 / len(ratios)) > LEAST_EACH:
         yield Growth(direction, site, unit, len(known), whole)
-
-
-def _holder(sites: Sequence[str]) -> str:
-    """The part of their names that most layers share."""
-    heads = [s.rpartition(".")[0] for s in sites]
-    inner = [h for h in heads if h]
-    return max(set(inner), key=inner.count) if inner else ""

@@ -23,4 +23,4 @@ def mask_inf_full_row(signs: Signs) -> Iterator[Suspicion]:
     if at is not None and cause_of(at, signs) == "mask_inf_full_row":
         yield by_break(signs, at, CERTAIN + 0.02 if at.source == "examination" else LIKELY)
     elif at is None:
-        yield from by_hazard(signs, "mask_inf_full_row", signs.limits.hazard_consequence)
+        yield from by_hazard(signs, "mask_inf_full_row")

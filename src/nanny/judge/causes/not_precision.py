@@ -8,6 +8,7 @@ import numpy as np
 
 from ..accounts import by_break, by_hazard, number
 from ..cause_registry import CERTAIN, LIKELY, POSSIBLE, Suspicion, cause
+from ..producers import cause_of
 from ..signs import Signs
 
 
@@ -78,7 +79,30 @@ def dead_relu(signs: Signs) -> Iterator[Suspicion]:
 
     Confirm: the inputs of the activation are negative for the whole batch, in FP32 too.
     """
-    yield from by_hazard(signs, "dead_relu", signs.limits.hazard_consequence)
+    yield from by_hazard(signs, "dead_relu")
+    off = signs.dead_units
+    if off is None or signs.harmed:
+        return
+    site, share, exams = off
+    if share < signs.limits.dead_units_error and (share < signs.limits.dead_units_warn or signs.learns):
+        return
+    yield Suspicion(
+        culprit=site,
+        score=CERTAIN if share >= signs.limits.dead_units_error else LIKELY,
+        evidence=(
+            f"{share:.0%} of the units of `{site}` are off for the whole batch, in all of {exams} examined steps",
+            *_no_gradient(signs),
+        ),
+        chain=("pre-activations below 0 for every sample", "derivative 0", "no gradient for these units and what feeds them"),
+        step=signs.evidence.examinations[0].step,
+        precision_caused=False,
+    )
+
+
+def _no_gradient(signs: Signs) -> Iterator[str]:
+    names = [g.name for g in signs.facts.levels if g.steps >= 3 and g.zeros == g.steps]
+    if names:
+        yield f"{len(names)} gradients have been exactly 0 at every step, first `{names[0]}`; FP32 gives the same"
 
 
 @cause("data_nan", "not_precision", precision=False)
@@ -93,6 +117,8 @@ def data_nan(signs: Signs) -> Iterator[Suspicion]:
     bad_input = next(((e, v) for e, v in signs.fact("nonfinite_inputs") if v), None)
     if at is not None and at.from_data and (at.nan or at.dtype != "float16"):
         yield by_break(signs, at, CERTAIN + 0.03, culprit=_which_data(signs, at.step) or "data:input")
+    elif at is not None and cause_of(at, signs) == "data_nan":
+        yield by_break(signs, at, CERTAIN + 0.03)
     elif bad_input is not None and (at is None or at.step >= bad_input[0].step):
         exam, names = bad_input
         yield Suspicion(
@@ -163,4 +189,19 @@ def attention_entropy_collapse(signs: Signs) -> Iterator[Suspicion]:
 
     Confirm: the normalised entropy of the attention is near 0 in FP32 too.
     """
-    yield from by_hazard(signs, "attention_entropy_collapse", signs.limits.hazard_consequence)
+    collapsed = signs.one_hot_attention
+    if collapsed is None or signs.harmed or signs.learns:
+        return
+    site, entropy, largest, exams = collapsed
+    yield Suspicion(
+        culprit=site,
+        score=CERTAIN + 0.01,
+        evidence=(
+            f"the attention of `{site}` has a normalised entropy of {entropy:.2g} (1 is uniform, 0 one-hot) in {exams} examined steps",
+            f"its logits reach {number(largest)}; from about 50 on the softmax is one-hot",
+            "the loss does not fall",
+        ),
+        chain=("logits far apart", "softmax puts all weight on one key", "its gradient is 0", "the scores never change"),
+        step=signs.evidence.examinations[0].step,
+        precision_caused=False,
+    )

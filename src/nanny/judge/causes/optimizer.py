@@ -85,7 +85,7 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Suspicion]:
         if len(before) < 4 or not len(after):
             continue
         usual = float(np.median(before[-8:]))
-        peak = float(np.max(np.where(np.isfinite(after), after, math.inf)))
+        peak = float(np.max(after[np.isfinite(after)], initial=-math.inf))
         if usual > 0 and peak > signs.limits.loss_ratio * max(usual, float(np.max(before[-8:]))):
             yield Suspicion(
                 culprit="optimizer",

@@ -18,7 +18,7 @@ def _named(signs: Signs, name: str) -> Iterator[Suspicion]:
         if cause_of(at, signs) == name and not signs.ran_away_before(at):
             yield by_break(signs, at, CERTAIN if at.source == "examination" else LIKELY)
     else:
-        yield from by_hazard(signs, name, signs.limits.hazard_consequence)
+        yield from by_hazard(signs, name)
 
 
 @cause("activation_overflow_fp16", "overflow")
@@ -112,7 +112,7 @@ def input_out_of_range(signs: Signs) -> Iterator[Suspicion]:
         largest = f"the input reaches {number(at.input_absmax)}, fp16 ends at {number(FP16.max)}" if at.input_absmax else ""
         yield by_break(signs, at, CERTAIN, *filter(None, [largest]), culprit="data:input")
     elif at is None:
-        yield from by_hazard(signs, "input_out_of_range_fp16", signs.limits.hazard_consequence)
+        yield from by_hazard(signs, "input_out_of_range_fp16")
 
 
 @cause("bn_stats_poisoned", "overflow")
@@ -156,4 +156,4 @@ def grad_norm_overflow(signs: Signs) -> Iterator[Suspicion]:
 
     Confirm: after clipping every gradient is exactly 0 although none was before.
     """
-    yield from by_hazard(signs, "grad_norm_overflow_fp16", signs.limits.hazard_consequence)
+    yield from by_hazard(signs, "grad_norm_overflow_fp16")

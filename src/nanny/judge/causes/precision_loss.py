@@ -15,7 +15,7 @@ def _silent(signs: Signs, name: str) -> Iterator[Suspicion]:
     if at is not None and at.hint == name and at.in_reference is not True:
         yield by_break(signs, at, CERTAIN)
     elif at is None or not signs.harmed:
-        yield from by_hazard(signs, name, signs.limits.hazard_consequence)
+        yield from by_hazard(signs, name)
 
 
 @cause("saturated_probability_loss", "precision_loss")

@@ -53,7 +53,7 @@ def ema_stagnation(signs: Signs) -> Iterator[Suspicion]:
 
     Confirm: the average is bit-identical over many steps while its target moves.
     """
-    yield from by_hazard(signs, "ema_stagnation", signs.limits.hazard_consequence)
+    yield from by_hazard(signs, "ema_stagnation")
     for state in signs.facts.optimizers:
         if state.beta2 is None or state.fused or not state.rounds_to_nearest or state.state_dtype not in ("bfloat16", "float16"):
             continue

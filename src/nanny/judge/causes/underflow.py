@@ -32,10 +32,12 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
     if found is None or found[2] < signs.limits.flush_energy_warn or signs.amp_dtype not in ("float16", ""):
         return
     exam, names, energy = found
+    flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
+    if flush is None and exam.hazards:
+        return  # zeros with another reason
     if scaled != (exam.scale is not None and signs.facts.scaler_steps > 0):
         return
     whole = [g for g in exam.gradients if g.norm == 0 and g.reference_norm > 0]
-    flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
     largest = max(exam.gradients, key=lambda g: g.reference_norm, default=None)
     if scaled:
         culprit = "scaler.scale"
@@ -97,7 +99,7 @@ def eps_underflow(signs: Signs) -> Iterator[Suspicion]:
         elif at.phase == "backward" and at.hint == "eps_underflow_fp16" and at.in_reference is False:
             yield by_break(signs, at, CERTAIN)
     else:
-        yield from by_hazard(signs, "eps_underflow_fp16", signs.limits.hazard_consequence)
+        yield from by_hazard(signs, "eps_underflow_fp16")
 
 
 @cause("product_underflow_fp16", "underflow")
@@ -112,4 +114,4 @@ def product_underflow(signs: Signs) -> Iterator[Suspicion]:
     if at is not None and at.hint == "product_underflow_fp16":
         yield by_break(signs, at, CERTAIN)
     elif at is None:
-        yield from by_hazard(signs, "product_underflow_fp16", signs.limits.hazard_consequence)
+        yield from by_hazard(signs, "product_underflow_fp16")
