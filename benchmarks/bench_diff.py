@@ -1,7 +1,7 @@
 """What `auto_diff` costs beside one FP32 and one low-precision run, how much memory it takes, and whom it blames.
 
-The models of the accuracy table are those of `tests/diff_gallery.py`, `diff_healthy.py` and `diff_faults.py`. bf16 and fp16 are slow on CPUs without those types, which
-hides cost: the ratio on a GPU is another one.
+The models of the accuracy table are those of `tests/diff_gallery.py`, `diff_healthy.py` and `diff_faults.py`. bf16 and fp16 are
+slow on CPUs without those types, which hides cost: the ratio on a GPU is another one.
 """
 
 from __future__ import annotations

@@ -252,8 +252,8 @@ class DiffReport:
 
     @property
     def culprits(self) -> tuple[str, ...]:
-        """Modules that findings blame, the first culprit first."""
-        blamed = (f.site for f in self.findings if f.severity >= Severity.WARNING and f.site)
+        """Modules, parameters and operations (`op:exp`) that findings blame, the first culprit first."""
+        blamed = (f.site.partition("#")[0] for f in self.findings if f.severity >= Severity.WARNING and f.site)
         return tuple(dict.fromkeys(blamed))
 
     @property
