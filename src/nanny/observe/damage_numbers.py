@@ -13,7 +13,8 @@ from ..formats import format_of
 from .shadow import LOW
 
 _CLEARLY_VARYING = 0.03  # below, the varying part is no longer taken as the difference of two sums
-_VARYING_FLOOR = 1e-4  # NUMERICS 4.3: less than this of the norm says nothing
+_VARYING_FLOOR = 2e-5  # of the norm; FP32 itself has 6e-8, so that less would be its own rounding
+_ALL_ARE_WHOLE = 2.0**23  # FP32 has no fractions beyond
 _SAMPLE = 4096
 _BIAS_ELEMENTS = 10_000
 
@@ -60,9 +61,7 @@ class Extent(NamedTuple):
 def extent(tensor: Tensor) -> Extent:
     if tensor.numel() == 0:
         return Extent(0.0, 0.0)
-    if tensor.element_size() == 1:
-        tensor = tensor.float()
-    low, high = torch.aminmax(tensor)
+    low, high = torch.aminmax(_computable(tensor))
     return Extent(float(low), float(high))
 
 
@@ -89,6 +88,7 @@ def scalars_in(args: Any, kwargs: Any) -> tuple[float, ...]:
 
 def level_of(real: Tensor, twin: Tensor) -> Level:
     """Plain and centred error. Where one of the two is not finite, the rest is compared."""
+    real = _computable(real)
     difference = torch.sub(twin, real)
     error, size = _norm(difference), _norm(twin)
     if not math.isfinite(error) or not math.isfinite(size):
@@ -102,6 +102,11 @@ def level_of(real: Tensor, twin: Tensor) -> Level:
     plain = error / size
     varying = min((_varying(twin, dim, size) for dim in _dims(twin)), default=1.0)
     return Level(plain, plain / varying, error, size)
+
+
+def _computable(tensor: Tensor) -> Tensor:
+    """fp8 has hardly any operations."""
+    return tensor.float() if tensor.element_size() == 1 and tensor.is_floating_point() else tensor
 
 
 def _norm(tensor: Tensor) -> float:
@@ -124,13 +129,13 @@ def _varying(twin: Tensor, dim: int, size: float) -> float:
 
 def lost_to_zero(real: Tensor, twin: Tensor) -> int:
     """How many more zeros than its twin a tensor has."""
-    return int(torch.count_nonzero(twin)) - int(torch.count_nonzero(real))
+    return int(torch.count_nonzero(twin)) - int(torch.count_nonzero(_computable(real)))
 
 
 def flush_numbers(real: Tensor, twin: Tensor) -> dict[str, float]:
     """Share and energy of what became zero, and energy of what lies where the format has few digits left."""
     wide = twin.double()
-    zeroed = (real == 0) & (wide != 0)
+    zeroed = (_computable(real) == 0) & (wide != 0)
     energy = float(wide.square().sum())
     there = max(int((wide != 0).sum()), 1)
     smallest = format_of(real.dtype).min_normal if real.dtype in LOW else 0.0
@@ -156,8 +161,9 @@ def absorption(large: Tensor, small: Tensor, result: Tensor) -> Absorption | Non
     limit = 8 * format_of(result.dtype).unit_roundoff * size_a
     if not size_a or not size_b or not math.isfinite(size_a + size_b) or size_b > limit:
         return None
+    result = _computable(result)
     there = b != 0
-    unchanged = int(((result == large) & there).sum()) / max(int(there.sum()), 1)
+    unchanged = int(((result == large.to(result.dtype)) & there).sum()) / max(int(there.sum()), 1)
     change = result.double() - a
     kept = float((change * b).sum() / b.double().square().sum())
     return Absorption(kept, unchanged, size_b / size_a)
@@ -165,13 +171,13 @@ def absorption(large: Tensor, small: Tensor, result: Tensor) -> Absorption | Non
 
 def whole_numbers_lost(real: Tensor, twin: Tensor) -> dict[str, float] | None:
     """Largest value, share changed and share of collisions, if the twin holds whole numbers that the format cannot."""
-    line, wide = real.reshape(-1), twin.reshape(-1)
+    line, wide = _computable(real).reshape(-1), twin.reshape(-1)
     step = max(line.numel() // _SAMPLE, 1)
     line, wide = line[::step], wide[::step]
     if wide.numel() < 2 or not bool((wide[:64] == wide[:64].round()).all()):
         return None
     largest = float(wide.abs().max())
-    if not format_of(real.dtype).exact_integers < largest < math.inf or not bool((wide == wide.round()).all()):
+    if not format_of(real.dtype).exact_integers < largest < _ALL_ARE_WHOLE or not bool((wide == wide.round()).all()):
         return None
     changed = float((line.to(wide.dtype) != wide).double().mean())
     distinct = len(wide.unique())

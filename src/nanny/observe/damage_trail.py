@@ -51,6 +51,7 @@ DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomi
 ADDITIVE = frozenset(["add", "sub", "rsub", "sum", "cat", "stack", "mean"])
 ADDITIONS = frozenset(["add", "sub"])
 SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
+LOSSES = frozenset(["nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "mse_loss", "smooth_l1_loss", "l1_loss"])
 SOFTMAXES = frozenset(["softmax", "log_softmax", "safe_softmax"])
 MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm"])
 JUMP_SEEN = 2.0
@@ -100,6 +101,8 @@ class Tag:
     producer: str = ""
     source: tuple[str, str] = ("", "")  # role and name of what it is a copy of
     order: int = 0
+    made: int = 0  # the operation that computed it, copies passed over
+    choice: bool = False  # a decision, not a value
     factor: float | None = None  # the number it was multiplied with
     level: float = 0.0
     error: float = 0.0
@@ -152,6 +155,7 @@ class Follower:
         self._roles = roles
         self._names: list[str] = []
         self._lines: Counter[tuple[str, Any, int, str]] = Counter()
+        self._last_at: dict[tuple[str, Any, int, str], int] = {}  # line -> the operation that ran there last
         self._purpose = Doing("purpose", "", _NOWHERE, -1, on_purpose=True)
 
     # what the rest of the sanitizer asks
@@ -161,7 +165,7 @@ class Follower:
         return format_of(low).unit_roundoff if low is not None else 0.0
 
     def threshold(self, dtype: torch.dtype) -> float:
-        return self.limits.rel_l2_warn_roundoffs * self.unit_roundoff(dtype)
+        return min(self.limits.rel_l2_warn_roundoffs * self.unit_roundoff(dtype), self.limits.diff_centred_warn)
 
     def graded(self, level: Level, dtype: torch.dtype) -> float:
         """The plain error, or the centred one brought to its scale."""
@@ -183,9 +187,12 @@ class Follower:
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         if not concerned and not tags and not outs:
             return
-        step = _Step(op, name, spot, inputs, tags, overwritten, self._lines[self._line(spot, name)] + 1)
+        line = self._line(spot, name)
+        step = _Step(op, name, spot, inputs, tags, overwritten, self._lines[line] + 1, self._last_at.get(line, -1))
         if concerned:
-            self._lines[self._line(spot, name)] += 1
+            self._lines[line] += 1
+            if name not in PASSES_ON:
+                self._last_at[line] = self.order
         for real, twin in zip(outs, twins):
             if real.is_floating_point():
                 self._floating(step, real, twin)
@@ -223,6 +230,7 @@ class Follower:
             producer=self._producer(step),
             source=self._role(step.inputs[0]) if step.name in PASSES_ON and step.inputs else ("", ""),
             order=self.order,
+            made=self._made(step),
             factor=step.factor,
             bad=bad,
             quiet=quiet,
@@ -277,6 +285,16 @@ class Follower:
             return doing
         return None
 
+    def check_given(self, tensor: Tensor, role: str, name: str, spot: Spot) -> None:
+        """Something from outside that is about to be added to."""
+        span = extent(tensor)
+        if span.finite:
+            return
+        doing = Doing("given", "add", spot, self.order)
+        doing.facts = {"operands": (Operand(role, name, nonfinite=True, dtype=short_dtype(tensor.dtype)),), "nan": span.nan}
+        self.suspects.append(doing)
+        self.tags.put(tensor, Tag(order=self.order, bad=doing, reference_bad=doing))
+
     def _root_of_nonfinite(self, step: _Step) -> Doing | None:
         """Division by a number that flushed, the root of a variance that cancelled: the first producer is to blame."""
         for tag in step.tags:
@@ -304,6 +322,9 @@ class Follower:
             "reference_rms": rms_of(twin) if twin is not None else 0.0,
             "operands": self._operands(step),
         }
+        first = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
+        if len(first) == 2 and first[0] is first[1]:
+            bad.facts["numbers"] = {"of_itself": True}
         if step.name in SOFTMAXES and span.nan and isinstance(step.op.args[1], int):
             source = step.op.args[0]
             bad.facts["numbers"] = {
@@ -336,6 +357,8 @@ class Follower:
         for tag in given:
             assert tag.origin is not None
             tag.origin.meets(step.name)
+            if tag.choice:
+                tag.origin.met["target" if step.name in LOSSES else "choice"] = None
         if given:
             additive = step.name in ADDITIVE
             worst = max(given, key=lambda t: t.error if additive else t.level)
@@ -420,7 +443,7 @@ class Follower:
             sign = -1.0 if step.name == "sub" and small == 1 else 1.0
             alpha = float(step.op.kwargs.get("alpha", 1)) if small == 1 else 1.0
             lost = absorption(values[large], values[small].float() * (sign * alpha), real)
-            if lost is None or lost.kept >= self.limits.hazard_kept:
+            if lost is None or lost.kept >= self.limits.damage_kept:
                 continue
             doing = self._suspect(step, "absorbed")
             doing.facts |= {
@@ -429,8 +452,8 @@ class Follower:
                 "share": lost.unchanged,
                 "kept": lost.kept,
                 "unchanged": lost.unchanged,
-                "repeats": step.repeats,
-                "residual": tags[large].order in tags[small].ancestors and tags[large].order > 0,
+                "repeats": step.repeats if tags[large].made == step.previous else 1,
+                "residual": tags[large].made in tags[small].ancestors and tags[large].made > 0,
                 "operands": self._operands(step),
                 "numbers": {"ratio": lost.ratio, "factor": tags[large].factor, "in_place": bool(step.written)},
             }
@@ -447,6 +470,7 @@ class Follower:
         if origin is not None:
             origin.meets(step.name)
         chooses = step.name in DECISIONS or real.dtype == torch.bool or step.name == "to_copy"
+        chooses = chooses and step.spot.place.phase != "backward"
         if origin is None and not chooses:
             return
         if origin is None:
@@ -460,7 +484,9 @@ class Follower:
                 "operands": self._named(step),
                 "numbers": {"flips": count, "ties": self._ties(step)},
             }
-        self.tags.put(real, Tag(self._producer(step), order=self.order, level=count / real.numel(), error=count, origin=origin))
+        self.tags.put(
+            real, Tag(self._producer(step), order=self.order, level=count / real.numel(), error=count, origin=origin, choice=True)
+        )
 
     def _ties(self, step: _Step) -> float:
         if step.name not in ("argmax", "topk") or not step.inputs or not step.inputs[0].dim():
@@ -488,6 +514,9 @@ class Follower:
             source = next((self.tags.find(t) for t in step.inputs if t.is_floating_point()), None)
             return source.producer if source is not None else ""
         return step.name
+
+    def _made(self, step: _Step) -> int:
+        return step.tags[0].made if step.name in PASSES_ON and step.tags else self.order
 
     def _ancestors(self, step: _Step) -> frozenset[int]:
         if step.spot.place.phase == "backward":
@@ -534,9 +563,10 @@ class _Step:
         tags: list[Tag],
         overwritten: Mapping[int, Tensor],
         repeats: int,
+        previous: int,
     ) -> None:
         self.op, self.name, self.spot, self.inputs, self.tags = op, name, spot, inputs, tags
-        self.overwritten, self.repeats = overwritten, repeats
+        self.overwritten, self.repeats, self.previous = overwritten, repeats, previous
         self.written = {id(t) for t in written_by(op.func, op.args, op.kwargs)}
         self.scalars = scalars_in(op.args, op.kwargs)
 

@@ -13,7 +13,8 @@ examination, not the training. `Examination.facts` may hold:
     nonfinite_given   what was not finite before the step touched it: role and name (`data:input`, a parameter, a buffer)
     poisoned          parameters and buffers that are not finite at the end of the step
     scale_overflow    the only infinities came from the loss scale: a GradScaler will find a smaller one
-    loss_factor       a number of 16 or more that the loss was multiplied with by hand before backward
+    loss_factor       a number of 16 or more that the loss was multiplied with before backward
+    unscaled_by_torch a GradScaler divided the gradients again
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
     dead_units        site of a ReLU -> share of units that are off for the whole batch
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {factor per call, calls, first, last}
@@ -34,8 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..examine_records import Examination, FirstBad
+from ..examine_records import Examination, FirstBad, Place
 from ..formats import format_of
+from ..hazard_records import Operand
 from ..limits import Limits
 from .beside import carried, key_of
 from .damage_numbers import extent
@@ -45,7 +47,7 @@ from .gradient_errors import GradientNumbers, gradient_errors, measured_gradient
 from .names import float_leaves, parts_of, short_dtype, unwrapped
 from .shadow import LOW, CarriedShadows, Operation, aside, in_backward
 from .step_extras import Extras
-from .whereabouts import Whereabouts
+from .whereabouts import Spot, Whereabouts
 
 TWIN_BYTES = 4 << 30  # twins may take this much
 _CHECK_OPS = 64
@@ -81,7 +83,9 @@ class Sanitizer:
         self._buffers = dict(parts.buffers)
         self._roles: dict[int, tuple[str, str]] = {}
         for name, owner in self._owners.items():
-            self._known(owner(), "parameter", name)
+            parameter = owner()
+            self._known(parameter, "parameter", name)
+            self._known(None if parameter is None else parameter.grad, "gradient", name)
         for name, buffer in parts.buffers.items():
             self._known(buffer(), "buffer", name)
         self._shadows = _CappedShadows(self._on_op, self._before_write)
@@ -96,6 +100,7 @@ class Sanitizer:
         self._inputs: dict[str, dict[str, Any]] = {}
         self._scale: float | None = None
         self._loss_factor: float | None = None
+        self._unscaled = False
         self._failure = ""
         self._operations = 0
         self._hook()
@@ -191,6 +196,8 @@ class Sanitizer:
             self._overwritten = {}
         if op.name == "ones_like":
             self._note_loss(op)
+        elif op.name == "_amp_foreach_non_finite_check_and_unscale_":
+            self._unscaled = True
         elif op.name == "mul" and isinstance(op.out, Tensor) and op.out.numel() == 1 and spot.place.phase == "loop":
             self._note_factor(op)
         if self._operations % _CHECK_OPS == 0 and self._shadows.bytes_held > self._twin_bytes:
@@ -199,12 +206,16 @@ class Sanitizer:
     def _stash(self, tensor: Tensor) -> None:
         if self._dirty and not in_backward():
             self._measure_gradients()
-        if tensor.dtype not in LOW or not carried(tensor) or tensor.numel() > _STASH_ELEMENTS:
+        if not carried(tensor):
+            return
+        role, name = self._roles.get(key_of(tensor), ("", ""))
+        if role == "gradient" and in_backward() and self._follower.tags.find(tensor) is None:
+            self._follower.check_given(tensor, role, name, self._places.spot())
+        if tensor.dtype not in LOW or tensor.numel() > _STASH_ELEMENTS:
             return
         before = tensor.detach().clone()
         self._overwritten[key_of(tensor)] = before
         if self._follower.tags.find(tensor) is None:
-            role, name = self._roles.get(key_of(tensor), ("", ""))
             place = self._places.here()
             if place.module == "Parameter":
                 role, name = "gradient", place.site
@@ -226,8 +237,8 @@ class Sanitizer:
             self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
 
     def _note_factor(self, op: Operation) -> None:
-        numbers = [a for a in op.args if isinstance(a, (int, float)) and abs(a) >= _HAND_MADE_SCALE]
-        self._loss_factor = float(numbers[0]) if numbers else self._loss_factor
+        numbers = [float(a) for a in op.args if not (isinstance(a, Tensor) and (a.requires_grad or a.numel() != 1))]
+        self._loss_factor = next((n for n in numbers if abs(n) >= _HAND_MADE_SCALE), self._loss_factor)
 
     def _arrived(self, bad: Doing | None, reference_bad: Doing | None, name: str) -> None:
         for doing, in_reference in ((bad, False), (reference_bad, True)):
@@ -265,6 +276,7 @@ class Sanitizer:
                 "inputs": self._inputs,
                 "accumulated": {name: n for name, n in self._accumulated.items() if n > 1},
                 "loss_factor": self._loss_factor,
+                "unscaled_by_torch": self._unscaled,
                 "left_out": self._shadows.left_out or (f"{self._states.left_out} states" if self._states.left_out else ""),
                 "failed": self._failure,
                 "scale_overflow": self._only_the_scale(doings),
@@ -313,6 +325,7 @@ class Sanitizer:
                     self._arrived(tag.bad, tag.reference_bad, name)
             if poisoned:
                 facts["poisoned"] = poisoned
+            self._follower.suspects += [_poisoned(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
             if not self._losses:
                 for tensor in self._outputs:
                     tag = self._follower.tags.find(tensor) if carried(tensor) else None
@@ -323,6 +336,12 @@ class Sanitizer:
         given = [d.facts["operands"][0] for d in self._follower.suspects if d.trouble == "given"]
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
+
+    def _written_badly(self, buffer: str) -> bool:
+        """In this very step: then the operation that made the numbers is the one to blame."""
+        tensor = self._buffers[buffer]()
+        tag = None if tensor is None else self._follower.tags.find(tensor)
+        return any(d.destroyed for d in self._follower.suspects) or (tag is not None and tag.bad is not None)
 
     def _only_the_scale(self, doings: list[Doing]) -> bool:
         bad = [d for d in doings if d.destroyed]
@@ -338,6 +357,13 @@ def overflowed_by_scale(doing: Doing, scale: float | None) -> bool:
 
 
 _RANGE = {short_dtype(d): format_of(d).max for d in (torch.float16,)}
+
+
+def _poisoned(buffer: str) -> Doing:
+    """A buffer that was not finite before the step, and that nothing in it reads."""
+    doing = Doing("given", "buffer", Spot(Place(buffer.rpartition(".")[0]), ""), 0, destroyed=True)
+    doing.facts = {"operands": (Operand("buffer", buffer, nonfinite=True),)}
+    return doing
 
 
 def _first_bad(doings: list[Doing]) -> FirstBad | None:

@@ -40,6 +40,9 @@ class Step:
 
     @property
     def scale(self) -> float | None:
+        """Of a scaler that adapts; a number that only the user multiplied with is `loss_factor`."""
+        if self.examination.scale is None and self.examination.facts.get("unscaled_by_torch"):
+            return self.loss_factor
         return self.examination.scale
 
     @property
@@ -55,7 +58,7 @@ class Step:
 
     def harmful(self, suspect: Suspect, certain: bool = False) -> bool:
         """`certain`: the mechanism is proved at the operation itself, so that less harm is needed."""
-        return suspect.consequence >= (self.limits.hazard_certain if certain else self.limits.hazard_consequence)
+        return suspect.consequence >= (self.limits.damage_certain if certain else self.limits.damage_consequence)
 
     def from_the_scale(self, suspect: Suspect) -> bool:
         """An overflow in backward that a smaller loss scale cures: a GradScaler finds it by itself."""

@@ -36,7 +36,7 @@ def decision(suspect: Suspect, step: Step) -> Verdict | None:
     if suspect.trouble != "decision" or not step.harmful(suspect, certain=True):
         return None
     ties = suspect.numbers.get("ties", 0.0)
-    if suspect.share < step.limits.hazard_flips and ties < step.limits.hazard_ties:
+    if suspect.share < step.limits.damage_flips and ties < step.limits.damage_ties:
         return None
     target = not suspect.differentiable or bool(suspect.met & _LOSSES)
     return Verdict(
@@ -45,5 +45,5 @@ def decision(suspect: Suspect, step: Step) -> Verdict | None:
         cause="target_in_low_precision" if target else "router_low_precision",
         remedy="compute targets in FP32, outside autocast" if target else "compute the scores in FP32 before choosing",
         value=suspect.share,
-        limit=step.limits.hazard_flips,
+        limit=step.limits.damage_flips,
     )

@@ -27,6 +27,13 @@ def given_nonfinite(suspect: Suspect, step: Step) -> Verdict | None:
             remedy="restore the buffer, and keep non-finite batches away from it",
             site=operand.name.rpartition(".")[0] or operand.name,
         )
+    if operand.role == "gradient":
+        return Verdict(
+            f"the gradient of {operand.name} is {what} before backward adds to it: it was not cleared after a skipped step",
+            cause="stale_inf_grads",
+            remedy="call optimizer.zero_grad() in every iteration, also after a step that the scaler skipped",
+            site="loop:zero_grad",
+        )
     site = "data:input" if operand.role == "input" else "data:target" if suspect.place.phase == "loop" else "data"
     return Verdict(
         f"the {'input' if operand.role == 'input' else 'data'} is {what} before any operation touches it",

@@ -44,21 +44,34 @@ def overflow(suspect: Suspect, step: Step) -> Verdict | None:
     if suspect.trouble != "nonfinite" or suspect.in_reference or suspect.place.phase == "optimizer":
         return None
     form = step.format_of(suspect)
-    if suspect.reference_absmax < form.max or not _harmful(suspect, step):
+    inside = suspect.op in _LOSSES | _REDUCTIONS and not suspect.nan  # a sum may overflow on its way to a small mean
+    if (suspect.reference_absmax < form.max and not inside) or not _harmful(suspect, step):
         return None
     expected = suspect.reference_absmax
-    what = f"{suspect.op} gives {short(expected)} in FP32, beyond {short(form.max)} of {form.name}"
+    beyond = (
+        f"beyond {short(form.max)} of {form.name}" if expected >= form.max else f"but leaves the range of {form.name} on its way"
+    )
+    what = f"{suspect.op} gives {short(expected)} in FP32, {beyond}"
     return Verdict(
         f"{what}: {share(suspect.share)} of its {suspect.count} results become infinite",
         cause=_cause(suspect, step),
         remedy=_remedy(suspect, step),
         value=expected,
         limit=form.max,
-        site="data:input" if _from_data(suspect) else None,
+        site="data:input" if _from_data(suspect) else "loop:clip" if _of_gradients(suspect) else None,
+        consequence=1.0 if _of_gradients(suspect) else None,
     )
 
 
+def _of_gradients(suspect: Suspect) -> bool:
+    """The norm of gradients, in the loop's own code: an infinite one clips every gradient to zero."""
+    outside = suspect.place.phase == "loop" and not suspect.place.site
+    return outside and suspect.op in _REDUCTIONS | _PRODUCTS and any(o.role == "gradient" for o in suspect.operands)
+
+
 def _harmful(suspect: Suspect, step: Step) -> bool:
+    if _of_gradients(suspect):
+        return True
     return (suspect.destroyed or step.harmful(suspect)) and not step.from_the_scale(suspect)
 
 
@@ -79,15 +92,16 @@ def _cause(suspect: Suspect, step: Step) -> str:
         return "attention_logit_overflow_fp16"
     if suspect.op in _LOSSES:
         return "loss_computed_in_fp16"
-    if any(o.role == "gradient" for o in suspect.operands) and in_loss:
+    if _of_gradients(suspect):
         return "grad_norm_overflow_fp16"
-    if suspect.op in (_PRODUCTS | _REDUCTIONS) - {"prod", "cumprod", "cumsum"} and suspect.met & _ROOTS:
-        return "norm_square_overflow_fp16"
+    squares = suspect.op in ("pow", "square") or (suspect.op == "mul" and suspect.numbers.get("of_itself"))
     largest = max((o.rms for o in suspect.operands), default=0.0)
     if suspect.op in _REDUCTIONS and suspect.op != "prod" and largest <= 256:
-        return "reduction_overflow_fp16"
-    if in_loss and suspect.op in _PRODUCTS | _REDUCTIONS | {"sub", "add", "div"}:
+        return "norm_square_overflow_fp16" if suspect.met & _ROOTS and not in_loss else "reduction_overflow_fp16"
+    if in_loss and (squares or suspect.op in _REDUCTIONS | {"sub", "add", "div"}):
         return "loss_computed_in_fp16"
+    if suspect.op in _PRODUCTS | _REDUCTIONS and suspect.met & _ROOTS:
+        return "norm_square_overflow_fp16"
     if suspect.op in _REDUCTIONS:
         return "reduction_overflow_fp16"
     return "product_overflow_fp16" if suspect.op in _PRODUCTS else "activation_overflow_fp16"

@@ -13,6 +13,7 @@ _SCATTERS = frozenset(
      "embedding_bag_dense_backward", "index_reduce"]
 )  # fmt: skip
 _SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
+_DIFFERENCES = frozenset(["sub", "rsub"])
 _READS_LOGITS = frozenset(["log_softmax", "sigmoid", "binary_cross_entropy_with_logits", "mse_loss", "smooth_l1_loss", "softmax"])
 _TIMES_LARGER = 2.0
 _BITS_LOST = 8.0  # result this many times smaller than what went in
@@ -20,8 +21,14 @@ _BITS_LOST = 8.0  # result this many times smaller than what went in
 
 def _jumps(suspect: Suspect, step: Step) -> bool:
     """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
-    made = suspect.level >= _TIMES_LARGER * suspect.input_level or suspect.repeats >= step.limits.hazard_repeats
+    made = suspect.level >= _TIMES_LARGER * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
     return suspect.trouble == "error" and made and suspect.op not in _SELECTS
+
+
+def _inherent(suspect: Suspect) -> bool:
+    """Gradients and residuals are small differences by nature: near convergence they are mostly rounding, in health too."""
+    residual = suspect.op in ("sub", "rsub") and not suspect.place.site and any(o.role == "given" for o in suspect.operands)
+    return suspect.in_backward or residual
 
 
 @hazard("flush", rank=60)
@@ -37,7 +44,7 @@ def flush(suspect: Suspect, step: Step) -> Verdict | None:
     flushed = suspect.numbers.get("flushed_share", 0.0)
     scale = step.scale
     if suspect.in_backward:
-        cause = "loss_scale_too_low" if scale is not None and scale > 1 else "grad_underflow_no_scaling"
+        cause = "loss_scale_too_low" if scale is not None else "grad_underflow_no_scaling"
         remedy = (
             "raise the loss scale (init_scale, growth_interval)" if cause == "loss_scale_too_low" else "use a GradScaler, or bf16"
         )
@@ -61,8 +68,10 @@ def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
     own = suspect.own
     if own is None and suspect.op in _SCATTERS:
         own = suspect.plain
-    fan_in = suspect.in_backward and suspect.op == "add"
     limit = step.limits.rel_l2_warn_roundoffs * form.unit_roundoff
+    fan_in = (
+        suspect.in_backward and suspect.op == "add" and suspect.repeats >= step.limits.damage_repeats and step.harmful(suspect)
+    )
     if not fan_in and (own is None or own < limit or suspect.op in ("to_copy", "copy", "mul", "div")):
         return None
     if not suspect.reached or not (step.harmful(suspect, certain=True) or (own or 0.0) > step.limits.diff_centred_warn):
@@ -86,26 +95,29 @@ def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
 def phase(suspect: Suspect, step: Step) -> Verdict | None:
     """Sine and cosine of angles that low precision cannot tell apart"""
     error = suspect.numbers.get("phase_error", 0.0)
-    if not _jumps(suspect, step) or error < step.limits.hazard_phase or not step.harmful(suspect, certain=True):
+    if not _jumps(suspect, step) or error < step.limits.damage_phase or not step.harmful(suspect, certain=True):
         return None
     return Verdict(
         f"angles are off by {short(error)} radians, so {suspect.op} is {share(suspect.plain)} wrong",
         cause="position_precision_loss",
         remedy="compute positions and angles in FP32, and cast sine and cosine afterwards",
         value=error,
-        limit=step.limits.hazard_phase,
+        limit=step.limits.damage_phase,
     )
 
 
 @hazard("cancellation", rank=66)
 def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
-    if not _jumps(suspect, step) or suspect.op not in _SUMS or not step.harmful(suspect):
+    if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect) or not step.harmful(suspect):
         return None
     largest = max((o.rms for o in suspect.operands), default=0.0)
     if not largest or suspect.reference_rms * _BITS_LOST > largest:
         return None
     logs = "log_softmax" in suspect.after
+    chosen = _chosen(suspect)
+    if chosen:
+        return _of_choice(suspect, step, chosen)
     return Verdict(
         f"{suspect.op} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} of it rounding",
         cause="logprob_rounding" if logs else "catastrophic_cancellation",
@@ -116,18 +128,42 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     )  # fmt: skip
 
 
+def _chosen(suspect: Suspect) -> str:
+    """What was decided by the damaged numbers: a target, or which way to go."""
+    if "target" in suspect.met:
+        return "target_in_low_precision"
+    return "router_low_precision" if "choice" in suspect.met else ""
+
+
+def _of_choice(suspect: Suspect, step: Step, cause: str) -> Verdict:
+    return Verdict(
+        f"{suspect.op} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}: what varies in it is "
+        f"{share(max(suspect.plain, suspect.centred))} wrong, and a choice is made by it",
+        cause=cause,
+        remedy="compute targets in FP32, outside autocast" if cause == "target_in_low_precision" else
+        "compute the scores in FP32 before choosing",
+        value=suspect.centred,
+        limit=step.limits.diff_centred_warn,
+    )  # fmt: skip
+
+
 @hazard("absorption", rank=68)
 def absorption(suspect: Suspect, step: Step) -> Verdict | None:
     """What varies is smaller than the spacing of the numbers that carry it"""
-    if not _jumps(suspect, step) or suspect.centred < 2 * suspect.plain or not step.harmful(suspect):
+    if not _jumps(suspect, step) or suspect.centred < 2 * suspect.plain or _inherent(suspect) or not step.harmful(suspect):
         return None
     form = step.format_of(suspect)
+    chosen = _chosen(suspect)
+    if chosen:
+        return _of_choice(suspect, step, chosen)
     cause = "scale_imbalance_absorption"
     remedy = "remove the common part or rescale the loud channel before this operation, or compute it in FP32"
     if "log_softmax" in suspect.after:
         cause, remedy = "logprob_rounding", "keep log-probabilities and their sums in FP32"
-    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.hazard_repeats:
+    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
+    elif suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & _DIFFERENCES:
+        cause, remedy = "catastrophic_cancellation", "reformulate (two passes, torch.var, cdist), or compute it in FP32"
     elif suspect.op in _MATMULS | {"add"} and set(suspect.next[:1]) & _READS_LOGITS:
         cause, remedy = "low_precision_output_head", "compute the head in FP32, or remove the common offset of the logits"
     return Verdict(
@@ -139,15 +175,40 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
     )
 
 
+def _one_hot(suspect: Suspect, step: Step) -> bool:
+    attention = step.examination.facts.get("attention", {}).get(suspect.place.site, {})
+    return attention.get("entropy", 1.0) < step.limits.damage_entropy
+
+
+@hazard("saturation", rank=58)
+def saturation(suspect: Suspect, step: Step) -> Verdict | None:
+    """A format without infinity holds the largest number instead"""
+    form = step.format_of(suspect)
+    if suspect.trouble != "error" or form.bits != 8 or suspect.reference_absmax <= form.max or not step.harmful(suspect):
+        return None
+    return Verdict(
+        f"{short(suspect.reference_absmax)} is beyond {short(form.max)} of {form.name} and is cut off: the scale is too large",
+        cause="fp8_scale_stale",
+        remedy="take the scale from this tensor (current scaling), or shorten the amax history",
+        value=suspect.reference_absmax,
+        limit=form.max,
+    )
+
+
 @hazard("amplification", rank=70)
 def amplification(suspect: Suspect, step: Step) -> Verdict | None:
     """An operation that makes a large error of small ones"""
-    if not _jumps(suspect, step) or not step.harmful(suspect):
+    if not _jumps(suspect, step) or _inherent(suspect) or suspect.op in _MATMULS or not step.harmful(suspect):
         return None
+    chosen = _chosen(suspect)
+    if chosen:
+        return _of_choice(suspect, step, chosen)
     logs = "log_softmax" in suspect.after
     if logs:
         cause = "logprob_rounding"
-    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.hazard_repeats:
+    elif suspect.op == "softmax" and _one_hot(suspect, step):
+        cause = "attention_entropy_collapse"
+    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause = "absorption_in_accumulator"
     else:
         cause = "catastrophic_cancellation" if suspect.after & {"sub", "rsub"} else "scale_imbalance_absorption"

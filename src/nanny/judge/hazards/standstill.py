@@ -12,7 +12,7 @@ def residual(suspect: Suspect, step: Step) -> Verdict | None:
     """A residual branch too small for the stream it is added to"""
     if suspect.trouble != "absorbed" or not suspect.residual or suspect.place.phase != "forward":
         return None
-    if suspect.repeats >= step.limits.hazard_repeats:
+    if suspect.repeats >= step.limits.damage_repeats:
         return None
     return Verdict(
         f"the branch is {short(suspect.numbers['ratio'])} of the stream it is added to: {share(suspect.unchanged or 0)} of the "
@@ -20,7 +20,7 @@ def residual(suspect: Suspect, step: Step) -> Verdict | None:
         cause="residual_absorption",
         remedy="keep the residual stream in FP32, or normalise it",
         value=suspect.kept,
-        limit=step.limits.hazard_kept,
+        limit=step.limits.damage_kept,
         consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
     )
 
@@ -35,7 +35,7 @@ def average(suspect: Suspect, step: Step) -> Verdict | None:
         cause="ema_stagnation",
         remedy="keep the average in FP32",
         value=suspect.kept,
-        limit=step.limits.hazard_kept,
+        limit=step.limits.damage_kept,
         consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
         site="loop:ema" if suspect.place.phase == "loop" and not suspect.place.site else None,
     )
@@ -44,15 +44,16 @@ def average(suspect: Suspect, step: Step) -> Verdict | None:
 @hazard("accumulator", rank=84)
 def accumulator(suspect: Suspect, step: Step) -> Verdict | None:
     """A running sum that no longer changes"""
-    if suspect.trouble != "absorbed" or suspect.repeats < step.limits.hazard_repeats:
+    if suspect.trouble != "absorbed" or suspect.repeats < step.limits.damage_repeats:
         return None
+    gradients = any(o.role == "gradient" for o in suspect.operands)
     return Verdict(
         f"after {suspect.repeats} additions {share(max(suspect.kept or 0, 0))} of what is added still arrives in "
         f"{step.format_of(suspect).name}",
-        cause="absorption_in_accumulator",
+        cause="low_precision_grad_accumulation" if gradients else "absorption_in_accumulator",
         remedy="accumulate in FP32 (or count in integers), and cast the result",
         value=suspect.kept,
-        limit=step.limits.hazard_kept,
+        limit=step.limits.damage_kept,
         consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
     )
 
@@ -77,7 +78,7 @@ def update_lost(suspect: Suspect, step: Step) -> Verdict | None:
 @hazard("decay_lost", rank=88)
 def decay_lost(suspect: Suspect, step: Step) -> Verdict | None:
     """Weight decay whose factor rounds to 1"""
-    lost = [f for f in suspect.numbers.get("lost_factors", ()) if step.limits.hazard_decay <= 1 - f < 1]
+    lost = [f for f in suspect.numbers.get("lost_factors", ()) if step.limits.damage_decay <= 1 - f < 1]
     if not _is_state(suspect, "parameter") or not lost:
         return None
     return Verdict(
@@ -100,7 +101,7 @@ def gradient_sum(suspect: Suspect, step: Step) -> Verdict | None:
         cause="low_precision_grad_accumulation",
         remedy="accumulate gradients in FP32 buffers",
         value=suspect.kept,
-        limit=step.limits.hazard_kept,
+        limit=step.limits.damage_kept,
         consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
         site=suspect.operands[0].name,
     )
@@ -132,14 +133,15 @@ def _still(suspect: Suspect, step: Step) -> bool:
     kept = suspect.kept if suspect.kept is not None else 1.0
     return (
         suspect.trouble in ("state", "absorbed")
-        and kept < step.limits.hazard_kept
+        and kept < step.limits.damage_kept
         and (suspect.unchanged or 0.0) > step.limits.unchanged_share_warn
     )
 
 
 def _decays(suspect: Suspect) -> bool:
     """Multiplied by a number just below one before something is added: an exponential average."""
-    if suspect.trouble == "state" and (suspect.operands[0].role in ("parameter", "gradient", "optimizer")):
+    averaged = "lerp" in suspect.numbers.get("ops", ()) and suspect.place.phase == "loop"
+    if suspect.trouble == "state" and suspect.operands[0].role in ("parameter", "gradient", "optimizer") and not averaged:
         return False
     factors = suspect.numbers.get("factors") or (suspect.numbers.get("factor"),)
     return any(f is not None and 0.5 < f < 1 for f in factors)
