@@ -275,7 +275,7 @@ class SigmoidTower(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = x + torch.sigmoid(layer(F.layer_norm(x, (16,)))) if self.residual else torch.sigmoid(layer(x))
-        return self.out(x)
+        return self.out(F.layer_norm(x, (16,)) if self.residual else x)
 
 
 def sigmoid_tower(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
