@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import chromium, watched_page  # noqa: F401  (a fixture)
+from browser import watched_page
 from query_recordings import CULPRIT, HEALTHY, SICK, record
 
 from nanny.cli import main
@@ -342,7 +342,7 @@ def test_a_missing_folder_is_one_sentence(tmp_path, monkeypatch, capsys, argv, s
 # In a browser
 
 
-def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):  # noqa: F811
+def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
     with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
         watched.page.goto(client.address)
         watched.page.click("a[href='/run/one/metrics.db/1/']")
@@ -353,7 +353,7 @@ def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):  # noqa: 
         assert page.locator("tbody tr").count() == 4
 
 
-def test_hostile_names_are_harmless_in_the_live_page(many, chromium):  # noqa: F811
+def test_hostile_names_are_harmless_in_the_live_page(many, chromium):
     with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
         (address,) = [run["address"] for run in client.json("/api/runs")["runs"] if "onerror" in run["file"]]
         watched.page.goto(client.address + address)
@@ -361,7 +361,7 @@ def test_hostile_names_are_harmless_in_the_live_page(many, chromium):  # noqa: F
         assert page.locator("img[src=x]").count() == 0
 
 
-def test_a_run_that_grows_on_disk_grows_on_the_page(tmp_path, chromium):  # noqa: F811
+def test_a_run_that_grows_on_disk_grows_on_the_page(tmp_path, chromium):
     writer = RunWriter(tmp_path, RunInfo(started=9e9, argv=("train.py",)))
     for step in range(10):
         writer.add_scalars(step, {"loss": 2.0})

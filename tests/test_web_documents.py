@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from browser import chromium, watched_page  # noqa: F401  (a fixture)
+from browser import watched_page
 from torch import nn
 
 import nanny
@@ -145,7 +145,7 @@ def test_the_diff_command_writes_the_page(tmp_path, monkeypatch, capsys):
     assert "healthy in bf16" in Elements((tmp_path / "d.html").read_text(encoding="utf-8")).text
 
 
-def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):  # noqa: F811
+def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):
     report = nanny.analyze_tensor(imbalanced(), "fp16", tile=16, name=HOSTILE)
     for name, text, figures in (("tensor.html", render_tensor_page(report), 4), ("diff.html", diff_text, 2)):
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Watched, chromium, watched_page  # noqa: F401
+from browser import Watched, watched_page
 from query_recordings import HEALTHY, SICK, Recipe, nanny, record
 
 from nanny.cli import main
@@ -45,7 +45,7 @@ def sick(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(chromium, sick) -> Iterator[Watched]:  # noqa: F811
+def shared(chromium, sick) -> Iterator[Watched]:
     """The page is opened once: that takes longer than what the tests do on it."""
     with watched_page(chromium) as watched:
         watched.page.goto(sick.as_uri())
@@ -158,7 +158,7 @@ def test_findings_are_filtered_by_severity_code_and_text(opened):
     assert "No finding matches" in page.locator("#finding-list").inner_text()
 
 
-def test_an_address_restores_what_was_chosen(chromium, sick):  # noqa: F811
+def test_an_address_restores_what_was_chosen(chromium, sick):
     with watched_page(chromium) as watched:
         watched.page.goto(f"{sick.as_uri()}#step=30&site=stem&kind=output&quantity=headroom&format=bf16")
         page = watched.drawn()
@@ -217,7 +217,7 @@ def large_run(folder: Path, layers: int, steps: int, bad: tuple[int, int]) -> Pa
     return writer.path
 
 
-def test_one_bad_cell_among_a_million_is_seen_and_named(tmp_path, chromium):  # noqa: F811
+def test_one_bad_cell_among_a_million_is_seen_and_named(tmp_path, chromium):
     write_report(tmp_path / "r.html", large_run(tmp_path, layers=700, steps=1500, bad=(1234, 567)))
     with watched_page(chromium) as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
@@ -232,7 +232,7 @@ def test_one_bad_cell_among_a_million_is_seen_and_named(tmp_path, chromium):  # 
         assert cell == [1234, "block.567.weight"]
 
 
-def test_hostile_names_are_harmless(tmp_path, chromium):  # noqa: F811
+def test_hostile_names_are_harmless(tmp_path, chromium):
     findings = tuple(Finding("NAN", Severity.ERROR, f"{n} broke", n, site=n, step=20 + i) for i, n in enumerate(HOSTILE))
     recipe = Recipe(layers=dict.fromkeys(HOSTILE, (0.0, -8.0)), findings=findings, amp_dtype="float16", scale=256.0)
     write_report(tmp_path / "r.html", record(tmp_path, recipe))
@@ -258,14 +258,14 @@ def run_of_nan(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("make", "words"), [(run_of_nan, "NOT HEALTHY"), (empty_run, "NO VERDICT")])
-def test_runs_of_nothing_but_nan_and_of_nothing_at_all_are_drawn(make, words, tmp_path, chromium):  # noqa: F811
+def test_runs_of_nothing_but_nan_and_of_nothing_at_all_are_drawn(make, words, tmp_path, chromium):
     write_report(tmp_path / "r.html", make(tmp_path))
     with watched_page(chromium) as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
         assert words in watched.drawn().locator("h1").inner_text()
 
 
-def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, chromium):  # noqa: F811
+def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, chromium):
     write_report(tmp_path / "r.html", record(tmp_path, HEALTHY))
     with watched_page(chromium, color_scheme="dark") as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
@@ -277,7 +277,7 @@ def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, c
 
 
 @pytest.mark.parametrize(("lang", "locale"), [("zh", "en-US"), (None, "zh-CN")])
-def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):  # noqa: F811
+def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):
     write_report(tmp_path / "r.html", record(tmp_path, SICK), lang=lang)
     with watched_page(chromium, locale=locale) as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
@@ -286,7 +286,7 @@ def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale,
         assert watched.page.evaluate("document.documentElement.lang") == "zh"
 
 
-def test_two_runs_show_where_they_part(tmp_path, chromium):  # noqa: F811
+def test_two_runs_show_where_they_part(tmp_path, chromium):
     path = record(tmp_path, dataclasses.replace(HEALTHY, steps=200))
     record(tmp_path, dataclasses.replace(HEALTHY, steps=200, final_loss=1.2, amp_dtype="bfloat16"))
     write_report(tmp_path / "r.html", path, run=2, compare="1")

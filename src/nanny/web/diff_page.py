@@ -64,7 +64,7 @@ def _advice(report: DiffReport) -> Section | None:
     fall = f"the output error falls from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}"
     names = ", ".join(site or "the model's own code" for site in advice.wide) or "nothing"
     lines = [Line(f"keep in FP32: {names} ({share(advice.parameter_share)} of the parameters)", "strong"), Line(fall)]
-    return Section("Advice", [*lines, *(Line(line) for line in advice.code.splitlines())])
+    return Section("Advice", lines, code=advice.code)
 
 
 def _calls(report: DiffReport, figures: dict[str, Any]) -> Section | None:

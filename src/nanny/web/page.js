@@ -1,7 +1,7 @@
 "use strict";
 // What is chosen (state, kept in the URL's hash), the words around the plots, and the live updates.
 
-const POLL_MS = 2000, RELOAD_MS = 60000, KEPT_COLUMNS = 600;
+const POLL_MS = 2000, REST = 10, RELOAD_MS = 60000, KEPT_COLUMNS = 600;
 const language = CONFIG.lang || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en");
 const texts = CONFIG.strings[language];
 let page = null;
@@ -203,8 +203,9 @@ function lastStep() {
   return page.steps ? page.steps.last : -1;
 }
 
+// A long run takes longer to ask about, and the machine that answers is training: rest ten times as long as the question took.
 async function poll() {
-  const place = document.getElementById("live");
+  const place = document.getElementById("live"), started = performance.now();
   try {
     if (!document.hidden) await takeNews();
     place.replaceChildren(make("span", { class: "dot" }), page.run.status === "running" ? t("live") : t("live.ended"));
@@ -212,7 +213,7 @@ async function poll() {
   } catch (error) {
     place.replaceChildren(make("span", { class: "dot lost" }), t("live.lost", place.dataset.since || "-"), ` (${error.message})`);
   }
-  setTimeout(poll, POLL_MS);
+  setTimeout(poll, Math.max(POLL_MS, REST * (performance.now() - started)));
 }
 
 async function takeNews() {

@@ -33,12 +33,13 @@ SCRIPTS = ("loader.js", "arrays.js", "views.js", "histogram.js", "words.js", "pa
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands under it: lines, tables, and a figure by its name in `figures`."""
+    """A heading with what stands under it: lines, code to copy, tables, and a figure by its name in `figures`."""
 
     title: str
     lines: Sequence[Line] = ()
     tables: Sequence[Table] = ()
     figure: str = ""
+    code: str = ""
 
 
 def asset(name: str) -> str:
@@ -58,9 +59,8 @@ def plotly_source() -> str:
 def policy(nonce: str, *, live: bool) -> str:
     """The content security policy: scripts only with the nonce, requests only to the own server. Plotly sets styles inline."""
     connect = "'self'" if live else "'none'"
-    source = " 'self'" if live else ""
     return (
-        f"default-src 'none'; script-src 'nonce-{nonce}'{source}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src data: blob:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
 
@@ -150,7 +150,9 @@ def _section(section: Section) -> str:
     said = [line for line in section.lines if line.text]
     lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in said)
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
-    return f"<section><h2>{html.escape(section.title)}</h2>{lines}{figure}{''.join(map(_table, section.tables))}</section>"
+    code = f"<pre><code>{html.escape(section.code)}</code></pre>" if section.code else ""
+    tables = "".join(map(_table, section.tables))
+    return f"<section><h2>{html.escape(section.title)}</h2>{lines}{code}{figure}{tables}</section>"
 
 
 def _table(table: Table) -> str:

@@ -158,7 +158,7 @@ def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) ->
         since = request.query.get("since", "")
         if not re.fullmatch(r"-?\d{1,18}", since):
             return _error(400, "since takes the number of a step")
-        return _json(changes_since(source, run, int(since)))
+        return Reply(200, _kept(shelf, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
     if rest == "api/histogram":
         return _json(layer_data(store, run, request.query.get("kind", ""), request.query.get("site", "")))
     if rest == "api/whatif":
