@@ -48,7 +48,9 @@ function percent(share) {
   return share < 1e-4 ? "<0.01 %" : `${Number((100 * share).toPrecision(3))} %`;
 }
 
-const powerOfTwo = (value) => (value > 0 && Number.isInteger(Math.log2(value)) ? `2^${Math.log2(value)}` : short(value));
+const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const twoTo = (power) => `2${[...String(power)].map((letter) => SUPERSCRIPTS[letter]).join("")}`;
+const powerOfTwo = (value) => (value > 0 && Number.isInteger(Math.log2(value)) ? twoTo(Math.log2(value)) : short(value));
 
 function shortened(text, width) {
   if (text.length <= width) return text;

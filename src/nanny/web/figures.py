@@ -103,8 +103,8 @@ def heat_figure() -> Any:
     bad = go.Scatter(meta="bad", mode="markers", marker=cross, hoverinfo="skip")
     figure = go.Figure([heat, bad])
     figure.update_layout(height=430, showlegend=False, hovermode="closest", **_frame())
-    figure.update_yaxes(zeroline=False, showgrid=False, ticks="")
-    figure.update_xaxes(zeroline=False, showgrid=False)
+    figure.update_yaxes(zeroline=False, showgrid=False, showspikes=False, ticks="")
+    figure.update_xaxes(zeroline=False, showgrid=False, showspikes=False)
     return figure
 
 
@@ -119,9 +119,9 @@ def histogram_figure() -> Any:
     bar = go.Bar(meta="bar", orientation="h", marker={"color": OWN, "line": {"width": 0}}, hoverinfo="none")
     figure.add_trace(bar, row=1, col=2)
     figure.update_layout(height=400, showlegend=False, hovermode="closest", bargap=0.05, **_frame())
-    figure.update_xaxes(zeroline=False, showgrid=False)
+    figure.update_xaxes(zeroline=False, showgrid=False, showspikes=False)
     figure.update_xaxes(tickformat=".0%", nticks=4, fixedrange=True, row=1, col=2)
-    figure.update_yaxes(zeroline=False, showgrid=False)
+    figure.update_yaxes(zeroline=False, showgrid=False, showspikes=False)
     return figure
 
 

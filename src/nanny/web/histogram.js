@@ -109,13 +109,9 @@ function orderTicks(span) {
   return { tickmode: "array", tickvals, ticktext };
 }
 
-// Gradients are recorded without the loss scale but cast with it: for them the ends of a format lie lower by its bits.
+// For gradients the ends of a format lie lower by the bits of the loss scale.
 function scaleBits(kind) {
-  const scale = page.curves.scale;
-  if (!["grad", "output_grad"].includes(kind) || !scale || !scale.steps.length) return 0;
-  const at = state.step === null ? scale.steps.length - 1 : Math.max(0, scale.steps.findLastIndex((step) => step <= state.step));
-  const bits = Math.floor(Math.log2(scale.values[at]));
-  return Number.isFinite(bits) ? bits : 0;
+  return isBackward(kind) ? scaleBitsAt(state.step === null ? Infinity : state.step) : 0;
 }
 
 function borders(form, bits, span) {
@@ -151,8 +147,8 @@ function borders(form, bits, span) {
 
 function noteOn(form, bits, span) {
   const out = [];
-  if (bits) out.push(t("scaled", bits));
-  if (form.top - bits > span.high && form.flush - bits < span.low) out.push(t("outside", form.title, form.top, form.flush));
+  if (bits) out.push(t("scaled", twoTo(bits)));
+  if (form.top - bits > span.high && form.flush - bits < span.low) out.push(t("outside", form.title, twoTo(form.top), twoTo(form.flush)));
   return out.join(" · ");
 }
 
@@ -181,7 +177,7 @@ function orderText(height) {
   if (height <= shown.span.zero + 0.1) return t("zero");
   if (height >= shown.span.bad - 0.1) return t("bad");
   const order = Math.round(height - 0.5);
-  return `2^${order} … 2^${order + 1} (${short(2 ** order)} … ${short(2 ** (order + 1))})`;
+  return `${twoTo(order)} … ${twoTo(order + 1)} (${short(2 ** order)} … ${short(2 ** (order + 1))})`;
 }
 
 function nearestStep(x) {

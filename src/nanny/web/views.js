@@ -101,7 +101,7 @@ function logTicks(axis, traces) {
 // The latest value of each curve, in the right margin.
 function lastValues(layout) {
   return layout.annotations.filter((label) => page.curves[label.name]?.values.length).map((label) => {
-    const value = page.curves[label.name].values.at(-1), text = label.name === "scale" ? powerOfTwo(value).replace(/\^(.*)/, "<sup>$1</sup>") : short(value);
+    const value = page.curves[label.name].values.at(-1), text = label.name === "scale" ? powerOfTwo(value) : short(value);
     const look = Number.isFinite(value) ? "--text" : "--error";
     return { ...label, text, x: 1, xanchor: "left", xshift: 8, font: { size: 13, color: colour(look) } };
   });
@@ -184,7 +184,30 @@ async function matrixOf(kind, quantity) {
   const spec = page.kinds[kind], values = spec.quantities[quantity === "headroom" ? "absmax" : quantity];
   const { steps, bounds, reach } = values.steps ? values : spec;
   const parts = await Promise.all([steps, bounds, reach, values.codes, values.at].map((item) => item && decoded(item)));
-  return { names: spec.names, dtypes: spec.dtypes, steps: parts[0], bounds: parts[1], reach: parts[2], codes: parts[3], at: parts[4] };
+  const matrix = { names: spec.names, dtypes: spec.dtypes, steps: parts[0], bounds: parts[1], reach: parts[2], codes: parts[3], at: parts[4] };
+  return quantity === "headroom" && isBackward(kind) ? scaled(matrix) : matrix;
+}
+
+// Gradients are recorded without the loss scale, but it is with it that they must fit into a format.
+const isBackward = (kind) => kind === "grad" || kind === "output_grad";
+
+function scaleBitsAt(step) {
+  const scale = page.curves.scale;
+  if (!scale || !scale.steps.length) return 0;
+  const bits = Math.floor(Math.log2(scale.values[Math.max(0, scale.steps.findLastIndex((other) => other <= step))]));
+  return Number.isFinite(bits) ? bits : 0;
+}
+
+function scaled(matrix) {
+  const columns = matrix.reach.length / 2, codes = matrix.codes.slice();
+  for (let column = 0; column < columns; column++) {
+    const shift = scaleBitsAt(matrix.steps[matrix.bounds[column]]) * CODE.perOctave;
+    if (!shift) continue;
+    for (let at = column; at < codes.length; at += columns) {
+      if (isFiniteCode(codes[at])) codes[at] = Math.min(CODE.infinite - 1, Math.max(CODE.zero + 1, codes[at] + shift));
+    }
+  }
+  return { ...matrix, codes };
 }
 
 // How codes become levels of colour, and the ticks that explain them.
@@ -247,7 +270,7 @@ async function drawHeat() {
   const range = rangeShown(), width = Math.max(50, Math.floor((place.clientWidth - LEFT - RIGHT) / CELL));
   const grid = pooledTo(matrix, rows, range, width, Math.floor((layout.height - 42) / CELL));
   const scale = scaleOf(quantity, matrix);
-  heat = { matrix, rows, grid, range, quantity };
+  heat = { matrix, rows, grid, range, quantity, kind: state.kind };
   const [trace, crosses] = page.figures.heat.data;
   const bar = { ...trace.colorbar, ...barTicks(scale.ticks, layout.height - 42), tickfont: { size: 11 } };
   const z = Array.from({ length: grid.lines }, (_, line) =>
@@ -317,7 +340,7 @@ function cellUnder(point) {
 function tipOverHeat(event) {
   const cell = cellUnder(event.points[0]);
   if (!cell) return hideTip();
-  const lines = [heat.matrix.names[cell.row], stepText(cell), describe(cell.code, heat.quantity)];
+  const lines = [heat.matrix.names[cell.row], stepText(cell), describe(cell.code, heat.quantity, heat.kind)];
   if (heat.matrix.dtypes[cell.row]) lines.push(heat.matrix.dtypes[cell.row]);
   showTip(event.event, lines);
 }
@@ -326,8 +349,9 @@ function stepText(cell) {
   return cell.first === cell.last ? t("step", cell.step) : `${t("step", cell.step)} (${t("steps from to", cell.first, cell.last)})`;
 }
 
-function describe(code, quantity) {
-  const name = t(`q.${quantity === "headroom" ? "absmax" : quantity}`);
+function describe(code, quantity, kind) {
+  const withScale = isBackward(kind) && page.curves.scale ? "q.scaled" : "q.absmax";
+  const name = t(quantity === "headroom" ? withScale : `q.${quantity}`);
   const text = `${name}: ${SHARES.includes(quantity) && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
   if (quantity !== "headroom" || !isFiniteCode(code)) return text;
   const form = formatChosen(), bits = form.logMax - log2Of(code);

@@ -208,11 +208,11 @@ async function describePlace() {
   if (row < 0) return void (place.textContent = "");
   const parts = [];
   let when = null;
-  for (const quantity of quantitiesOf(kind).filter((name) => name !== "absmax")) {
+  for (const quantity of quantitiesOf(kind).filter((name) => name !== "absmax" || isBackward(kind))) {
     const matrix = await matrixOf(kind, quantity), column = columnAt(matrix, step);
     const code = matrix.codes[row * (matrix.reach.length / 2) + column];
     when = when ?? stepsOf(matrix, row, column);
-    if (code) parts.push(describe(code, quantity));
+    if (code) parts.push(describe(code, quantity, kind));
   }
   place.textContent = when ? `${stepText(when)}: ${parts.join(" · ")}` : "";
 }
