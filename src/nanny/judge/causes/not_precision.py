@@ -190,16 +190,16 @@ def attention_entropy_collapse(signs: Signs) -> Iterator[Suspicion]:
     Confirm: the normalised entropy of the attention is near 0 in FP32 too.
     """
     collapsed = signs.one_hot_attention
-    if collapsed is None or signs.harmed or signs.learns:
+    if collapsed is None or signs.harmed:
         return
     site, entropy, largest, exams = collapsed
     yield Suspicion(
         culprit=site,
-        score=CERTAIN + 0.01,
+        score=CERTAIN + 0.01 if not signs.learns else LIKELY + 0.1,
         evidence=(
-            f"the attention of `{site}` has a normalised entropy of {entropy:.2g} (1 is uniform, 0 one-hot) in {exams} examined steps",
+            f"the attention of `{site}` has a normalised entropy of {entropy:.2g} (1 uniform, 0 one-hot), in {exams} examined steps",
             f"its logits reach {number(largest)}; from about 50 on the softmax is one-hot",
-            "the loss does not fall",
+            *(("the loss does not fall",) if not signs.learns else ()),
         ),
         chain=("logits far apart", "softmax puts all weight on one key", "its gradient is 0", "the scores never change"),
         step=signs.evidence.examinations[0].step,

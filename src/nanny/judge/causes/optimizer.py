@@ -79,22 +79,24 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Suspicion]:
     known = [s for s in signs.facts.surprises if s.ratio >= signs.limits.surprise_spike]
     if not known or len(losses) < 8:
         return
+    began = float(np.median(losses[:4]))
     for one in known:
         before = losses[(steps < one.step) & np.isfinite(losses)]
-        after = losses[(steps > one.step) & (steps <= one.step + 8)]
-        if len(before) < 4 or not len(after):
+        calm = max(s.step for s in signs.facts.surprises if s.step <= one.step + 8)  # the strange batches themselves are over
+        after = losses[(steps > calm) & (steps <= calm + 8)]
+        after = after[np.isfinite(after)]
+        if len(before) < 4 or len(after) < 2:
             continue
-        usual = float(np.median(before[-8:]))
-        peak = float(np.max(after[np.isfinite(after)], initial=-math.inf))
-        if usual > 0 and peak > signs.limits.loss_ratio * max(usual, float(np.max(before[-8:]))):
+        usual, thrown = float(np.median(before[-8:])), float(np.median(after))
+        if usual > 0 and thrown > signs.limits.loss_ratio * usual and thrown > 0.5 * began:
             yield Suspicion(
                 culprit="optimizer",
                 score=LIKELY + 0.05,
                 evidence=(
                     f"step {one.step}: the gradient of `{one.name}` is {one.ratio:.3g} times what its second moment expects",
-                    f"the loss rises from {usual:.3g} to {peak:.3g} within 8 steps",
+                    f"the loss, {usual:.3g} before, is {thrown:.3g} when that is over; the run began with {began:.3g}",
                 ),
-                chain=(f"{one.name}: gradient spike", "sqrt(v) is still small", "huge update", "loss spike"),
+                chain=(f"{one.name}: gradient spike", "sqrt(v) is still small", "huge update", "thrown back to the start"),
                 step=one.step,
                 precision_caused=False,
             )
