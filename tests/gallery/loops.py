@@ -1,4 +1,4 @@
-"""The training loop that most users write, and the harm that a look at the loss curve shows."""
+"""The loop that most users write, and the harm that a look at the loss curve shows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from . import Run, Training, low
+from .amp_loop import usual
 
 Batch = Sequence[Tensor]
 
@@ -23,28 +24,27 @@ def supervised(
     scaler: GradScaler | None = None,
     clip: float | None = None,
 ) -> Training:
-    """`criterion(model(*inputs), target)` under autocast; the last tensor of a batch is the target."""
+    """`criterion(model(*inputs), target)` under autocast, with a scaler only if there is one; a batch ends with its target."""
+
+    def loss_of(*tensors: Tensor) -> Tensor:
+        *inputs, target = tensors
+        return criterion(model(*inputs), target)
+
+    if scaler is not None:
+        return usual(model, optimizer, batch, loss_of, dtype, scaler=scaler, clip=clip)
 
     def step(i: int) -> Tensor:
-        *inputs, target = batch(i)
+        tensors = batch(i)
         optimizer.zero_grad(set_to_none=True)
         with low(dtype):
-            loss = criterion(model(*inputs), target)
-        if scaler is None:
-            loss.backward()
-        else:
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
+            loss = loss_of(*tensors)
+        loss.backward()
         if clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
+        optimizer.step()
         return loss.detach()
 
-    return Training(model, optimizer, step, scaler)
+    return Training(model, optimizer, step)
 
 
 def ends_above(limit: float) -> Callable[[Run], bool]:
