@@ -184,6 +184,29 @@ def test_histograms_hold_the_recorded_shares(tmp_path):
     assert layer_data(path, 1, "output", "no such layer") is None
 
 
+class Square(torch.nn.Module):
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h * h
+
+
+def test_a_real_run_that_overflows_comes_with_its_diagnosis_in_both_languages(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Square(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    with MixedPrecisionNanny(model, optimizer, trace_interval=1, output_dir=tmp_path, live=False, strict=True) as watcher:
+        for step in range(4):
+            with watcher.step(step), torch.autocast("cpu", torch.float16):
+                optimizer.zero_grad()
+                model(torch.full((2, 4), 100.0 * 4**step)).float().mean().backward()
+                optimizer.step()
+    data = page_data(tmp_path)
+    assert data["verdict"]["word"] == "NOT HEALTHY"
+    first = data["diagnoses"][0]
+    assert first["remedy"]
+    assert first["culprit"].startswith("1")
+    assert first["pages"]["en"]["title"] != first["pages"]["zh"]["title"]
+
+
 def test_a_real_run_shows_which_parameters_lose_their_updates(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 16).bfloat16()

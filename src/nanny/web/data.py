@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from .. import knowledge
+from ..diagnose import diagnose
 from ..formats import TARGETS
 from ..queries.alerts import findings_of, in_order, repeats
 from ..queries.source import Source, open_job, open_run
@@ -83,7 +85,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             curves=curves_of(source),
             kinds=matrices_of(source),
             histograms=histograms_of(source, all_shares=not live),
-            diagnoses=_diagnoses(source),
+            diagnoses=_diagnoses(_first_sick(sources, summary["culprit"])),
             whatif={} if live else _whatif(db, run, source),
             comparison=None,
             figures={},
@@ -111,10 +113,29 @@ def _add_own_columns(kinds: dict[str, Any], histograms: dict[str, Any], source: 
         kinds["grad"]["quantities"]["error"] = errors
 
 
-def _diagnoses(source: Source) -> list[dict[str, Any]]:
-    from ..diagnose import diagnose
+def _first_sick(sources: Sequence[Source], culprit: dict[str, Any] | None) -> Source:
+    """The rank that the culprit was seen on."""
+    rank = None if culprit is None else culprit.get("rank")
+    return next((source for source in sources if source.run.rank == rank), sources[0])
 
-    return [dict(finite(diagnosis.to_json())) for diagnosis in diagnose(source.path, source.run.id)[:MOST_DIAGNOSES]]
+
+def _diagnoses(source: Source) -> list[dict[str, Any]]:
+    found = diagnose(source.path, source.run.id)[:MOST_DIAGNOSES]
+    return [{**finite(diagnosis.to_json()), "pages": _cause_pages(diagnosis.cause)} for diagnosis in found]
+
+
+def _cause_pages(cause: str) -> dict[str, Any]:
+    """What the knowledge base says about a cause, in each language it has."""
+    out = {}
+    for language, sections in knowledge.SECTIONS.items():
+        page = knowledge.causes(language).get(cause)
+        if page is not None:
+            out[language] = {
+                "title": page.title,
+                "mechanism": page.sections().get(sections[0], ""),
+                "repaired": page.programs()[-1] if page.programs() else "",
+            }
+    return out
 
 
 def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[str, Any]:

@@ -117,6 +117,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "evidence": ("Evidence", "证据"),
     "chain": ("How it came to this", "传递链"),
     "remedy": ("What to change", "如何修改"),
+    "mechanism": ("How this comes about, and code that avoids it", "机制，以及避免它的代码"),
     "confirm": ("To make sure", "验证方法"),
     "precision yes": ("caused by low precision", "由低精度引起"),
     "precision no": ("not caused by low precision", "与低精度无关"),

@@ -105,13 +105,17 @@ function drawDiagnoses() {
     const facts = [d.step === null ? "" : t("step", d.step), d.where, precision, d.early ? t("early") : "",
       d.expected_step === null ? "" : t("expected", d.expected_step), t("sure", percent(d.confidence))];
     const show = d.step === null ? null : () => showPlace(d.step, d.culprit);
+    const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
-      make("p", { class: "strong" }, `${d.cause} · `, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160))),
-      make("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
+      make("p", { class: "strong" }, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160)), `: ${known ? known.title : d.cause}`),
+      make("p", { class: "quiet" }, [known && d.cause, ...facts].filter(Boolean).join(" · ")),
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, link))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(fact)))) : null,
       d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(d.remedy)) : null,
       d.confirm ? make("p", {}, `${t("confirm")}: `, rich(d.confirm)) : null,
+      known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
+        known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
+        known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
       show ? make("div", { class: "bar" }, make("button", { on: { click: show } }, t("show"))) : null);
   }));
 }
