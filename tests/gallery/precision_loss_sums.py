@@ -11,13 +11,13 @@ from .loops import ends_above, supervised
 
 
 def chunked_corpus(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
-    """A bf16 regression on 768 micro-batches per step; their gradients are added up in `.grad`, which is bf16."""
+    """A bf16 regression on 1024 micro-batches per step; their gradients are added up in `.grad`, which is bf16."""
     relation = torch.rand(8, 1, generator=generator(1)) + 0.5
     model = nn.Sequential(nn.Linear(8, 1, bias=False)).to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.08)
     weight = model[0].weight
     nn.init.zeros_(weight)
-    micro_batches = 768
+    micro_batches = 1024
 
     def step(i: int) -> Tensor:
         x = torch.rand(micro_batches, 4, 8, generator=generator(2, i))
