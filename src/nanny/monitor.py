@@ -251,7 +251,8 @@ class MixedPrecisionNanny:
         for finding in found:
             self._emit(finding if self._rank is None else replace(finding, rank=self._rank))
         overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
-        self._recorder.suspects = frozenset(overflowed) if step.stepped else frozenset()
+        tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
+        self._recorder.suspects = frozenset(overflowed) if tried else frozenset()
         if wrong and self._live is not None:
             self._explain()
 

@@ -14,9 +14,22 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
+_TORCH_NAMES = {"to_copy": "to", "copy": "copy_"}
+
+
+def as_named(culprit: str) -> str:
+    """Operations by the name a user would type: `op:_to_copy` is a call of `.to()`."""
+    kind, colon, name = culprit.partition(":")
+    if kind != "op" or not colon:
+        return culprit
+    plain = name.lstrip("_")
+    return f"op:{_TORCH_NAMES.get(plain, plain)}"
+
+
 def by_break(signs: Signs, at: Break, score: float, *more: str, culprit: str = "") -> Suspicion:
     """The suspicion that the first bad number speaks for."""
-    where = culprit or (at.hazard.culprit.replace("op:_", "op:") if at.hazard is not None and at.hazard.order == at.order else at.culprit)
+    exact = at.hazard is not None and at.hazard.order == at.order
+    where = culprit or (as_named(at.hazard.culprit) if at.hazard is not None and exact else as_named(at.culprit))
     return Suspicion(
         culprit=where,
         score=score,
@@ -87,7 +100,7 @@ def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Suspicio
     if name == signs.lead:
         score = CERTAIN if worst >= 0.5 else score + 0.08
     yield Suspicion(
-        culprit=hazard.culprit.replace("op:_", "op:"),
+        culprit=as_named(hazard.culprit),
         score=score - 0.1 * hazard.in_reference,
         evidence=tuple(t for t in (f"step {exam.step}: {hazard.message}", error, times) if t),
         chain=(f"{hazard.culprit}: {hazard.kind} in {hazard.op}", *(("wrong gradients",) if error else ())),

@@ -305,6 +305,18 @@ class Signs:
         site = min(found, key=lambda s: max(entropy[s]))
         return site, max(entropy[site]), logits[site], len(entropy[site])
 
+    @cached_property
+    def zeroed_in_the_loop(self) -> tuple[Examination, float] | None:
+        """(examined step, norm of its gradients) if backward gives gradients and the optimizer always finds zeros."""
+        read = [g for g in self.facts.levels if g.steps]
+        if not read or any(g.zeros < g.steps for g in read) or not any(g.dtype == "float16" for g in read):
+            return None
+        for exam in self.clean_exams:
+            norm = math.sqrt(sum(g.norm**2 for g in exam.gradients if not g.nonfinite))
+            if norm > 0:
+                return exam, norm
+        return None
+
     # silent errors
 
     @cached_property

@@ -157,3 +157,20 @@ def grad_norm_overflow(signs: Signs) -> Iterator[Suspicion]:
     Confirm: after clipping every gradient is exactly 0 although none was before.
     """
     yield from by_hazard(signs, "grad_norm_overflow_fp16")
+    zeroed = signs.zeroed_in_the_loop
+    if zeroed is None:
+        return
+    exam, norm = zeroed
+    if norm**2 < FP16.overflow_at:
+        return
+    yield Suspicion(
+        culprit="loop:clip",
+        score=CERTAIN + 0.01,
+        evidence=(
+            f"step {exam.step}: backward leaves fp16 gradients of norm {number(norm)}, the optimizer finds nothing but zeros",
+            f"their sum of squares is {number(norm**2)}, fp16 ends at {number(FP16.max)}: the norm is inf, max_norm / inf is 0",
+        ),
+        chain=("norm of the gradients in fp16: inf", "clip coefficient 0", "every gradient 0", "weights stand still"),
+        step=exam.step,
+        precision_caused=True,
+    )

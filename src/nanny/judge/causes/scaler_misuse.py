@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..accounts import by_break, number
+from ..accounts import by_break, by_hazard, number
 from ..cause_registry import CERTAIN, LIKELY, Suspicion, cause
 from ..signs import Signs
 
@@ -41,7 +41,6 @@ def clip_before_unscale(signs: Signs) -> Iterator[Suspicion]:
         ),
         chain=("clip on scaled gradients", "unscale divides once more", "updates are too small by the loss scale"),
         step=finding.step,
-        precision_caused=True,
     )  # fmt: skip
 
 
@@ -98,6 +97,7 @@ def stale_inf_grads(signs: Signs) -> Iterator[Suspicion]:
     """
     facts = signs.facts
     if not facts.stale:
+        yield from by_hazard(signs, "stale_inf_grads")
         return
     finding = signs.evidence.finding("STALE_GRADS")
     total, _, _ = signs.skips

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...examine_records import Examination
+from ...examine_records import Examination, GradientError
 from ...formats import FP16
 from ..accounts import by_break, by_hazard
 from ..cause_registry import CERTAIN, LIKELY, Suspicion, cause
@@ -13,53 +13,53 @@ from ..producers import cause_of
 from ..signs import Signs
 
 
-def _flushed(signs: Signs) -> tuple[Examination, list[str], float] | None:
-    """The examined step with most gradient energy flushed to zero: parameters concerned, and the share of the energy."""
-    best: tuple[Examination, list[str], float] | None = None
+def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None:
+    """The examined step with most weights that lost their gradient to zeros: those weights, and their share of all elements.
+
+    By number, not by energy: Adam divides each gradient by its own size, so that a small one counts as much as a large one.
+    """
+    sizes = signs.facts.sizes
+    best: tuple[Examination, list[GradientError], float] | None = None
     for exam in signs.clean_exams:
+        known = [g for g in exam.gradients if 0 < g.reference_norm < math.inf and not g.nonfinite]
         gone = [
-            g for g in exam.gradients
-            if g.reference_norm > 0 and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
+            g for g in known
+            if g.error > signs.limits.diff_grad_error and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
         ]  # fmt: skip
-        energy = sum(g.energy_share * min(g.error, 1.0) ** 2 for g in gone if math.isfinite(g.error))
-        if gone and (best is None or energy > best[2]):
-            best = exam, [g.name for g in gone], energy
+        total = sum(sizes.get(g.name, 1) for g in known)
+        share = sum(sizes.get(g.name, 1) for g in gone) / total if total else 0.0
+        if gone and (best is None or share > best[2]):
+            best = exam, gone, share
     return best
 
 
 def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
-    found = _flushed(signs)
-    if found is None or found[2] < signs.limits.flush_energy_warn or signs.amp_dtype not in ("float16", ""):
+    found = _lost(signs)
+    if found is None or found[2] < signs.limits.lost_gradient_elements or signs.amp_dtype not in ("float16", ""):
         return
-    exam, names, energy = found
+    exam, gone, share = found
     flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
     if flush is None and exam.hazards:
         return  # zeros with another reason
     if scaled != (exam.scale is not None and signs.facts.scaler_steps > 0):
         return
-    whole = [g for g in exam.gradients if g.norm == 0 and g.reference_norm > 0]
-    largest = max(exam.gradients, key=lambda g: g.reference_norm, default=None)
-    if scaled:
-        culprit = "scaler.scale"
-    elif whole:
-        culprit = whole[0].name
-    else:
-        culprit = names[0]
+    whole = [g for g in gone if g.norm == 0]
+    worst = max(whole or gone, key=lambda g: g.reference_norm)
     yield Suspicion(
-        culprit=culprit,
-        score=CERTAIN if energy > signs.limits.flush_energy_error or whole else LIKELY,
+        culprit="scaler.scale" if scaled else worst.name,
+        score=CERTAIN if share > 0.5 or flush is not None else LIKELY,
         evidence=(
-            f"step {exam.step}: {energy:.0%} of the gradient's energy is lost beside FP32, in {len(names)} parameters",
-            *(f"`{g.name}`: gradient exactly 0 where FP32 has {g.reference_norm:.2g}" for g in whole[:1]),
-            f"fp16 makes 0 of everything up to {FP16.flush_at:.2g}"
-            + (f"; the largest true gradient norm here is {largest.reference_norm:.2g}" if largest is not None else ""),
-            f"loss scale {exam.scale:g}" if exam.scale else "no loss scaling",
+            f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose more than half of their size beside FP32",
+            f"`{worst.name}`: {worst.zero_share:.0%} of its gradient is exactly 0, in FP32 {worst.reference_zero_share:.0%}; its "
+            f"norm should be {worst.reference_norm:.2g}",
+            f"fp16 makes 0 of everything up to {FP16.flush_at:.2g}; "
+            + (f"the loss scale is {exam.scale:g}" if exam.scale else "there is no loss scaling"),
             *((flush.message,) if flush is not None and flush.message else ()),
         ),
         chain=("small gradients of activations", "below 3e-8 fp16 stores 0", "weights get no gradient"),
         step=exam.step,
         precision_caused=True,
-    )  # fmt: skip
+    )
 
 
 @cause("grad_underflow_no_scaling", "underflow")
