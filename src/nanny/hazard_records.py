@@ -70,6 +70,7 @@ class Suspect:
     destroyed: bool = False  # what it made reached loss, gradients, weights or buffers as NaN or infinity
     reached: tuple[str, ...] = ()  # `loss` and names of parameters
     consequence: float = 0.0  # relative, energy-weighted error that it put into the gradients
+    silenced: float = 0.0  # share of all parameters whose gradient it made zero throughout
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @property

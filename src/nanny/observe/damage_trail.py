@@ -81,6 +81,7 @@ class Doing:
     destroyed: bool = False
     destroyed_reference: bool = False
     energy: float = 0.0  # squared absolute error that arrived in gradients
+    silenced: int = 0  # elements of gradients that are zero throughout because of it
     on_purpose: bool = False
 
     def meets(self, op: str) -> None:
@@ -103,6 +104,7 @@ class Tag:
     order: int = 0
     made: int = 0  # the operation that computed it, copies passed over
     choice: bool = False  # a decision, not a value
+    of_gradient: bool = False  # computed from gradients in the loop's own code
     factor: float | None = None  # the number it was multiplied with
     level: float = 0.0
     error: float = 0.0
@@ -232,6 +234,7 @@ class Follower:
             order=self.order,
             made=self._made(step),
             factor=step.factor,
+            of_gradient=step.spot.place.phase == "loop" and any(self._role(t)[0] == "gradient" for t in step.inputs),
             bad=bad,
             quiet=quiet,
             reference_bad=reference_bad,
@@ -422,8 +425,15 @@ class Follower:
         if real.dtype not in LOW or step.name not in MAY_BE_WHOLE or step.spot.place.phase == "backward":
             return None
         lost = whole_numbers_lost(real, twin)
-        if lost is None:
-            return None
+        return None if lost is None else self._integers(step, real, lost)
+
+    def _whole_numbers_cast(self, step: _Step) -> Doing | None:
+        """Read back as integers: they were meant to be whole, whatever they were stored with."""
+        source = step.inputs[0]
+        lost = whole_numbers_lost(source, self._twin_of(source)) if source.dtype in LOW else None
+        return None if lost is None else self._integers(step, source, lost)
+
+    def _integers(self, step: _Step, real: Tensor, lost: dict[str, float]) -> Doing:
         doing = self._suspect(step, "integers")
         doing.facts |= {"dtype": short_dtype(real.dtype), "count": real.numel(), "share": lost["changed"], "numbers": lost}
         doing.facts["operands"] = self._named(step)
@@ -469,13 +479,13 @@ class Follower:
         origin = worst.origin if worst is not None else None
         if origin is not None:
             origin.meets(step.name)
-        chooses = step.name in DECISIONS or real.dtype == torch.bool or step.name == "to_copy"
-        chooses = chooses and step.spot.place.phase != "backward"
-        if origin is None and not chooses:
+        chooses = step.name in DECISIONS or step.name == "to_copy"
+        if origin is None and (not (chooses or real.dtype == torch.bool) or step.spot.place.phase == "backward"):
             return
+        if origin is None and step.name == "to_copy":
+            origin = next((t.whole for t in step.tags if t.whole is not None), None) or self._whole_numbers_cast(step)
         if origin is None:
             origin = self._suspect(step, "decision")
-            origin.root = next((t.whole for t in step.tags if t.whole is not None), None)
             origin.facts |= {
                 "dtype": short_dtype(step.inputs[0].dtype) if step.inputs else "",
                 "count": real.numel(),
@@ -485,7 +495,8 @@ class Follower:
                 "numbers": {"flips": count, "ties": self._ties(step)},
             }
         self.tags.put(
-            real, Tag(self._producer(step), order=self.order, level=count / real.numel(), error=count, origin=origin, choice=True)
+            real,
+            Tag(self._producer(step), order=self.order, level=count / real.numel(), error=count, origin=origin, choice=chooses),
         )
 
     def _ties(self, step: _Step) -> float:
@@ -548,7 +559,9 @@ class Follower:
         if known is not None:
             return known
         tag = self.tags.find(tensor)
-        return ("given", "") if tag is None else tag.source
+        if tag is None:
+            return "given", ""
+        return ("gradient", "") if tag.of_gradient else tag.source
 
 
 class _Step:
@@ -585,10 +598,13 @@ _PROTECTS = frozenset(["add", "clamp_min", "clamp", "maximum", "where", "sub", "
 _NOWHERE: Any = None
 
 
-def suspects_of(doings: list[Doing], gradient_size: float) -> tuple[Suspect, ...]:
+def suspects_of(doings: list[Doing], gradient_size: float, elements: int) -> tuple[Suspect, ...]:
     """As plain data. What broke because of an earlier suspect is told with that one."""
     then: dict[int, list[Doing]] = {}
+    repeats: Counter[tuple[Any, ...]] = Counter()
     for doing in doings:
+        key = _same_line(doing)
+        repeats[key] = max(repeats[key], doing.facts.get("repeats", 1))
         root = _first(doing)
         if root is not doing:
             then.setdefault(id(root), []).append(doing)
@@ -596,6 +612,7 @@ def suspects_of(doings: list[Doing], gradient_size: float) -> tuple[Suspect, ...
             root.destroyed_reference |= doing.destroyed_reference
             root.energy += doing.energy
             root.reached |= doing.reached
+            root.silenced += doing.silenced
             root.met |= {doing.op: None, **doing.met}
     return tuple(
         Suspect(
@@ -609,11 +626,16 @@ def suspects_of(doings: list[Doing], gradient_size: float) -> tuple[Suspect, ...
             destroyed=doing.destroyed,
             reached=tuple(sorted(doing.reached)),
             consequence=math.inf if doing.destroyed else math.sqrt(doing.energy) / gradient_size if gradient_size else 0.0,
-            **doing.facts,
+            silenced=doing.silenced / elements if elements else 0.0,
+            **{**doing.facts, "repeats": repeats[_same_line(doing)]},
         )
         for doing in doings
         if _first(doing) is doing
     )
+
+
+def _same_line(doing: Doing) -> tuple[Any, ...]:
+    return (doing.trouble, doing.op, doing.spot.place.site, doing.spot.code, doing.spot.instruction)
 
 
 def _first(doing: Doing) -> Doing:

@@ -17,6 +17,7 @@ examination, not the training. `Examination.facts` may hold:
     unscaled_by_torch a GradScaler divided the gradients again
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
     dead_units        site of a ReLU -> share of units that are off for the whole batch
+    ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {factor per call, calls, first, last}
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
     left_out          why twins or states were not kept, if memory ran short
@@ -53,6 +54,8 @@ TWIN_BYTES = 4 << 30  # twins may take this much
 _CHECK_OPS = 64
 _STASH_ELEMENTS = 1 << 24
 _HAND_MADE_SCALE = 16.0
+_RUINED = 0.5  # a gradient this far from its twin moves nothing where it should
+_NOISE = 1e-6  # gradients this much smaller per element than the largest are zero in theory (a bias before a norm)
 
 
 class Sanitizer:
@@ -101,6 +104,8 @@ class Sanitizer:
         self._scale: float | None = None
         self._loss_factor: float | None = None
         self._unscaled = False
+        self._updating = False
+        self._ruined: set[str] = set()
         self._failure = ""
         self._operations = 0
         self._hook()
@@ -189,6 +194,9 @@ class Sanitizer:
         spot = self._places.spot()
         if self._dirty and not in_backward():
             self._measure_gradients()
+        if spot.place.phase == "optimizer" and not self._updating:
+            self._updating = True
+            self._gradients_now()
         self._follower.see(op, spot, self._overwritten)
         self._extras.see(op, spot)
         if self._overwritten:
@@ -263,6 +271,18 @@ class Sanitizer:
                 tag = self._follower.tags.find(grad)
                 self._gradients[name] = measured_gradient(grad, self._shadows.twin(grad), scale, tag)
 
+    def _gradients_now(self) -> None:
+        """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
+        for name, measured in self._gradients.items():
+            parameter = self._owners[name]()
+            grad = None if parameter is None else parameter.grad
+            tag = self._follower.tags.find(grad) if grad is not None and carried(grad) else None
+            if tag is None or tag is measured.tag or tag.origin is None or tag.level < _RUINED:
+                continue
+            self._ruined.add(name)
+            tag.origin.energy += (min(tag.level, 1.0) * measured.reference_norm) ** 2
+            tag.origin.reached.add(name)
+
     def _assembled(self) -> Examination:
         facts: dict[str, Any] = self._extras.facts()
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
@@ -299,10 +319,11 @@ class Sanitizer:
             facts=facts,
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
-            suspects=suspects_of(doings, size),
+            suspects=suspects_of(doings, size, sum(g.count for g in self._gradients.values())),
         )
 
     def _settle_consequences(self, facts: dict[str, Any]) -> None:
+        loudest = max((g.reference_rms for g in self._gradients.values() if not g.reference_nonfinite), default=0.0)
         for name, gradient in self._gradients.items():
             tag = gradient.tag
             if tag is None:
@@ -313,6 +334,8 @@ class Sanitizer:
             if not gradient.nonfinite and tag.origin is not None and math.isfinite(gradient.error_norm):
                 tag.origin.energy += gradient.error_norm**2
                 tag.origin.reached.add(name)
+                if gradient.zero_share == 1 and gradient.reference_rms > _NOISE * loudest:
+                    tag.origin.silenced += gradient.count
         with aside():
             poisoned = []
             for name, owner in (*self._owners.items(), *self._buffers.items()):
@@ -332,7 +355,7 @@ class Sanitizer:
                     if tag is not None and not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
-        self._follower.suspects += still
+        self._follower.suspects += [d for d in still if not self._ruined or d.facts["operands"][0].role == ""]
         given = [d.facts["operands"][0] for d in self._follower.suspects if d.trouble == "given"]
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]

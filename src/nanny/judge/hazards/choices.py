@@ -6,10 +6,6 @@ from ...hazard_records import Suspect
 from ...show.numbers import share
 from . import Step, Verdict, hazard
 
-_LOSSES = frozenset(
-    ["nll_loss_forward", "cross_entropy_loss", "mse_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"]
-)
-
 
 @hazard("integers", rank=16)
 def integers(suspect: Suspect, step: Step) -> Verdict | None:
@@ -38,7 +34,7 @@ def decision(suspect: Suspect, step: Step) -> Verdict | None:
     ties = suspect.numbers.get("ties", 0.0)
     if suspect.share < step.limits.damage_flips and ties < step.limits.damage_ties:
         return None
-    target = not suspect.differentiable or bool(suspect.met & _LOSSES)
+    target = not suspect.differentiable or "target" in suspect.met
     return Verdict(
         f"{suspect.op} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
         + (f"; {share(ties)} of the choices are ties" if ties else ""),

@@ -59,7 +59,6 @@ def overflow(suspect: Suspect, step: Step) -> Verdict | None:
         value=expected,
         limit=form.max,
         site="data:input" if _from_data(suspect) else "loop:clip" if _of_gradients(suspect) else None,
-        consequence=1.0 if _of_gradients(suspect) else None,
     )
 
 
@@ -70,8 +69,6 @@ def _of_gradients(suspect: Suspect) -> bool:
 
 
 def _harmful(suspect: Suspect, step: Step) -> bool:
-    if _of_gradients(suspect):
-        return True
     return (suspect.destroyed or step.harmful(suspect)) and not step.from_the_scale(suspect)
 
 

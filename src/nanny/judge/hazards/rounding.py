@@ -39,7 +39,8 @@ def flush(suspect: Suspect, step: Step) -> Verdict | None:
     below = suspect.numbers.get("below_normal_energy", 0.0)
     if not _jumps(suspect, step) or form.name != "fp16" or max(lost, below) < step.limits.flush_energy_warn:
         return None
-    if suspect.reference_absmax >= form.min_normal or not step.harmful(suspect, certain=True):
+    silent = suspect.silenced >= step.limits.flush_energy_error
+    if suspect.reference_absmax >= form.min_normal or not (silent or step.harmful(suspect, certain=True)):
         return None
     flushed = suspect.numbers.get("flushed_share", 0.0)
     scale = step.scale
@@ -51,9 +52,11 @@ def flush(suspect: Suspect, step: Step) -> Verdict | None:
     else:
         cause, remedy = "product_underflow_fp16", "compute it in FP32, or in logarithms"
     return Verdict(
-        f"{share(flushed)} of {suspect.op}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32",
+        f"{share(flushed)} of {suspect.op}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32"
+        + (f"; {share(suspect.silenced)} of the parameters get no gradient at all" if silent else ""),
         cause=cause,
         remedy=remedy,
+        consequence=max(suspect.consequence, suspect.silenced),
         value=suspect.reference_absmax,
         limit=form.min_normal,
     )
@@ -130,7 +133,7 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
 
 def _chosen(suspect: Suspect) -> str:
     """What was decided by the damaged numbers: a target, or which way to go."""
-    if "target" in suspect.met:
+    if "target" in suspect.met or not suspect.differentiable:
         return "target_in_low_precision"
     return "router_low_precision" if "choice" in suspect.met else ""
 
