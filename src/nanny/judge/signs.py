@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from ..records import Growth
 from .evidence import Evidence, Incident, RunFacts
 
 LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+PROVED = ("overflow", "exp_range", "constant_lost", "integers")  # by the number itself, whatever it led to
 STEP_HAPPENS = ("backward", "optimizer")
 
 
@@ -261,7 +263,8 @@ class Signs:
             norms = {g.name: (g.reference_norm, g.norm) for g in exam.gradients if not g.name.endswith("bias")}
         else:
             norms = {g.name: (g.norm, g.norm) for g in self.facts.levels if not g.name.endswith("bias")}
-        rms = [(n, r / math.sqrt(sizes[n]), v) for n, (r, v) in norms.items() if sizes.get(n, 0) > 1 and 0 < r < math.inf]
+        known = [(n, *norms[n]) for n in self.facts.parameters if n in norms and sizes.get(n, 0) > 1]  # in the model's order
+        rms = [(n, r / math.sqrt(sizes[n]), v) for n, r, v in known if 0 < r < math.inf]
         if len(rms) < self.limits.fade_layers:
             return None
         third = len(rms) // 3
@@ -344,10 +347,11 @@ class Signs:
             worst = max((min(h.consequence, 1.0) for h in known), default=0.0)
             first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
             if first is not None:
-                votes[first.cause] = votes.get(first.cause, 0.0) + worst
+                proof = 2.0 if first.kind in PROVED else 1.0
+                votes[first.cause] = votes.get(first.cause, 0.0) + proof * worst
         return max(votes, key=lambda name: votes[name], default="")
 
-    def fact(self, name: str) -> Iterator[tuple[Examination, object]]:
+    def fact(self, name: str) -> Iterator[tuple[Examination, Any]]:
         for exam in self.evidence.examinations:
             if name in exam.facts:
                 yield exam, exam.facts[name]

@@ -19,6 +19,7 @@ _MOST_SITES = 512
 _MULTIPLIES = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution"])
 _RELUS = frozenset(["relu", "threshold"])
 _FUSED_ATTENTION = "scaled_dot_product"
+_EXACTLY_ONE = 1e-5
 _MASKED = -1e4  # a score this low is a mask, not a score
 
 
@@ -28,6 +29,7 @@ class Extras:
     def __init__(self) -> None:
         self.attention: dict[str, dict[str, float]] = {}
         self.dead: dict[str, float] = {}
+        self.ratios: dict[str, float] = {}
         self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
 
     def see(self, op: Operation, spot: Spot) -> None:
@@ -48,8 +50,15 @@ class Extras:
             self._units(site, out)
         elif name == "softmax":
             self._softmax(site, op)
+        elif name == "exp" and isinstance(op.twin_out, Tensor):
+            self._ratio(f"op:{name}" if not spot.place.site else site, out, op.twin_out)
         elif name.startswith(_FUSED_ATTENTION) and len(op.args) > 1:
             self._fused(site, op)
+
+    def _ratio(self, site: str, out: Tensor, twin: Tensor) -> None:
+        """exp(a - b) that is 1 everywhere in FP32: the same quantity twice, as an importance ratio on unchanged weights is."""
+        if out.numel() > 1 and float((twin - 1).abs().max()) < _EXACTLY_ONE:
+            self.ratios[site] = float((out.float() - 1).abs().median())
 
     def _units(self, site: str, out: Tensor) -> None:
         if out.dim() < 2:
@@ -97,6 +106,8 @@ class Extras:
             facts["attention"] = self.attention
         if self.dead:
             facts["dead_units"] = self.dead
+        if self.ratios:
+            facts["ratios"] = self.ratios
         growth = {f"{site} {name} {phase}": g for (site, name, phase), calls in self._growth.items() if (g := _growth(calls))}
         if growth:
             facts["growth"] = growth

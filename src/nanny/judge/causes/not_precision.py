@@ -61,8 +61,8 @@ def exploding_recurrence(signs: Signs) -> Iterator[Suspicion]:
         culprit=growth.site,
         score=CERTAIN,
         evidence=(
-            f"step {signs.facts.growths_step}: {growth.direction} through {growth.calls} {growth.unit} of `{growth.site}` the norm grows "
-            f"{growth.factor:.2g} times, {growth.factor ** (1 / max(growth.calls - 1, 1)):.2f} each",
+            f"step {signs.facts.growths_step}: {growth.direction} through {growth.calls} {growth.unit} from `{growth.site}` on the "
+            f"norm grows {growth.factor:.2g} times, {growth.factor ** (1 / max(growth.calls - 1, 1)):.2f} each",
             *((f"it passes the range at `{at.culprit}`",) if at is not None else ()),
         ),
         chain=(f"gain above 1 in `{growth.site}`", "geometric growth", "overflow or an exploding gradient"),
@@ -197,7 +197,7 @@ def attention_entropy_collapse(signs: Signs) -> Iterator[Suspicion]:
         culprit=site,
         score=CERTAIN + 0.01 if not signs.learns else LIKELY + 0.1,
         evidence=(
-            f"the attention of `{site}` has a normalised entropy of {entropy:.2g} (1 uniform, 0 one-hot), in {exams} examined steps",
+            f"the attention of `{site}` has an entropy of {entropy:.2g} (1 uniform, 0 one-hot), in {exams} examined steps",
             f"its logits reach {number(largest)}; from about 50 on the softmax is one-hot",
             *(("the loss does not fall",) if not signs.learns else ()),
         ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ..accounts import by_break, by_hazard
+from ..accounts import as_named, by_break, by_hazard
 from ..cause_registry import CERTAIN, Suspicion, cause
 from ..signs import Signs
 
@@ -38,13 +39,7 @@ def low_precision_grad_accumulation(signs: Signs) -> Iterator[Suspicion]:
     Confirm: compare p.grad with the FP32 sum of the same micro-batch gradients: it is too small.
     """
     for seen in _silent(signs, "low_precision_grad_accumulation"):
-        yield seen if seen.culprit and not seen.culprit.startswith("op:") else _at(seen, "loop:accumulation")
-
-
-def _at(seen: Suspicion, culprit: str) -> Suspicion:
-    from dataclasses import replace
-
-    return replace(seen, culprit=culprit)
+        yield replace(seen, culprit="loop:accumulation") if seen.culprit.startswith("op:") else seen
 
 
 @cause("low_precision_scatter_add", "precision_loss")
@@ -122,6 +117,20 @@ def train_infer_mismatch(signs: Signs) -> Iterator[Suspicion]:
     Confirm: nanny.check_policy_mismatch(train_logprobs, rollout_logprobs) on unchanged weights.
     """
     yield from _silent(signs, "train_infer_mismatch")
+    found = [(e, site, gap) for e, ratios in signs.fact("ratios") for site, gap in ratios.items() if gap > signs.limits.ratio_gap]
+    if found:
+        exam, site, gap = max(found, key=lambda item: item[2])
+        yield Suspicion(
+            culprit=as_named(site),
+            score=CERTAIN,
+            evidence=(
+                f"step {exam.step}: exp(new - old) is 1 everywhere in FP32, on unchanged weights, but {gap:.2g} off as it ran",
+                f"seen in {len({e.step for e, _, _ in found})} of {len(signs.evidence.examinations)} examined steps",
+            ),
+            chain=("log-probabilities by different precision", "ratio is not 1", "clipping and weights act on rounding"),
+            step=exam.step,
+            precision_caused=True,
+        )
 
 
 @cause("router_low_precision", "precision_loss")

@@ -49,7 +49,7 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
         culprit="scaler.scale" if scaled else worst.name,
         score=CERTAIN if share > 0.5 or flush is not None else LIKELY,
         evidence=(
-            f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose more than half of their size beside FP32",
+            f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose over half of their size beside FP32",
             f"`{worst.name}`: {worst.zero_share:.0%} of its gradient is exactly 0, in FP32 {worst.reference_zero_share:.0%}; its "
             f"norm should be {worst.reference_norm:.2g}",
             f"fp16 makes 0 of everything up to {FP16.flush_at:.2g}; "
