@@ -219,6 +219,44 @@ def test_precision_is_not_blamed_for_what_the_reference_has_too():
     assert "precision is not the cause" in report.findings[0].message
 
 
+def test_nan_in_the_sample_is_blamed_on_the_data():
+    x = torch.randn(3, 4)
+    x[1, 2] = torch.nan
+    report = nanny.auto_diff(nn.Linear(4, 2), x)
+    assert report.culprits == ("data:input",)
+
+
+def test_sparse_gradients_are_left_out_and_it_is_told():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(20, 8, sparse=True), nn.Linear(8, 2)
+
+        def forward(self, ids):
+            return self.head(self.table(ids).mean(1))
+
+    report = nanny.auto_diff(Bag(), torch.randint(0, 20, (4, 5)))
+    assert not report.findings
+    assert "sparse gradients are not compared: table.weight" in report.notes
+
+
+def test_lazy_layers_and_gradients_inside_forward_get_a_sentence():
+    class Force(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.energy = nn.Linear(3, 1)
+
+        def forward(self, x):
+            x = x.requires_grad_()
+            return torch.autograd.grad(self.energy(x).square().sum(), x, create_graph=True)[0]
+
+    with pytest.raises(nanny.NannyError, match="lazy layers"):
+        nanny.auto_diff(nn.LazyLinear(4), torch.randn(2, 8))
+    with pytest.raises(nanny.NannyError, match="leave out --no-backward"):
+        nanny.auto_diff(Force(), torch.randn(2, 3), backward=False)
+    assert not nanny.auto_diff(Force(), torch.randn(2, 3)).findings
+
+
 def test_a_mask_of_minus_infinity_is_no_trouble():
     class Masked(nn.Module):
         def forward(self, x):

@@ -69,7 +69,7 @@ def auto_diff(
     interrupt (Ctrl-C) gives the calls seen until then, in a report that is marked `partial`.
     """
     from .observe.diff_settings import Settings
-    from .observe.names import unwrapped
+    from .observe.names import float_leaves, unwrapped
 
     if reference not in REFERENCES:
         raise NannyError(f"unknown reference {reference!r}; use one of: {', '.join(REFERENCES)}")
@@ -85,6 +85,7 @@ def auto_diff(
     samples = list(zip(batches, as_targets(target, sample_input, len(batches))))
     inner = unwrapped(model)
     report = _run_batches(inner, samples, settings, progress)
+    report = replace(report, input_nan=sum(int(t.isnan().sum()) for t in float_leaves(samples)))
     if report.failure is None and not report.partial:
         try:
             report = _explained(inner, samples, settings, report, advise, progress)
@@ -191,8 +192,8 @@ def _with_floor(model: nn.Module, batch: Any, target: Any, settings: Settings, r
         return loss_of(output, target, settings)[0] if settings.backward else None
 
     dtype = getattr(torch, settings.target.torch_name)
-    output_floor, gradient_floor = error_floor(model, batch, loss, dtype, settings.device)
-    return replace(report, output_floor=output_floor, gradient_floor=gradient_floor)
+    floor = error_floor(model, batch, loss, dtype, settings.device)
+    return replace(report, output_floor=floor.output, input_floor=floor.output_by_input, gradient_floor=floor.gradient)
 
 
 def target_format(dtype: object) -> Format:
@@ -206,9 +207,12 @@ def device_of(model: Any) -> str:
     from itertools import chain
 
     from torch import nn
+    from torch.nn.parameter import is_lazy
 
     if not isinstance(model, nn.Module):
         raise NannyError(f"auto_diff needs a torch.nn.Module, not {type(model).__name__}")
+    if any(is_lazy(p) for p in model.parameters()):
+        raise NannyError("the model has lazy layers that have no weights yet; run it once on a batch first: model(x)")
     devices = {t.device.type for t in chain(model.parameters(), model.buffers())}
     if "meta" in devices:
         raise NannyError("the model is on the meta device and holds no values; load its weights first (load_state_dict)")

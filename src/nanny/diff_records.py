@@ -229,7 +229,9 @@ class DiffReport:
     floor: float  # what rounding alone explains at this depth
     # What a change of one rounding does to the FP32 model (`observe/floor.py`); None if nothing asked for it.
     output_floor: float | None = None
+    input_floor: float | None = None
     gradient_floor: float | None = None
+    input_nan: int = 0  # in the sample itself, with its target
     flips: tuple[Flip, ...] = ()
     operations: tuple[OpUse, ...] = ()
     flops: Mapping[str, int] = field(default_factory=dict)  # of matmuls and convolutions in each module's own code, forward

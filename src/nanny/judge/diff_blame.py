@@ -47,13 +47,11 @@ def graded(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
 
 
 def gradient_limit(report: DiffReport, limits: Limits) -> float:
-    """ReLU signs and max-pool ties flip in health and move gradients: the measured floor knows by how much.
-
-    No floor where a backward step is off by itself: own errors are taken on exact values, where nothing flips.
+    """ReLU signs and max-pool ties flip in health and move gradients, and near an optimum their terms cancel: the measured floor
+    knows by how much. It needs no margin where a backward step is off by itself, on exact values.
     """
-    if _errs_in_backward(report, limits):
-        return limits.diff_grad_warn
-    return max(limits.diff_grad_warn, limits.diff_floor_times * (report.gradient_floor or 0.0))
+    times = 1.0 if _errs_in_backward(report, limits) else limits.diff_floor_times
+    return max(limits.diff_grad_warn, times * (report.gradient_floor or 0.0))
 
 
 def _errs_in_backward(report: DiffReport, limits: Limits) -> bool:
@@ -85,9 +83,14 @@ def loss_is_spoiled(report: DiffReport) -> bool:
 
 
 def consequence(report: DiffReport, limits: Limits) -> Severity:
-    """How far damage has come: INFO while outputs and gradients are as a healthy model's."""
+    """How far damage has come: INFO while outputs and gradients are as a healthy model's.
+
+    Outputs that any change of the input by one rounding moves as far (a difference of scores that is all but 0) do not count.
+    """
+    excused = limits.diff_floor_times * (report.input_floor or 0.0)
     output = output_error(report, limits)
-    largest = max((c.error.worst for c in report.outputs), default=0.0)
+    output = output if output > excused else 0.0
+    largest = max((c.error.worst for c in report.outputs if c.error.rel_l2 > excused), default=0.0)
     gradient = report.total.rel_l2 if report.total and report.total.rel_l2 > gradient_limit(report, limits) else 0.0
     lost = any(c.error.spoiled for c in report.outputs) or any(g.error.spoiled for g in report.gradients)
     if lost or loss_is_spoiled(report) or largest >= limits.rel_l2_error or gradient >= limits.diff_grad_error:

@@ -67,6 +67,16 @@ def _raises(report: DiffReport) -> Finding:
 
 def _reference_trouble(report: DiffReport) -> Iterator[Finding]:
     """The FP32 counterfactual: what the reference has too, precision did not cause."""
+    if report.input_nan:
+        yield Finding(
+            "REFERENCE_NONFINITE",
+            Severity.WARNING,
+            f"the sample holds {report.input_nan} NaN: precision is not the cause of what follows",
+            hint="look at the data; save a sample without NaN to learn about precision",
+            site="data:input",
+            value=float(report.input_nan),
+        )
+        return
     bad = [c for c in report.calls if c.error.reference_nan]
     infinite = [c for c in report.outputs if c.error.reference_inf]
     if not bad and not infinite:
@@ -229,9 +239,12 @@ def _accumulated(report: DiffReport, limits: Limits) -> Iterator[Finding]:
         if amplified
         else "no single layer makes it: small errors add up"
     )
+    severity = Severity.WARNING if worst.error.worst < limits.rel_l2_error else Severity.ERROR
+    if amplified or worst.error.worst < limits.rel_mark_error:
+        severity = Severity.INFO
     yield Finding(
         "ERROR_ADDS_UP",
-        Severity.INFO if amplified else Severity.WARNING if worst.error.worst < limits.rel_l2_error else Severity.ERROR,
+        severity,
         f"the output is {deviation(worst.error.worst)} off; the error passes {share(limit)} first at {first.name}; {reason}",
         hint="keep the residual stream or the recurrent state in FP32, or normalise between the layers",
         site=first.name,
@@ -322,11 +335,12 @@ def _gradient_lost(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     weight = sum(g.energy for g in gone)
     if not gone:
         return
+    is_residue = (report.gradient_floor or 0.0) >= 1  # near an optimum: what is left of terms that cancel
     fault = first_fault(report, LOSS) or first_fault(report, "")
     why = f"; {_why_of_fault(fault, format_of(report.target))}" if fault else ""
     yield Finding(
         "GRADIENT_LOST",
-        Severity.ERROR if weight > limits.diff_energy_share else Severity.INFO,
+        Severity.ERROR if weight > limits.diff_energy_share and not is_residue else Severity.INFO,
         f"{counted(len(gone), 'parameter')} without any gradient in {report.target} that have one in {report.reference}: "
         f"{listed([g.name for g in gone])}; {share(weight)} of the whole gradient{why}",
         hint="train fp16 with a GradScaler; if it has one, this part's gradient is below its range: rescale it or use bf16",

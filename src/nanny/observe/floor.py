@@ -10,8 +10,10 @@ whole numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,20 +25,35 @@ from .names import float_leaves
 NUDGES = 3
 
 
+@dataclass(frozen=True)
+class Floor:
+    """Relative L2 changes; None where there is nothing to change or to compare."""
+
+    output: float | None  # by rounding
+    output_by_input: float | None  # by nudging the input alone: what the model makes of any change of its input
+    gradient: float | None  # by rounding or nudging, whichever is larger
+
+
 def error_floor(
     model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], dtype: torch.dtype, device: str
-) -> tuple[float | None, float | None]:
-    """Relative L2 change of the outputs by rounding, and of the whole gradient by rounding or nudging, whichever is larger."""
-    exact_outputs, exact_gradient = _run(model, batch, loss_of, device)
+) -> Floor:
+    exact, exact_gradient = _run(model, batch, loss_of, device)
     with _rounding(model, dtype):
-        outputs, gradient = _run(model, _mapped(batch, lambda t: _rounded(t, dtype)), loss_of, device)
-    moved = [_change(gradient, exact_gradient)]
-    for seed in range(NUDGES if exact_gradient.numel() else 0):
-        generator = torch.Generator().manual_seed(seed)
-        nudged = _mapped(batch, lambda t, g=generator: _nudged(t, dtype, g))  # type: ignore[misc]
-        with _other_weights(model, lambda t, g=generator: _nudged(t, dtype, g)):  # type: ignore[misc]
-            moved.append(_change(_run(model, nudged, loss_of, device)[1], exact_gradient))
-    return _change(outputs, exact_outputs), max((m for m in moved if m is not None), default=None)
+        rounded, gradient = _run(model, _mapped(batch, lambda t: _rounded(t, dtype)), loss_of, device)
+    by_input: list[float | None] = []
+    by_all = [_change(gradient, exact_gradient)]
+    for seed in range(NUDGES):
+        nudge = partial(_nudged, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        moved = _mapped(batch, nudge)
+        by_input.append(_change(_run(model, moved, lambda _: None, device)[0], exact))
+        if exact_gradient.numel():
+            with _other_weights(model, nudge):
+                by_all.append(_change(_run(model, moved, loss_of, device)[1], exact_gradient))
+    return Floor(_change(rounded, exact), _largest(by_input), _largest(by_all))
+
+
+def _largest(changes: Sequence[float | None]) -> float | None:
+    return max((c for c in changes if c is not None), default=None)
 
 
 def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], device: str) -> tuple[Tensor, Tensor]:

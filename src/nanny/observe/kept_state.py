@@ -25,7 +25,7 @@ class KeptState:
         self._grads = [(p, p.grad) for p in model.parameters()]
         self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
         self._inputs = list(_leaves(inputs))
-        tensors = [*model.parameters(), *model.buffers(), *self._inputs]
+        tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs) if t.layout == torch.strided]
         self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
         generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
         self._generators = [(g, g.get_state()) for g in generators]
@@ -33,6 +33,8 @@ class KeptState:
         self._names = {id(p): name for name, p in model.named_parameters()}
 
     def before_write(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided:
+            return  # gradients of sparse embeddings; weights and inputs have strides
         key = tensor.untyped_storage()._cdata
         if key in self._protected and key not in self._copies:
             real = self._protected[key].detach()
@@ -62,7 +64,8 @@ class KeptState:
         return [*written, *replaced]
 
     def changed_inputs(self) -> bool:
-        return any(self._has_changed(t.untyped_storage()._cdata) for t in self._inputs if t.device.type != "meta")
+        strided = [t for t in self._inputs if t.layout == torch.strided and t.device.type != "meta"]
+        return any(self._has_changed(t.untyped_storage()._cdata) for t in strided)
 
     def _has_changed(self, key: int) -> bool:
         if key not in self._copies:

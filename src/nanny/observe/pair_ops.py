@@ -18,7 +18,7 @@ from ..diff_records import IntegerLoss, Mix, OpError, OpFault
 from ..formats import Format, format_of
 from ..limits import Limits
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions
-from .beside import key_of
+from .beside import carried, key_of
 from .names import float_leaves, short_dtype
 from .shadow import LOW, CarriedShadows, Operation, in_backward
 
@@ -69,7 +69,7 @@ class OpWatcher:
             return
         if not backward:
             self._compare(op, site, first, twin)
-        if self._closely and first.is_floating_point() and first.numel():
+        if self._closely and first.is_floating_point() and first.numel() and first.layout == torch.strided:
             name = self._maker(op, first)
             self._look_for_fault(op, name, site, first, twin, backward)
             self._keep_error(name, site, first, twin, backward)
@@ -108,8 +108,9 @@ class OpWatcher:
     def _maker(self, op: Operation, first: Tensor) -> str:
         """A cast only stores what another operation has made: that one is named."""
         source = op.args[0] if op.name == "_to_copy" else None
-        name = self._makers.get(key_of(source), op.name) if isinstance(source, Tensor) else op.name
-        self._makers[key_of(first)] = name
+        name = self._makers.get(key_of(source), op.name) if isinstance(source, Tensor) and carried(source) else op.name
+        if carried(first):
+            self._makers[key_of(first)] = name
         return name
 
     def _look_for_fault(self, op: Operation, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:

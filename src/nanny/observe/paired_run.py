@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..diff_records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpError, OpFault
 from ..measure.errors import relative_l2
 from ..records import NannyError
-from ..show.numbers import listed
+from ..show.numbers import listed, shortened
 from .diff_settings import Settings, loss_of
 from .gradients import parameter_gradients, with_totals
 from .kept_state import KeptState, kept_state
@@ -115,7 +115,7 @@ def _one_pass(
         except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
             error = raised
         else:
-            notes = [*_changes(state), *([note] if note else [])]
+            notes = [*_changes(state), *_left_out(model), *([note] if note else [])]
             return _measured(model, watcher, shadows, loss, own_loss, scale, settings, notes)
     assert error is not None
     return _without_shadows(model, batch, target, watcher, error, settings, scale)
@@ -130,6 +130,11 @@ def _changes(state: KeptState) -> list[str]:
             f"move that update out of forward, or behind `if self.training` and use eval mode (nanny diff --eval)"
         )
     return ["the forward pass writes into its input; it was put back"] if state.changed_inputs() else []
+
+
+def _left_out(model: nn.Module) -> list[str]:
+    sparse = [n for n, p in model.named_parameters() if p.grad is not None and p.grad.layout != torch.strided]
+    return [f"sparse gradients are not compared: {listed(sparse)}"] if sparse else []
 
 
 def _measured(
@@ -234,6 +239,11 @@ def _without_shadows(
             pass
     except Exception as again:
         where = watcher.failed_at or "the model's own forward"
+        if not settings.backward and "require grad" in str(again):
+            raise NannyError(
+                f"the model differentiates inside its forward ({where}), which needs gradients; leave out --no-backward "
+                f"(backward=False)"
+            ) from again
         if watcher.failed_at is None and any(not c.site for c in watcher.calls):
             given = "loss(output)" if target is None else "loss(output, target)"
             raise NannyError(
@@ -246,9 +256,10 @@ def _without_shadows(
         ) from again
     try:
         with separate_run(model, batch, target, settings, scale, low=True) as low:
-            calls, activation_gradients, gradients = low.beside(reference)
+            pass
     except Exception as again:  # noqa: BLE001 - the user's model may raise anything, and that is a result
         return Failure("target", watcher.failed_at or "", f"{type(again).__name__}: {_first_line(again)}")
+    calls, activation_gradients, gradients = low.beside(reference)
     shared, total = with_totals(gradients, scale)
     return Pass(
         calls=calls,
@@ -265,4 +276,4 @@ def _without_shadows(
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return shortened(str(error).strip().partition("\n")[0], 240)

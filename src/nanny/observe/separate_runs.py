@@ -112,5 +112,5 @@ def separate_run(
         if loss is not None:
             (loss * scale).backward()
             run.loss = float(loss.detach())
-            run.grads = {plain_name(n): p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            run.grads = {plain_name(n): p.grad.to_dense().clone() for n, p in model.named_parameters() if p.grad is not None}
         yield run

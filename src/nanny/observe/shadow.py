@@ -274,13 +274,13 @@ class CarriedShadows(TorchDispatchMode):
                 whole = tensor.as_strided((elements,), (1,), 0)
                 frame.put(whole, self._own(frame, whole).clone(), owned=True)
             for outer in self._frames or []:
-                if outer is not frame:
+                if outer is not frame and carried(tensor):
                     outer.drop(tensor)
 
     def _own_run(self, frame: Buffers, func: Any, args: Any, kwargs: Any, out: Any, written: list[Tensor]) -> None:
         frame.sweep()
         reals = list(_tensors(out))
-        if not written and all(self._twins.find(t) is None for t in reals):
+        if not written and all(not carried(t) or self._twins.find(t) is None for t in reals):
             return
         try:
             made = list(_tensors(func(*args, **kwargs)))
