@@ -226,6 +226,7 @@ async function takeNews() {
   const worse = news.verdict?.counts.error > page.verdict.counts.error; // a new error may have a diagnosis
   if (news.reload || !known || !fresh || old || worse || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
   if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
+  const verdictBefore = JSON.stringify(page.verdict);
   Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });
   for (const [name, curve] of Object.entries(await decodedCurves(news.curves))) {
     page.curves[name].steps.push(...curve.steps);
@@ -238,8 +239,7 @@ async function takeNews() {
     else page.findings.push(finding);
   }
   drawTop();
-  drawVerdict();
-  setUpFindings();
+  refreshWords(JSON.stringify(page.verdict) !== verdictBefore);
   return drawPlots();
 }
 

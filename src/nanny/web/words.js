@@ -88,6 +88,17 @@ function drawFacts() {
   return make("dl", { class: "facts" }, facts.map(([key, text]) => make("div", {}, make("dt", {}, t(key)), make("dd", {}, text))));
 }
 
+// News must not take the filter from under the fingers of who types it, nor scroll the list back.
+function refreshWords(verdictChanged) {
+  if (!verdictChanged) return document.querySelector("#verdict .facts").replaceWith(drawFacts());
+  drawVerdict();
+  const list = document.getElementById("finding-list"), { scrollTop } = list;
+  if (document.getElementById("findings").contains(document.activeElement)) drawFindings();
+  else setUpFindings();
+  document.getElementById("finding-list").scrollTop = scrollTop;
+  return undefined;
+}
+
 function commands(list) {
   if (!list.length) return null;
   const copy = (text) => make("button", { class: "small", on: { click: (event) => {
