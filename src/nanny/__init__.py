@@ -20,7 +20,7 @@ _HOME = {
     "DiffReport": "diff",
     "TensorReport": "tensor",
     "MixedPrecisionNanny": "monitor",
-    "watch_model": "monitor",
+    "watch_model": "model_watch",
     "check_loss_scale": "scale_check",
     "check_policy_mismatch": "policy_mismatch",
     "diagnose": "diagnose",

@@ -48,7 +48,7 @@ def evidence_of(source: Any, run: int | None = None) -> Evidence:
     if isinstance(source, (str, os.PathLike)):
         return stored_evidence(Path(source), run)
     if hasattr(source, "evidence") and callable(source.evidence):
-        return source.evidence()  # type: ignore[no-any-return]
+        return source.evidence()
     if hasattr(source, "calls") and hasattr(source, "gradients"):
         from .judge.diff_evidence import diff_evidence
 

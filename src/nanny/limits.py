@@ -204,6 +204,8 @@ class Limits:
     dead_units_error: float = _limit(0.98, "derived: a layer that is off; nothing before it gets a gradient")
     lost_gradient_elements: float = _limit(0.1, "derived: a tenth of the weights without their gradient is a fault of the run")
     ratio_gap: float = _limit(1e-4, "derived: on unchanged weights a ratio is 1; one code path gives exactly that, FP32 1e-6")
+    trend_points: float = _limit(5, "derived: fewer points on a line are chance")
+    trend_fit: float = _limit(0.9, "derived: share of the variation that steady growth explains")
     attention_entropy: float = _limit(0.05, "NUMERICS 2, row 7: normalised entropy of the attention")
     attention_logit: float = _limit(50.0, "NUMERICS 2, row 7")
     decay_missing: float = _limit(0.02, "derived: weights that should be 2 % smaller by now; less is nobody's trouble")

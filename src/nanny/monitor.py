@@ -1,4 +1,4 @@
-"""Watches a training run: `MixedPrecisionNanny`, and the functional `watch_model`.
+"""Watches a training run: `MixedPrecisionNanny`.
 
     nanny = MixedPrecisionNanny(model, optimizer, scaler)
     for step, (x, y) in enumerate(loader):
@@ -56,6 +56,7 @@ from .store.writer import status_at_exit, status_of
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
 MOST_DUMPS = 4
+MOST_TRIES = 20  # to explain an error while the run goes on
 EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
 
 
@@ -116,6 +117,7 @@ class MixedPrecisionNanny:
         self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
         self._recorder.when_cleared = self._close_examination
         self._told: Diagnosis | None = None
+        self._tries = 0
         self._waiting: deque[StepCapture] = deque()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._last_seen: dict[tuple[str, str], int] = {}
@@ -253,13 +255,14 @@ class MixedPrecisionNanny:
         overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
         self._recorder.suspects = frozenset(overflowed) if tried else frozenset()
-        if wrong and self._live is not None:
+        if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
             self._explain()
 
     def _explain(self) -> None:
-        """Says once why, as soon as an error can be explained."""
+        """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
+        self._tries += 1
         best = next(iter(self.diagnoses()), None)
-        if best is not None and self._told is None and not best.early:
+        if best is not None and not best.early and (best.where or not best.culprit.startswith("op:")):
             self._told = best
             self._say(best)
 
@@ -402,25 +405,3 @@ def _run_info(trace_interval: int) -> RunInfo:
         rank=dist.get_rank() if together else int(os.environ.get("RANK", "0") or 0),
         meta={"trace_interval": trace_interval, "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()},
     )
-
-
-class Watch:
-    """What `watch_model` gives back; `remove()` ends it."""
-
-    def __init__(self, model: nn.Module, on_finding: Callable[[Finding], None] | None) -> None:
-        self.nanny = MixedPrecisionNanny(model, output_dir=None, on_finding=on_finding)
-        self._steps = None if not self.nanny.enabled else self.nanny.steps_by_themselves(find_models=False)
-
-    @property
-    def findings(self) -> list[Finding]:
-        return self.nanny.findings
-
-    def remove(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-        self.nanny.close()
-
-
-def watch_model(model: nn.Module, on_finding: Callable[[Finding], None] | None = None) -> Watch:
-    """Watches a model's training from now on and logs to stderr; writes no files. Steps are found by themselves."""
-    return Watch(model, on_finding)

@@ -206,6 +206,10 @@ class Growth:
     calls: int
     factor: float  # from the first to the last
 
+    @property
+    def each(self) -> float:
+        return float(self.factor ** (1 / max(self.calls - 1, 1)))
+
 
 @dataclass(frozen=True)
 class Update:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator
 
 from ..formats import FP16
+from .breaks import Break, where_of
 from .cause_registry import CERTAIN, LIKELY, POSSIBLE, Suspicion
-from .signs import Break, Signs, where_of
+from .signs import Signs
 
 
 def number(value: float) -> str:

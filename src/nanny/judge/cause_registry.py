@@ -17,6 +17,7 @@ from .evidence import Evidence
 from .signs import Signs, signs_of
 
 CERTAIN, LIKELY, POSSIBLE = 0.95, 0.8, 0.6
+AHEAD = "_ahead"  # a trend towards a cause, not yet the cause itself
 LOWEST = 0.5  # below, nothing is said
 
 
@@ -107,7 +108,7 @@ def _with_alternative(first: Diagnosis, other: Diagnosis) -> Diagnosis:
 
 def _diagnosis(one: Cause, seen: Suspicion) -> Diagnosis:
     return Diagnosis(
-        cause=one.name,
+        cause=one.name.removesuffix(AHEAD),
         family=one.family,
         culprit=seen.culprit,
         step=seen.step,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..formats import FP16
-from .signs import Break, Signs
+from .breaks import Break
+from .signs import Signs
 
 EXPONENTIALS = frozenset(["exp", "expm1", "exp2", "sinh", "cosh", "softplus", "logaddexp"])
 PRODUCTS = frozenset(["mul", "mul_", "pow", "square", "addcmul", "prod", "cumprod", "pow_", "square_", "reciprocal_"])

@@ -14,41 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ..examine_records import Examination, FirstBad, GradientError, Hazard, Place
+from ..examine_records import Examination, Hazard
 from ..formats import FP16
 from ..limits import Limits
 from ..records import Growth
+from .breaks import STEP_HAPPENS, Break, break_of
 from .evidence import Evidence, Incident, RunFacts
 
 LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 PROVED = ("overflow", "exp_range", "constant_lost", "integers")  # by the number itself, whatever it led to
-STEP_HAPPENS = ("backward", "optimizer")
-
-
-@dataclass(frozen=True)
-class Break:
-    """Where a finite computation first became NaN or infinite, from whatever source tells it best."""
-
-    step: int
-    op: str  # without leading underscore: softmax, bmm, to_copy
-    culprit: str
-    phase: str  # forward, backward, optimizer, loop
-    nan: bool
-    dtype: str = ""
-    where: str = ""
-    module: str = ""  # class
-    in_reference: bool | None = None  # FP32 breaks there too
-    expected: float | None = None  # magnitude in FP32
-    input_absmax: float | None = None
-    hint: str = ""  # the cause that the examined operations suggest
-    from_data: bool = False
-    order: int = 0
-    source: str = "examination"
-    hazard: Hazard | None = None
-
-    @property
-    def in_forward(self) -> bool:
-        return self.phase in ("forward", "loop") and self.phase not in STEP_HAPPENS
 
 
 @dataclass(frozen=True)
@@ -365,49 +339,6 @@ def signs_of(evidence: Evidence) -> Signs:
     return Signs(evidence)
 
 
-def where_of(place: Place) -> str:
-    return "" if not place.file else place.file if place.line is None else f"{place.file}:{place.line}"
-
-
-def break_of(exam: Examination) -> Break:
-    first = exam.first_bad
-    assert first is not None
-    hazard = hazard_at(exam, first)
-    return Break(
-        step=exam.step,
-        op=first.op.lstrip("_"),
-        culprit=first.place.site or f"op:{first.op.lstrip('_')}",
-        phase=first.place.phase,
-        nan=first.nan,
-        dtype=hazard.dtype if hazard is not None else "",
-        where=where_of(first.place),
-        module=first.place.module,
-        in_reference=in_reference(exam, first),
-        expected=first.expected,
-        input_absmax=first.inputs.get("absmax"),
-        hint=hazard.cause if hazard is not None else "",
-        order=first.order,
-        hazard=hazard,
-    )
-
-
-def hazard_at(exam: Examination, first: FirstBad) -> Hazard | None:
-    """The hazard that the first bad number is, or that led to it: the nearest at or before it with a consequence."""
-    exact = [h for h in exam.hazards if h.order == first.order]
-    if exact:
-        return max(exact, key=lambda h: h.consequence)
-    before = [h for h in exam.hazards if h.order < first.order and math.isinf(h.consequence)]
-    return max(before, key=lambda h: h.order, default=None)
-
-
-def in_reference(exam: Examination, first: FirstBad) -> bool:
-    """Would FP32 have broken at the same place?"""
-    other = exam.first_bad_reference
-    if other is None:
-        return False
-    return other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)
-
-
 def _reaches_loss(exam: Examination) -> bool:
     first = exam.first_bad
     if first is None or first.place.phase in STEP_HAPPENS:
@@ -430,9 +361,3 @@ def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     broke = not np.isfinite(values[at[peak] + 1 :]).all()
     stays = peak >= len(known) - 2 or broke or float(np.median(known[peak:])) > factor**0.5 * base
     return (int(at[start]), int(at[peak])) if stays else None
-
-
-def wrong_gradients(exam: Examination, share: float) -> list[GradientError]:
-    """Parameters that carry energy and whose gradient is wrong, worst first."""
-    bad = [g for g in exam.gradients if not g.nonfinite and g.energy_share > share and math.isfinite(g.error)]
-    return sorted(bad, key=lambda g: -g.error * math.sqrt(g.energy_share))

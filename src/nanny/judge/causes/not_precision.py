@@ -61,8 +61,8 @@ def exploding_recurrence(signs: Signs) -> Iterator[Suspicion]:
         culprit=growth.site,
         score=CERTAIN,
         evidence=(
-            f"step {signs.facts.growths_step}: {growth.direction} through {growth.calls} {growth.unit} from `{growth.site}` on the "
-            f"norm grows {growth.factor:.2g} times, {growth.factor ** (1 / max(growth.calls - 1, 1)):.2f} each",
+            f"step {signs.facts.growths_step}: {growth.direction} over {growth.calls} {growth.unit} from `{growth.site}` on the "
+            f"norm grows {growth.factor:.2g} times, {growth.each:.2f} each",
             *((f"it passes the range at `{at.culprit}`",) if at is not None else ()),
         ),
         chain=(f"gain above 1 in `{growth.site}`", "geometric growth", "overflow or an exploding gradient"),

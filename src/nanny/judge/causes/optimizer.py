@@ -119,10 +119,11 @@ def weight_decay_lost(signs: Signs) -> Iterator[Suspicion]:
         missing = factor * facts.optimizer_steps
         if not state.rounds_to_nearest or not 0 < factor < half or missing < signs.limits.decay_missing:
             continue
-        moved = facts.lost_probes < facts.probes
+        moved = facts.lost_probes < facts.probes  # else the steps are lost altogether
+        proved = any(True for _ in signs.hazards("weight_decay_lost"))
         yield Suspicion(
             culprit="optimizer.weight_decay",
-            score=LIKELY + 0.08 if moved else POSSIBLE,
+            score=POSSIBLE if not moved else CERTAIN + 0.01 if proved else LIKELY + 0.08,
             evidence=(
                 f"weights are {state.param_dtype}; lr * weight_decay = {factor:.2g} is below half a spacing ({half:.2g})",
                 f"over {facts.optimizer_steps} steps the weights should have shrunk by {missing:.1%}, and have not",
