@@ -29,6 +29,10 @@ LIGHT = (
     "check",
     "queries",
     "agent",
+    "web",
+    "report",
+    "ui",
+    "plot",
     "cli",
 )
 VERBS = ("observe", "measure", "judge", "store", "show")
@@ -46,6 +50,10 @@ FEATURES = (
     "run",
     "rule",
     "doctor",
+    "web",
+    "report",
+    "ui",
+    "plot",
     "demo",
 )
 RECORDS = ("records", "tensor_records", "diff_records", "examine_records", "hazard_records", "diagnosis_records", "op_records")
