@@ -207,6 +207,15 @@ def test_an_unknown_address_is_not_found(many, path):
         assert b"root:" not in body
 
 
+def test_a_link_out_of_the_folder_is_not_followed(many, tmp_path):
+    record(tmp_path / "secret", HEALTHY)
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "door").symlink_to(tmp_path / "secret")
+    with serving(tmp_path / "shown") as client:
+        assert client.json("/api/runs")["runs"] == []
+        assert client.ask("/run/door/metrics.db/1/api/page")[0].status == 404
+
+
 def test_steps_that_are_no_numbers_are_refused(many):
     with serving(many) as client:
         for since in ("", "x", "1e3", "9" * 40):

@@ -12,7 +12,7 @@ from ..queries.source import open_job
 from ..query import ask
 from ..records import NannyError, Severity
 from ..store import reader
-from ..store.files import stores_below
+from ..store.files import is_store_name, stores_below
 
 Place = tuple[Path, int]  # store, number of the run in it
 
@@ -51,6 +51,15 @@ def stores_of(top: Path) -> dict[str, Path]:
     if top.is_file():
         return {top.name: top}
     return {store.relative_to(top).as_posix(): store for store in stores_below(top)}
+
+
+def store_at(top: Path, key: str) -> Path | None:
+    """The store of this key, without looking through the folder; None for anything that the list would not show."""
+    if top.is_file():
+        return top if key == top.name else None
+    store = top / key
+    inside = ".." not in Path(key).parts and store.parent.resolve().is_relative_to(top.resolve())
+    return store if inside and is_store_name(store.name) and store.is_file() else None
 
 
 def places_of_job(store: Path, run: int) -> list[Place]:

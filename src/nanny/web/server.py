@@ -32,7 +32,7 @@ from ..show.jsontext import to_text
 from ..store.files import last_written
 from .data import changes_since, layer_data, page_data, whatif_data
 from .page import plotly_source, policy, render
-from .runlist import Job, Place, jobs_below, places_of_job, stores_of
+from .runlist import Job, Place, jobs_below, places_of_job, store_at
 from .runlist_page import job_object, list_page, message_page
 
 HTML, JSON, SCRIPT = "text/html; charset=utf-8", "application/json", "text/javascript; charset=utf-8"
@@ -133,7 +133,7 @@ def answer(request: Request, shelf: Shelf) -> Reply:
             return _json({"runs": [job_object(job, _address(shelf.top, job.first.store, job.first.run.id)) for job in jobs],
                           "notes": notes})  # fmt: skip
         found = _RUN_ADDRESS.fullmatch(request.path)
-        store = stores_of(shelf.top).get(found["store"]) if found else None
+        store = store_at(shelf.top, found["store"]) if found else None
         if found is None or store is None:
             return _missing(request, "There is nothing under this address; the list of runs is at /.")
         return _of_run(shelf, request, store, int(found["run"]), found["rest"])
