@@ -265,6 +265,7 @@ class StepRecord:
     buffers: SiteTable | None = None
     bad_calls: tuple[BadCall, ...] = ()
     autopsy: Autopsy | None = None
+    singular: Autopsy | None = None  # what can have broken backward, if forward and loss are finite and gradients are not
     between: tuple[str, ...] = ()  # modules that ran, at the last traced step, between the autopsy's layer and the next
     root_site: str = ""  # the model itself, as a site
     zero_outputs: tuple[str, ...] = ()  # fp16 outputs that are all zero although the input is not

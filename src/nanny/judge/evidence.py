@@ -41,6 +41,7 @@ class Incident:
     said: str = ""
     calls: tuple[BadCall, ...] = ()
     autopsy: Autopsy | None = None
+    singular: Autopsy | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,8 @@ class Gathering:
             step=step.step, loss=step.loss, scale=step.scale, skipped=step.skipped, traced=step.traced,
             bad_grads=tuple(bad[-8:]), grads=0 if step.grads is None else len(step.grads.names), nan=nan,
             code=culprit.code if culprit is not None else "", site=culprit.site if culprit is not None else "",
-            said=culprit.message if culprit is not None else "", calls=step.bad_calls[:3], autopsy=step.autopsy,
+            said=culprit.message if culprit is not None else "", calls=step.bad_calls[:3],
+            autopsy=step.autopsy, singular=step.singular,
         )  # fmt: skip
         self._facts = replace(self._facts, incidents=(*self._facts.incidents, one))
 

@@ -145,7 +145,9 @@ class Signs:
                     input_absmax=call.input_absmax, from_data=not clean, source="trace",
                 )  # fmt: skip
             if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
-                return Break(incident.step, "", incident.bad_grads[-1], "backward", incident.nan, source="gradients")
+                op = incident.singular.op if incident.singular is not None and incident.nan else ""
+                at = f"op:{op}" if op else incident.bad_grads[-1]
+                return Break(incident.step, op, at, "backward", incident.nan, source="gradients")
         return None
 
     def _reference_by_size(self, dtype: str, size: float | None) -> bool | None:
@@ -192,7 +194,14 @@ class Signs:
     def growth(self) -> Growth | None:
         """Geometric growth within the first step: no training has made it."""
         early = self.facts.growths_step is not None and self.facts.growths_step <= 1
-        return max(self.facts.growths, key=lambda g: g.factor, default=None) if early else None
+        growing = [g for g in self.facts.growths if g.factor > 1]
+        return max(growing, key=lambda g: g.factor, default=None) if early else None
+
+    @cached_property
+    def fading_in_time(self) -> Growth | None:
+        """A gradient that fades over the calls of one module."""
+        fading = [g for g in self.facts.growths if g.factor < 1 and g.direction == "backward"]
+        return min(fading, key=lambda g: g.factor, default=None)
 
     @cached_property
     def exploded_at_once(self) -> bool:

@@ -63,6 +63,27 @@ def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
     return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
 
 
+# operations without a derivative somewhere, those that meet that point most often first
+_SINGULAR = (
+    frozenset("sqrt norm linalg_vector_norm cdist euclidean_dist std acos asin acosh linalg_eigh linalg_svd".split()),  # noqa: SIM905
+    frozenset(["rsqrt", "pow", "log", "atanh", "reciprocal"]),
+    frozenset(["div"]),
+)
+
+
+def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:
+    """What most likely broke backward, of a graph whose backward has run: the nearest to the loss that can be singular."""
+    order, level, seen = [root], [root], {root}
+    while level and len(seen) < MOST_NODES:
+        level = [c for node in level for c, _ in node.next_functions if c is not None and not (c in seen or seen.add(c))]
+        order += level
+    for kinds in _SINGULAR:
+        found = next((node for node in order if _op(node) in kinds), None)
+        if found is not None:
+            return Autopsy(op=_op(found), after=_nearest(found, parameters), sure=False)
+    return None
+
+
 def _latest(node: Any, good: Mapping[Any, int]) -> Any:
     """The input of a node that was computed last and is not just a weight."""
     makers = [n for n, _ in node.next_functions if n in good and _weight(n) is None]

@@ -51,6 +51,8 @@ class StepCapture:
     stale: list[str] = field(default_factory=list)
     packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
     autopsy: Autopsy | None = None
+    graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
+    singular: Autopsy | None = None
     scale: Tensor | None = None
     scale_after: Tensor | None = None
     growth_interval: int | None = None
@@ -130,6 +132,7 @@ class StepCapture:
             clipped_scaled=self.clipped_scaled,
             stale=tuple(self.stale),
             autopsy=self.autopsy,
+            singular=self.singular,
             grads=self._gradients(),
             outputs=outputs,
             output_grads=output_grads,

@@ -13,6 +13,7 @@ from .trace import Call
 FEWEST = 6
 LEAST_EACH = 1.15  # per call or layer; a healthy residual stream grows more slowly
 LEAST_WHOLE = 1e3
+FADED = 1e-5  # what is left of a gradient after all calls
 
 
 def growths_of(calls: Sequence[Call], values: Any) -> Iterator[Growth]:
@@ -50,4 +51,6 @@ def _one(direction: str, site: str, unit: str, norms: Sequence[float]) -> Iterat
     steady = float(np.mean(ratios > 0)) > 0.7
     whole = float(np.exp(ratios.sum()))
     if steady and whole > LEAST_WHOLE and whole ** (1 / len(ratios)) > LEAST_EACH:
+        yield Growth(direction, site, unit, len(known), whole)
+    if unit == "calls" and float(np.mean(ratios < 0)) > 0.7 and whole < FADED:
         yield Growth(direction, site, unit, len(known), whole)

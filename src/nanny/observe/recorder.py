@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from . import events
-from .autopsy import examine
+from .autopsy import examine, singular_operation
 from .capture import GradientRead, StepCapture
 from .names import parts_of, root_name, short_dtype
 from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
@@ -167,7 +167,7 @@ class Recorder:
             capture.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
-        capture.root_site = self.root_site
+        capture.root_site, capture.graph = self.root_site, None
         capture.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
@@ -237,6 +237,9 @@ class Recorder:
                 )
             one.bad = {i: count_nonfinite(grads[i]) for i in bad}
             capture.reads.append(one)
+            if bad and capture.graph is not None and capture.autopsy is None:
+                capture.singular = singular_operation(capture.graph, self.parameters)
+                capture.graph = None
 
     # events
 
@@ -254,6 +257,7 @@ class Recorder:
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
+        capture.graph = root.grad_fn
         self._note("backward")
         if root.numel() == 1 and root.is_floating_point():
             scaled = self._scaled is not None and self._scaled[0]() is root

@@ -166,6 +166,7 @@ def vanishing_architecture(signs: Signs) -> Iterator[Suspicion]:
     """
     fade = signs.fade
     if fade is None:
+        yield from _fades_in_time(signs)
         return
     name, ratio, norm, top, reference = fade
     yield Suspicion(
@@ -177,6 +178,24 @@ def vanishing_architecture(signs: Signs) -> Iterator[Suspicion]:
         ),
         chain=("derivatives below 1 in every layer", "the product vanishes", "early layers learn nothing"),
         step=signs.evidence.examinations[-1].step if signs.evidence.examinations else None,
+        precision_caused=False,
+    )
+
+
+def _fades_in_time(signs: Signs) -> Iterator[Suspicion]:
+    fading = signs.fading_in_time
+    if fading is None or signs.learns or signs.harmed:
+        return
+    yield Suspicion(
+        culprit=fading.site,
+        score=LIKELY + 0.1,
+        evidence=(
+            f"step {signs.facts.growths_step}: over {fading.calls} calls of `{fading.site}` the gradient shrinks to "
+            f"{fading.factor:.1e} of itself on the way back, {fading.each:.2f} each",
+            "the loss does not fall",
+        ),
+        chain=("derivatives below 1 at every call", "the product vanishes", "what came early is never learned"),
+        step=signs.facts.growths_step,
         precision_caused=False,
     )
 

@@ -39,15 +39,15 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
         return
     exam, gone, share = found
     flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
-    if flush is None and exam.hazards:
-        return  # zeros with another reason
+    if flush is None and (exam.hazards or share <= 0.5):
+        return  # zeros with another reason, or in a part that a healthy run can spare
     if scaled != (exam.scale is not None and signs.facts.scaler_steps > 0):
         return
     whole = [g for g in gone if g.norm == 0]
     worst = max(whole or gone, key=lambda g: g.reference_norm)
     yield Suspicion(
         culprit="scaler.scale" if scaled else worst.name,
-        score=CERTAIN if share > 0.5 or flush is not None else LIKELY,
+        score=CERTAIN,
         evidence=(
             f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose over half of their size beside FP32",
             f"`{worst.name}`: {worst.zero_share:.0%} of its gradient is exactly 0, in FP32 {worst.reference_zero_share:.0%}; its "
