@@ -28,7 +28,8 @@ from .diff_blame import (
     warn_limit,
 )
 
-KEEP_WIDE = "keep this part in FP32: with torch.autocast({device!r}, enabled=False): ... on inputs cast with .float()"
+LOOK_FOR = "look for a difference of close numbers, a large offset, or sums in half"
+IN_THE_LOSS = "compute the loss in FP32 from output.float(), and from logits, not from probabilities that round to 0 or 1"
 DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "pow", "linalg_vector_norm", "norm"])
 DECISION_OPS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
 
@@ -51,6 +52,12 @@ def judge_diff(
         *_plain_rule(report, rel_warn, rel_error),
     ]
     return tuple(sorted(found, key=lambda f: -f.severity))
+
+
+def keep_wide(report: DiffReport) -> str:
+    if report.policy == "full":
+        return "keep this part in FP32: its weights with .float(), on inputs cast with .float()"
+    return f"keep this part in FP32: with torch.autocast({report.device!r}, enabled=False): ... on inputs cast with .float()"
 
 
 def _raises(report: DiffReport) -> Finding:
@@ -110,7 +117,7 @@ def _spoiled(report: DiffReport) -> Iterator[Finding]:
         Severity.ERROR,
         f"{first.error.nan} NaN and {first.error.inf} Inf of {first.error.count} in {report.target}, "
         f"finite in {report.reference}: {why}{tail}",
-        hint=KEEP_WIDE.format(device=report.device) + "; or normalise, clamp or rescale before it; bf16 has the range of FP32",
+        hint=keep_wide(report) + "; or normalise, clamp or rescale before it; bf16 has the range of FP32",
         site=named_site(report, first),
         value=float(first.error.spoiled),
         evidence={"passed_on": passed_on, "reference_absmax": own_reach},
@@ -180,7 +187,7 @@ def _own_error(report: DiffReport, blame: Blame, reach: Severity, limits: Limits
         "LAYER_ERROR",
         reach,
         f"{what}{begins}{place}; rounding alone explains {share(target.unit_roundoff)}{_repaired(report, blame)}{also}{calm}",
-        hint=KEEP_WIDE.format(device=report.device) + "; look for a difference of close numbers, a large offset, or sums in half",
+        hint=IN_THE_LOSS if blame.module == LOSS else f"{keep_wide(report)}; {LOOK_FOR}",
         site=blame.site,
         value=blame.worst,
         limit=limit,
@@ -258,7 +265,7 @@ def _after_the_cause(report: DiffReport, limits: Limits, found: Iterator[Finding
     blamed = [*_loss_spoiled(report), *(f for f in _own_errors(report, limits) if f.severity > Severity.INFO)]
     for one in found:
         if blamed and (one.code != "GRADIENT_NONFINITE" or loss_is_spoiled(report)):
-            one = replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {blamed[0].site}")
+            one = replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {blamed[0].site}", hint="")
         yield one
 
 
@@ -285,7 +292,7 @@ def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
         Severity.ERROR if total.rel_l2 >= limits.diff_grad_error else Severity.WARNING,
         f"the whole gradient is {deviation(total.rel_l2)} off (a change of one rounding moves it by {floor}), most of it in "
         f"{worst.name} ({deviation(worst.error.rel_l2)}){since}{reason}",
-        hint="if no layer is blamed above, keep that part in FP32: autocast off around its forward",
+        hint=f"{keep_wide(report)}, so that its gradient is computed and summed in FP32 too",
         site=site,
         value=total.rel_l2,
         limit=limit,
