@@ -78,6 +78,30 @@ def test_sums_that_stall_in_a_library_kernel_are_errors():
     assert tool.faults[0].place.phase == "backward"
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_that_is_two_percent_off_is_found_in_half_precision_too(dtype):
+    torch.manual_seed(0)
+    a, b = torch.randn(32, 1024).to(dtype), torch.randn(1024, 32).to(dtype)
+    with compare() as healthy:
+        a @ b
+    with WrongKernel("mm", lambda t: t.mul_(1.02)), compare() as wrong:
+        a @ b
+    assert (names(healthy), names(wrong)) == ([], ["mm"])
+
+
+def test_an_ill_conditioned_sum_is_no_error():
+    torch.manual_seed(0)
+    x = torch.randn(4096)
+    x = x - x.mean()
+    with compare() as tool:
+        x.sum()
+        x.mean()
+        x.bfloat16().sum()
+        (x.double() * 0 + 1.0).float().var()
+        torch.cat([x * 1e4, -x * 1e4]).sum(0)
+    assert tool.faults == []
+
+
 @pytest.mark.parametrize("amp", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("name", "site"),

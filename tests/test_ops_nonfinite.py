@@ -161,6 +161,16 @@ def test_values_are_read_once_per_step(monkeypatch):
     assert reads == ["tolist"] * 3
 
 
+def test_a_write_into_a_part_does_not_hide_what_the_rest_holds():
+    with track() as tool:
+        table = torch.zeros(3, 4)
+        table[0] = torch.tensor(-1.0).sqrt()
+        table[1].add_(1.0)
+        table[2].mul_(2.0)
+        table.sum().exp()
+    assert producers(tool) == [("sqrt", "nan", "", "loop")]
+
+
 def test_values_beyond_fp32_are_finite_in_fp64():
     with track() as tool:
         torch.full((3,), 1e200, dtype=torch.float64) * 1e50

@@ -173,7 +173,10 @@ class Limits:
         32.0, "derived: fp32 kernels round every term, low-precision ones only their result; 128 roundoffs are 8e-6"
     )
     op_conditioning: float = _limit(
-        8.0, "derived: times what a roundoff in every input does to the result; healthy kernels of 14 models stay below 3"
+        6.0, "measured: times what a roundoff in every input does to the result; kernels in 40 healthy trainings need up to 3.5"
+    )
+    op_excused_low: float = _limit(
+        0.25, "NUMERICS fact 2: sums kept in 16 bits are off by up to 12 % at 512 tokens, by 93 % at 8192; that is an error"
     )
 
     # updates and optimizer state

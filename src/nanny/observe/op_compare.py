@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..op_records import Gap, OpFault, OpTally, TensorNote
 from .op_facts import Selection, is_random, long_name, puts_infinity, why_left_out
 from .op_gap import Tolerance, gap_between, noted
 from .op_matmul import independent_product, passes_screen
-from .op_wide import KERNEL_ERRORS, Call, Reference, apart, reference_of, results_of, shaken, taken_down, tensors_in
+from .op_wide import KERNEL_ERRORS, Call, Reference, apart, is_plain, reference_of, results_of, shaken, taken_down, tensors_in
 from .whereabouts import Spot, Whereabouts
 
 Verdict = Callable[[Call, Any, OpFault], None]
@@ -43,6 +44,7 @@ class CompareMode(TorchDispatchMode):
         self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
         self._limits = limits or Limits()
         self._left_out: Counter[str] = Counter()
+        self._always_left_out: dict[Any, str] = {}
         self._operations = self._compared = self._faults = 0
 
     @classmethod
@@ -86,19 +88,27 @@ class CompareMode(TorchDispatchMode):
             self._on_op(long_name(func), spot, said)
 
     def _why_left_out(self, func: Any, args: Any, kwargs: Any, spot: Spot) -> str:
-        if self._selection.is_white(func):
-            return "white list"
-        if not self._selection.wants(func) or not self._selection.wants_site(spot.place.site):
-            return "not asked for"
-        why = why_left_out(func)
-        if why and not (why.startswith("custom") and self._selection.names(func)):
+        why = self._always_left_out.get(func)
+        if why is None:
+            why = self._always_left_out[func] = self._why_always_left_out(func)
+        if why:
             return why
+        if not self._selection.wants_site(spot.place.site):
+            return "not asked for"
         if is_random(func, args, kwargs):
             return "random"
         for tensor in tensors_in((args, kwargs)):
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta" or tensor.is_nested:
-                return "sparse, quantized, nested or without values"
+            if not is_plain(tensor):
+                return "sparse, quantized, nested, distributed or without values"
         return ""
+
+    def _why_always_left_out(self, func: Any) -> str:
+        if self._selection.is_white(func):
+            return "white list"
+        if not self._selection.wants(func):
+            return "not asked for"
+        why = why_left_out(func)
+        return "" if why.startswith("custom") and self._selection.names(func) else why
 
     def _compare(self, call: Call, out: Any, spot: Spot) -> tuple[str, OpFault | None]:
         with apart():
@@ -136,24 +146,19 @@ class CompareMode(TorchDispatchMode):
 
 def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
     """The results that differ from their reference by more than they may."""
-    moved: list[list[Tensor]] = []
-    most = max((t.numel() for t in call.tensors() if t.is_floating_point()), default=0)
+    moved: dict[int, list[Tensor]] = {}
 
-    def movement(at: int) -> Tensor | None:
-        if not moved:
+    def movement(at: int, draws: int) -> Tensor | None:
+        if draws not in moved:
             try:
-                moved.append(shaken(call, reference))
+                moved[draws] = shaken(call, reference, draws)
             except KERNEL_ERRORS:
-                moved.append([])
-        if not moved[0]:
-            return None
-        # many inputs in one result: roundoffs that are drawn at random cancel, a kernel's need not
-        terms = most / max(1, reference.results[at].numel())
-        return moved[0][at] * math.sqrt(max(1.0, terms))
+                moved[draws] = []
+        return moved[draws][at] if moved[draws] else None
 
     found = []
     for at, (result, wide) in enumerate(zip(results, reference.results)):
-        gap = gap_between(result, wide, tolerance, limits, lambda at=at: movement(at), exact=not reference.widened)  # type: ignore[misc]
+        gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened)
         if gap is not None:
             found.append(gap)
     return tuple(found)
@@ -162,6 +167,8 @@ def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: 
 def _nonfinite_made(call: Call, results: list[Tensor]) -> str:
     """NaN or Inf in a result, of finite inputs; the infinities of masks are meant."""
     floats = [t for t in results if t.is_floating_point() and t.numel()]
+    if all(math.isfinite(float(t.sum(dtype=torch.float32))) for t in floats):
+        return ""
     ends = [float(v) for t in floats for v in torch.aminmax(t)]
     if all(math.isfinite(v) for v in ends):
         return ""

@@ -29,6 +29,15 @@ _MAKES_MEMORY = _words("""
     record_stream _local_scalar_dense is_pinned _pin_memory pin_memory _has_same_storage_numel""")
 # Jumps: what rounding does to a scalar argument moves the result by a whole period. nan_to_num writes the range of the type.
 _JUMPS = _words("fmod fmod_ remainder remainder_ floor_divide floor_divide_ nan_to_num nan_to_num_")
+# Only move values: a wider type would show nothing that equality does not.
+_MOVES = _words("""
+    clone stack cat index_select gather embedding slice_scatter select_scatter repeat flip roll tril triu index constant_pad_nd
+    split_with_sizes_copy unbind_copy view_copy permute_copy expand_copy select_copy slice_copy transpose_copy""")
+# Sums of products with positive factors: on absolute values they give the sum of the magnitudes, their conditioning.
+_PRODUCTS = _words("mm addmm bmm baddbmm addbmm mv addmv dot convolution")
+_SUMS = _PRODUCTS | _words("""
+    convolution_backward sum mean cumsum index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_
+    embedding_dense_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward""")
 _PUTS_CONSTANTS = _words("""
     full full_like new_full fill_ masked_fill masked_fill_ scalar_tensor index_fill index_fill_ constant_pad_nd""")
 
@@ -46,7 +55,22 @@ def long_name(func: Any) -> str:
 def is_view_op(func: Any) -> bool:
     """It only gives another look at memory that an argument holds."""
     returns = func._schema.returns
+    if func._schema.name in ("aten::_unsafe_view", "aten::detach"):  # the schema of the first does not say so
+        return True
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def moves_values(func: Any) -> bool:
+    return bare_name(func) in _MOVES
+
+
+def adds_up_wide(func: Any) -> bool:
+    """Kernels of every device add up matrix products of 16-bit numbers in FP32."""
+    return bare_name(func) in _PRODUCTS
+
+
+def is_sum(func: Any) -> bool:
+    return bare_name(func) in _SUMS
 
 
 def is_collective(func: Any) -> bool:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from ..examine_records import Place
 from ..op_records import OpFault, OpTally, TensorNote
 from .names import short_dtype
 from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_infinity
-from .op_wide import Call, apart, taken_down, tensors_in
+from .op_wide import Call, apart, is_plain, taken_down, tensors_in
 from .shadow import written_by
 from .whereabouts import Spot, Whereabouts
 
@@ -56,7 +57,8 @@ class _Origin:
     root: _Origin | None = None
     call: Call | None = None
     out: Any = None
-    passed_on: list[str] = field(default_factory=list)
+    partial: bool = False  # written into a part of its memory only
+    passed_on: tuple[str, ...] = ()
     passed_on_count: int = 0
 
     @property
@@ -70,6 +72,24 @@ class _Origin:
     @property
     def finite(self) -> bool:
         return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+class _Kind(NamedTuple):
+    """What must be known of an operation at each call."""
+
+    name: str
+    is_view: bool
+    writes: bool
+    is_copy: bool
+    is_uninitialised: bool
+    is_collective: bool
+
+
+@cache
+def _kind_of(func: Any) -> _Kind:
+    name = bare_name(func)
+    writes = func._schema.is_mutable or "batch_norm" in name
+    return _Kind(name, is_view_op(func), writes, name in _COPIES, name in _UNINITIALISED, is_collective(func))
 
 
 class OriginMode(TorchDispatchMode):
@@ -117,7 +137,8 @@ class OriginMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._active or is_view_op(func):
+        kind = _kind_of(func)
+        if not self._active or kind.is_view:
             return func(*args, **kwargs)
         spot = self._places.spot()
         call = None
@@ -130,7 +151,7 @@ class OriginMode(TorchDispatchMode):
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
         try:
-            self._results(func, args, kwargs, out, spot, inputs, call)
+            self._results(func, kind, args, kwargs, out, spot, inputs, call)
             found = self.read() if self._immediate or len(self._waiting) > _MOST_WAITING else []
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(error)
@@ -148,10 +169,9 @@ class OriginMode(TorchDispatchMode):
     def _inputs(self, args: Any, kwargs: Any, spot: Spot) -> tuple[tuple[_Origin, Any, Any], ...]:
         found = []
         for tensor in tensors_in((args, kwargs)) if kwargs else tensors_in(args):
-            if tensor.is_floating_point() and _measurable(tensor):
+            if _measurable(tensor):
                 held = self._held.get(tensor.untyped_storage()._cdata)
-                origin = self._from_outside(tensor, spot) if held is None else held[0]
-                found.append((origin, tensor.shape, tensor.dtype))
+                found.append((self._from_outside(tensor, spot) if held is None else held[0], tensor.shape, tensor.dtype))
         return tuple(found)
 
     def _from_outside(self, tensor: Tensor, spot: Spot) -> _Origin:
@@ -173,28 +193,31 @@ class OriginMode(TorchDispatchMode):
             self._waiting.append(origin)
 
     def _results(
-        self, func: Any, args: Any, kwargs: Any, out: Any, spot: Spot, inputs: tuple[Any, ...], call: Call | None
+        self, func: Any, kind: _Kind, args: Any, kwargs: Any, out: Any, spot: Spot, inputs: tuple[Any, ...], call: Call | None
     ) -> None:
         self._operations += 1
-        name = bare_name(func)
-        written = written_by(func, args, kwargs)
-        made = [*written, *(t for t in tensors_in(out) if not any(t is w for w in written))]
+        made = tensors_in(out)
+        if kind.writes:
+            written = written_by(func, args, kwargs)
+            made = written + [t for t in made if not any(t is w for w in written)]
         for tensor in made:
-            if not tensor.is_floating_point() or not _measurable(tensor):
+            if not _measurable(tensor):
                 continue
-            if is_collective(func):  # still under way: what arrives is looked at when it is used
+            if kind.is_collective:  # still under way: what arrives is looked at when it is used
                 storage = tensor.untyped_storage()
                 self._held.pop(storage._cdata, None)
-                self._arriving[storage._cdata] = (name, StorageWeakRef(storage))
+                self._arriving[storage._cdata] = (kind.name, StorageWeakRef(storage))
                 continue
-            if name in _COPIES and len(inputs) == 1:
+            if kind.is_copy and len(inputs) == 1:
                 self._enter(tensor, inputs[0][0], copied=True)
                 continue
-            origin = _Origin(func, spot, inputs, tensor.shape, tensor.dtype, tensor.device, call=call)
-            if name not in _UNINITIALISED:
+            origin = _Origin(func, spot, inputs, tensor.shape, tensor.dtype, tensor.device)
+            if not kind.is_uninitialised:
                 origin.ends = _ends(tensor)
                 origin.on_purpose = puts_infinity(func, args, kwargs, tensor.dtype)
-                origin.out = out if self._immediate else None
+                origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+            if call is not None:
+                origin.call, origin.out = call, out
             self._enter(tensor, origin)
 
     def read(self) -> list[tuple[_Origin, OpFault]]:
@@ -208,6 +231,9 @@ class OriginMode(TorchDispatchMode):
         for origin in waiting:
             if not origin.finite:
                 self._judge(origin, found)
+            elif origin.partial:
+                worst = max((i[0] for i in origin.inputs), key=lambda i: i.state, default=origin)
+                origin.state, origin.root = worst.state, worst.root  # the rest of its memory is what it was
             elif origin.extreme and (self._is_given(origin) or any(i[0].state == EXPECTED for i in origin.inputs)):
                 origin.state = EXPECTED  # finfo.min as a mask: two of them make an infinity
             origin.ends = None
@@ -271,7 +297,7 @@ class OriginMode(TorchDispatchMode):
         if len(root.passed_on) < _SHOWN:
             place = origin.spot.place
             what = "NaN" if origin.nan else "Inf"
-            root.passed_on.append(f"{bare_name(origin.func)} {place.site or place.phase} ({what})")
+            root.passed_on += (f"{bare_name(origin.func)} {place.site or place.phase} ({what})",)
 
     def _is_wanted(self, origin: _Origin) -> bool:
         if origin.func is None:
@@ -290,7 +316,7 @@ class OriginMode(TorchDispatchMode):
                 place=place,
                 classes=origin.spot.classes,
                 inputs=(own,),
-                passed_on=tuple(origin.passed_on),
+                passed_on=origin.passed_on,
                 passed_on_count=origin.passed_on_count,
             )
         notes = [
@@ -304,7 +330,7 @@ class OriginMode(TorchDispatchMode):
             classes=origin.spot.classes,
             inputs=tuple(notes),
             outputs=(own,),
-            passed_on=tuple(origin.passed_on),
+            passed_on=origin.passed_on,
             passed_on_count=origin.passed_on_count,
         )
 
@@ -314,7 +340,7 @@ def short_dtype_of(origin: _Origin) -> str:
 
 
 def _measurable(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() > 0 and not tensor.is_nested
+    return tensor.is_floating_point() and is_plain(tensor) and tensor.numel() > 0
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,17 +6,15 @@ tensors are never written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..records import NannyError
-from .op_facts import is_low, unit_roundoff
+from .op_facts import adds_up_wide, is_low, is_sum, moves_values, unit_roundoff
 from .shadow import written_by
 
 REFERENCES = ("wide", "cpu_same_dtype")
@@ -25,6 +23,7 @@ _HALF_TO_FLOAT = {torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.d
 # What a kernel raises when it has no implementation for the wide type.
 KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 _CPU = torch.device("cpu")
+_PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,17 @@ class Call:
 
     @property
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self.written:
+            return self.args, dict(self.kwargs)
         args, kwargs = mapped((self.args, dict(self.kwargs)), self.before)
         return args, kwargs
 
     def tensors(self) -> list[Tensor]:
-        return list(tensors_in(self.inputs))
+        """Its tensor arguments as they were before the call."""
+        found = tensors_in(self.args)
+        if self.kwargs:
+            found += tensors_in(self.kwargs)
+        return [self.before(t) for t in found] if self.written else found
 
 
 def taken_down(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
@@ -77,8 +82,8 @@ def reference_of(call: Call, kind: str = "wide") -> Reference | None:
     """None if there is nothing wider to compare with."""
     if kind == "cpu_same_dtype":
         return Reference(tuple(run_wide(call, {})), False)
-    to = _widths(call)
-    if not to and all(t.device == _CPU for t in call.tensors()):
+    to = {} if moves_values(call.func) else _widths(call)
+    if not to and not moves_values(call.func) and all(t.device == _CPU for t in call.tensors()):
         return None
     try:
         return Reference(tuple(run_wide(call, to)), bool(to))
@@ -129,15 +134,24 @@ def _widened(
     return wide.clone() if fresh and wide.untyped_storage()._cdata == value.untyped_storage()._cdata else wide
 
 
-def shaken(call: Call, reference: Reference, draws: int = 2) -> list[Tensor]:
-    """How far each result moves when every input moves by one roundoff of its type: what rounding alone may explain."""
+def shaken(call: Call, reference: Reference, draws: int) -> list[Tensor]:
+    """How far each result moves when every input moves by one roundoff of its type: what rounding alone may explain.
+
+    For sums that is known. For others signs are drawn at random; where a result mixes many inputs, roundoffs that are drawn
+    cancel while a kernel's need not, and neighbours in the last dimension share what they move by: one may happen not to move.
+    """
     generator = torch.Generator().manual_seed(0)
     to = _widths(call)
-    lowest = max((unit_roundoff(t.dtype) for t in call.tensors() if t.is_floating_point()), default=0.0)
+    floats = [t for t in call.tensors() if t.is_floating_point()]
+    lowest = max((unit_roundoff(t.dtype) for t in floats), default=0.0)
+    if adds_up_wide(call.func):
+        lowest = min(lowest, unit_roundoff(torch.float32))
+    if is_sum(call.func):
+        return [m.double() * lowest if m.is_floating_point() else m for m in run_wide(call, to, Tensor.abs)]
 
     def shake(wide: Tensor) -> Tensor:
-        noise = torch.rand(wide.shape, generator=generator, dtype=torch.float32).mul_(2).sub_(1)
-        return wide * noise.mul_(lowest).add_(1.0).to(wide.dtype)
+        signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        return wide + wide * (signs * lowest)
 
     moved = [torch.zeros_like(r, dtype=torch.float64) if r.is_floating_point() else r for r in reference.results]
     for _ in range(draws):
@@ -145,14 +159,40 @@ def shaken(call: Call, reference: Reference, draws: int = 2) -> list[Tensor]:
             if result.is_floating_point():
                 gap = (result.double() - reference.results[at].double()).abs().nan_to_num_(0.0, 0.0, 0.0)
                 torch.maximum(moved[at], gap, out=moved[at])
-    return moved
+    if torch.Tag.pointwise in getattr(call.func, "tags", ()):
+        return moved
+    most = max(t.numel() for t in floats)
+    return [_shared(m) * max(1.0, most / max(1, m.numel())) ** 0.5 if m.is_floating_point() else m for m in moved]
 
 
-@contextmanager
-def apart() -> Iterator[None]:
-    """Outside the modes, the graph and autocast of the program, so that what is computed is neither seen nor changed by them."""
-    with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        yield
+def _shared(moved: Tensor) -> Tensor:
+    return torch.maximum(moved, moved.square().mean(-1, keepdim=True).sqrt()) if moved.dim() else moved
+
+
+class apart:
+    """Outside the modes, the graph and autocast of the program, so that what is computed is neither seen nor changed by them.
+
+    Entered once per operation, so it is not made of torch's own context managers, which take ten times as long.
+    """
+
+    __slots__ = ("_autocast", "_dispatch", "_grad")
+
+    def __enter__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self._dispatch = torch._C._DisableTorchDispatch()
+        self._autocast = torch._C._DisableAutocast()
+
+    def __exit__(self, *_: object) -> None:
+        del self._autocast, self._dispatch
+        torch._C._set_grad_enabled(self._grad)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """A tensor with values in strides, not of a class that brings its own dispatch (DTensor, FakeTensor)."""
+    if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH or tensor.layout != torch.strided:
+        return False
+    return tensor.device.type != "meta" and not tensor.is_quantized and not tensor.is_nested
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -160,20 +200,32 @@ def _copy(tensor: Tensor) -> Tensor:
         return tensor.detach().clone()
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """Operations take and give tensors, and lists of them."""
+    found: list[Tensor] = []
+    _gather(value, found)
+    return found
+
+
+def _gather(value: Any, found: list[Tensor]) -> None:
     if isinstance(value, Tensor):
-        yield value
+        found.append(value)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_in(item)
+            if isinstance(item, Tensor):
+                found.append(item)
+            elif isinstance(item, (tuple, list, dict)):
+                _gather(item, found)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            _gather(item, found)
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if type(value) in (tuple, list):
-        return type(value)(mapped(item, change) for item in value)
+    if isinstance(value, tuple):
+        return tuple([mapped(item, change) for item in value])
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
     if isinstance(value, dict):
         return {key: mapped(item, change) for key, item in value.items()}
     return change(value)
