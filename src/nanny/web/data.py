@@ -34,7 +34,7 @@ from .figures import format_borders, page_figures
 from .matrices import error_matrix, matrices_of
 
 MOST_FINDINGS = 600
-MOST_TEXT = 4000  # characters of a name or message
+MOST_TEXT = 2000  # characters of a name or message
 MOST_PASSED_ON = 40
 WHATIF_SAMPLES = 4_000_000  # sites x samples, and
 WHATIF_HISTOGRAMS = 400_000  # sites x histograms, up to which the what-if is worked out for the page
@@ -94,6 +94,8 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             notes=[*notes, *map(str, summary["notes"])],
         )
         _add_own_columns(out["kinds"], out["histograms"], source)
+        for spec in out["kinds"].values():
+            spec["names"] = [_cut(name) for name in spec["names"]]
     if compare is not None:
         out["comparison"] = _comparison(db, compare, out["run"]["id"])
     others = out["comparison"]["curves"] if out["comparison"] else ()

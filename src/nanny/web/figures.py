@@ -25,7 +25,7 @@ NOTE = "#8a8f98"
 OWN = "#0072b2"
 OTHER = "#cc79a7"
 SKIPPED = "#d55e00"
-ZERO_GREY = "#8d99a6"
+ZERO = "#b48cf2"  # as far from viridis for colour-blind eyes as for others; greys are not
 MARKS = {"error": ("x", BAD, 10), "warning": ("triangle-up", WARN, 10), "info": ("circle", NOTE, 6)}
 VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 
@@ -36,11 +36,11 @@ EXTRA = "pip install 'precision-nanny[web]'"
 
 
 def colour_scale() -> list[tuple[float, str]]:
-    """Grey for zero, viridis for values, red for what is not finite; on levels from 0 to LEVEL_BAD."""
+    """Lavender for zero, viridis for values, red for what is not finite; on levels from 0 to LEVEL_BAD."""
     edges = (0.0, (LEVEL_LOW - 0.5) / LEVEL_BAD, (LEVEL_HIGH + 0.5) / LEVEL_BAD, 1.0)
     span = edges[2] - edges[1]
     values = [(edges[1] + span * i / (len(VIRIDIS) - 1), colour) for i, colour in enumerate(VIRIDIS)]
-    return [(edges[0], ZERO_GREY), (edges[1], ZERO_GREY), *values, (edges[2], BAD), (edges[3], BAD)]
+    return [(edges[0], ZERO), (edges[1], ZERO), *values, (edges[2], BAD), (edges[3], BAD)]
 
 
 def page_figures(curves: Collection[str], compared: Collection[str] = ()) -> dict[str, Any]:

@@ -13,7 +13,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "CRASHED": ("CRASHED", "已崩溃"),
     "said.HEALTHY": ("nothing wrong in {0} steps", "{0} 步内未发现问题"),
     "said.findings": ("{0} errors, {1} warnings", "{0} 个错误，{1} 个警告"),
-    "first culprit": ("The first culprit", "首个肇因"),
+    "first culprit": ("The first culprit", "首个元凶"),
     "first warning": ("The first warning", "首个警告"),
     "at step": ("at step {0}", "第 {0} 步"),
     "in layer": (" in ", "，位于 "),
@@ -51,9 +51,9 @@ _TABLE: dict[str, tuple[str, str]] = {
     ),
     "heat": ("Layers over time", "各层随时间的变化"),
     "heat.hint": (
-        "Each cell shows the worst of what it covers. Grey is exactly zero, red with a cross is NaN or infinite, hatched was not "
-        "sampled.",
-        "每格显示其范围内最坏的值。灰色为恰好为零，带叉的红色为 NaN 或无穷，斜线表示未采样。",
+        "Each cell shows the worst of what it covers. Lavender is exactly zero, red with a cross is NaN or infinite, "
+        "hatched was not sampled.",
+        "每格显示其范围内最坏的值。淡紫色表示恰好为零，带叉的红色为 NaN 或无穷，斜线表示未采样。",
     ),
     "quantity": ("quantity", "指标"),
     "kind": ("of", "对象"),
