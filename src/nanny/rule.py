@@ -93,7 +93,21 @@ def cause_pages(lang: str = "en") -> Iterator[Page]:
         yield Page(cause.name, Severity.ERROR, f"{cause.title}\n\n{cause.body.rstrip()}", "nanny diagnose", cause.family)
 
 
-SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (checker_pages, monitor_pages, tensor_pages, diff_pages, cause_pages)
+def op_pages() -> Iterator[Page]:
+    from .judge.op_pages import PAGES
+
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "nanny trace")
+
+
+SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (
+    checker_pages,
+    monitor_pages,
+    tensor_pages,
+    diff_pages,
+    op_pages,
+    cause_pages,
+)
 
 
 def all_pages(lang: str = "en") -> dict[str, Page]:
