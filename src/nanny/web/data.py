@@ -183,7 +183,7 @@ def _flags(db: str | None, run: int | None) -> list[str]:
 
 def _summary(db: str | None, run: int | None) -> tuple[dict[str, Any], list[str]]:
     answer, _ = ask(["summary", *_flags(db, run)])
-    return dict(answer.data), list(answer.next)
+    return dict(answer.data), [command for command in answer.next if not command.startswith("nanny report")]
 
 
 def _run_data(source: Source) -> dict[str, Any]:

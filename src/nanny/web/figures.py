@@ -99,7 +99,7 @@ def heat_figure() -> Any:
     heat = go.Heatmap(
         meta="heat", zmin=0, zmax=LEVEL_BAD, zauto=False, colorscale=colour_scale(), colorbar=bar, hoverinfo="none", zsmooth=False
     )
-    cross = {"symbol": "x-thin", "color": "#ffffff", "size": 5, "line": {"width": 1.2, "color": "#ffffff"}}
+    cross = {"symbol": "x", "color": "#ffffff", "size": 7, "line": {"width": 1.5, "color": BAD}}
     bad = go.Scatter(meta="bad", mode="markers", marker=cross, hoverinfo="skip")
     figure = go.Figure([heat, bad])
     figure.update_layout(height=430, showlegend=False, hovermode="closest", **_frame())

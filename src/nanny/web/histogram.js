@@ -87,7 +87,7 @@ async function drawHistogram() {
   }
 }
 
-// From where to where the picture reaches: all values, and the ends of the chosen format if they are not far away.
+// From where to where the picture reaches: all values, and the ends of FP16 and the chosen format if they are not far away.
 function orderSpan(matrix, form, bits) {
   let low = matrix.lowest, high = matrix.highest + 1;
   const { reach, codes } = matrix, columns = reach.length / 2;
@@ -95,8 +95,10 @@ function orderSpan(matrix, form, bits) {
   while (low < high - 2 && !filled(low - matrix.lowest + 1)) low++;
   while (high > low + 2 && !filled(high - matrix.lowest)) high--;
   const far = 40;
-  if (form.top - bits - high < far) high = Math.max(high, form.top - bits + 1);
-  if (low - (form.flush - bits) < far) low = Math.min(low, form.flush - bits - 1);
+  for (const { top, flush } of [form, page.formats.find((other) => other.name === "fp16")]) {
+    if (top - bits - high < far) high = Math.max(high, top - bits + 1);
+    if (low - (flush - bits) < far) low = Math.min(low, flush - bits - 1);
+  }
   return { low, high, zero: low - 1.5, bad: high + 1.5 };
 }
 

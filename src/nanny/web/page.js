@@ -148,6 +148,8 @@ async function load(data) {
   state.format = page.formats.some((form) => form.name === state.format) ? state.format : defaultFormat();
   const culprit = culpritIndex();
   if (state.step === null && state.site === null && culprit >= 0) startAt(culprit);
+  const parted = page.comparison?.first;
+  if (state.step === null && parted) startWhere(parted);
   if (state.site === null && state.kind) state.site = await worstLayer();
 }
 
@@ -172,6 +174,11 @@ function startAt(index) {
   const kind = Object.keys(page.kinds).find((name) => page.kinds[name].names.includes(site))
     || [state.kind, ...Object.keys(page.kinds)].find((name) => page.kinds[name] && rowOf(page.kinds[name].names, site) >= 0);
   Object.assign(state, { step, finding: index }, kind ? { site, kind } : {});
+}
+
+function startWhere(parted) {
+  const layer = page.comparison.layers[0];
+  Object.assign(state, { step: parted.step }, layer && page.kinds[layer.kind] ? { site: layer.name, kind: layer.kind } : {});
 }
 
 function drawWords() {

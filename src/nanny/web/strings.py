@@ -132,7 +132,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "why": ("why", "原因"),
     "for all": ("For all of them:", "对以上各项："),
     "compare": ("Beside run {0}", "与运行 {0} 比较"),
-    "compare.legend": ("dotted: the reference, {0}", "虚线：参考运行 {0}"),
+    "compare.legend": ("Dotted: run {0}, the reference. Dashed: where they part.", "点线：参考运行 {0}。虚线：两者分离之处。"),
     "parts at": ("parts at step", "分离于第几步"),
     "layer": ("layer", "层"),
     "reference": ("reference", "参考"),
