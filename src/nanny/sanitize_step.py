@@ -4,8 +4,8 @@
         loss = ...; scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(); ema.update(model)
     print(seen)             # or seen.hazards, seen.examination
 
-Every operation of the step, forward, backward and in the optimizer, runs a second time in FP32 beside itself. The step itself stays
-bit-identical, random numbers included.
+Every operation of the step, forward, backward and in the optimizer, runs a second time in FP32 beside itself. The step itself
+stays bit-identical, random numbers included.
 """
 
 from __future__ import annotations

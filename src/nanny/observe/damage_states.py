@@ -12,7 +12,7 @@ from torch import Tensor
 from ..hazard_records import Operand
 from .beside import carried, key_of
 from .damage_numbers import family, scalars_in
-from .damage_trail import Doing
+from .damage_tags import Doing
 from .names import short_dtype
 from .shadow import Operation, written_by
 from .whereabouts import Spot

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..examine_records import GradientError
-from .damage_trail import Tag
+from .damage_tags import Tag
 
 
 class GradientNumbers(NamedTuple):

@@ -5,8 +5,8 @@
     ...one step, the optimizer inside if its updates are to be seen...
     examination = judged(sanitizer.close())        # from nanny.judge.hazards: suspects to hazards
 
-The program, its random numbers and its results stay what they are. Whatever fails in here is kept (`facts["failed"]`) and ends the
-examination, not the training. `Examination.facts` may hold:
+The program, its random numbers and its results stay what they are. Whatever fails in here is kept (`facts["failed"]`) and
+ends the examination, not the training. `Examination.facts` may hold:
 
     losses            each loss that was differentiated: {value, reference, dtype}, unscaled
     inputs            model inputs: name -> {absmax, nonfinite, whole (all whole numbers), dtype}
@@ -33,22 +33,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from ..examine_records import Examination, FirstBad, Place
+from ..examine_records import Examination
 from ..formats import format_of
-from ..hazard_records import Operand
 from ..limits import Limits
 from .beside import carried, key_of
+from .capped_shadows import CappedShadows
+from .damage_bad import check_given
+from .damage_ledger import Ledger
 from .damage_numbers import extent
 from .damage_states import States
-from .damage_trail import Doing, Follower, suspects_of
+from .damage_tags import Doing, suspects_of
+from .damage_trail import Follower
+from .examined_end import first_bad, overflowed_by_scale, poisoned_buffer
 from .gradient_errors import GradientNumbers, gradient_errors, measured_gradient
 from .names import float_leaves, parts_of, short_dtype, unwrapped
-from .shadow import LOW, CarriedShadows, Operation, aside, in_backward
+from .shadow import LOW, Operation, aside, in_backward
 from .step_extras import Extras
-from .whereabouts import Spot, Whereabouts
+from .whereabouts import Whereabouts
 
 TWIN_BYTES = 4 << 30  # twins may take this much
 _CHECK_OPS = 64
@@ -91,8 +94,9 @@ class Sanitizer:
             self._known(None if parameter is None else parameter.grad, "gradient", name)
         for name, buffer in parts.buffers.items():
             self._known(buffer(), "buffer", name)
-        self._shadows = _CappedShadows(self._on_op, self._before_write)
-        self._follower = Follower(self._limits, self._shadows.twin, self._roles)
+        self._shadows = CappedShadows(self._on_op, self._before_write)
+        self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
+        self._follower = Follower(self._ledger)
         self._states, self._extras, self._places = States(), Extras(), Whereabouts(self._models)
         self._overwritten: dict[int, Tensor] = {}
         self._dirty: set[str] = set()
@@ -124,7 +128,7 @@ class Sanitizer:
             self._guarded(self._measure_gradients)
             self._examination = self._assembled()
             self._places.close()
-            del self._shadows, self._follower, self._states, self._overwritten, self._outputs
+            del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs
         return self._examination
 
     def __deepcopy__(self, memo: Any) -> Sanitizer:
@@ -200,7 +204,7 @@ class Sanitizer:
         self._follower.see(op, spot, self._overwritten)
         self._extras.see(op, spot)
         if self._overwritten:
-            self._states.note(op, spot, self._follower.order, self._overwritten)
+            self._states.note(op, spot, self._ledger.order, self._overwritten)
             self._overwritten = {}
         if op.name == "ones_like":
             self._note_loss(op)
@@ -217,13 +221,13 @@ class Sanitizer:
         if not carried(tensor):
             return
         role, name = self._roles.get(key_of(tensor), ("", ""))
-        if role == "gradient" and in_backward() and self._follower.tags.find(tensor) is None:
-            self._follower.check_given(tensor, role, name, self._places.spot())
+        if role == "gradient" and in_backward() and self._ledger.tags.find(tensor) is None:
+            check_given(self._ledger, tensor, role, name, self._places.spot())
         if tensor.dtype not in LOW or tensor.numel() > _STASH_ELEMENTS:
             return
         before = tensor.detach().clone()
         self._overwritten[key_of(tensor)] = before
-        if self._follower.tags.find(tensor) is None:
+        if self._ledger.tags.find(tensor) is None:
             place = self._places.here()
             if place.module == "Parameter":
                 role, name = "gradient", place.site
@@ -237,7 +241,7 @@ class Sanitizer:
         self._scale = self._scale_of() if self._scale_of is not None else None
         scale = self._scale or 1.0
         twin = self._shadows.twin(loss)
-        tag = self._follower.tags.find(loss)
+        tag = self._ledger.tags.find(loss)
         self._losses.append(
             {"value": float(loss.detach()) / scale, "reference": float(twin.detach()) / scale, "dtype": short_dtype(loss.dtype)}
         )
@@ -268,7 +272,7 @@ class Sanitizer:
                 if grad is None or not carried(grad) or not grad.is_floating_point():
                     continue
                 self._known(grad, "gradient", name)
-                tag = self._follower.tags.find(grad)
+                tag = self._ledger.tags.find(grad)
                 self._gradients[name] = measured_gradient(grad, self._shadows.twin(grad), scale, tag)
 
     def _gradients_now(self) -> None:
@@ -276,7 +280,7 @@ class Sanitizer:
         for name, measured in self._gradients.items():
             parameter = self._owners[name]()
             grad = None if parameter is None else parameter.grad
-            tag = self._follower.tags.find(grad) if grad is not None and carried(grad) else None
+            tag = self._ledger.tags.find(grad) if grad is not None and carried(grad) else None
             if tag is None or tag is measured.tag or tag.origin is None or tag.level < _RUINED:
                 continue
             self._ruined.add(name)
@@ -287,8 +291,8 @@ class Sanitizer:
         facts: dict[str, Any] = self._extras.facts()
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
         self._guarded(self._settle_consequences, facts)
-        doings = self._follower.suspects
-        low = self._follower.low_dtype
+        doings = self._ledger.suspects
+        low = self._ledger.low_dtype
         facts |= {
             key: value
             for key, value in {
@@ -314,8 +318,8 @@ class Sanitizer:
             loss_reference=None if loss is None else loss["reference"],
             gradient_error=total,
             gradients=errors,
-            first_bad=_first_bad([d for d in doings if d.destroyed]),
-            first_bad_reference=_first_bad([d for d in doings if d.destroyed_reference]),
+            first_bad=first_bad([d for d in doings if d.destroyed]),
+            first_bad_reference=first_bad([d for d in doings if d.destroyed_reference]),
             facts=facts,
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
@@ -343,83 +347,29 @@ class Sanitizer:
                 if tensor is None or not carried(tensor) or extent(tensor).finite:
                     continue
                 poisoned.append(name)
-                tag = self._follower.tags.find(tensor)
+                tag = self._ledger.tags.find(tensor)
                 if tag is not None and not tag.quiet:
                     self._arrived(tag.bad, tag.reference_bad, name)
             if poisoned:
                 facts["poisoned"] = poisoned
-            self._follower.suspects += [_poisoned(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
+            self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
             if not self._losses:
                 for tensor in self._outputs:
-                    tag = self._follower.tags.find(tensor) if carried(tensor) else None
+                    tag = self._ledger.tags.find(tensor) if carried(tensor) else None
                     if tag is not None and not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
-        self._follower.suspects += [d for d in still if not self._ruined or d.facts["operands"][0].role == ""]
-        given = [d.facts["operands"][0] for d in self._follower.suspects if d.trouble == "given"]
+        self._ledger.suspects += [d for d in still if not self._ruined or d.facts["operands"][0].role == ""]
+        given = [d.facts["operands"][0] for d in self._ledger.suspects if d.trouble == "given"]
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
 
     def _written_badly(self, buffer: str) -> bool:
         """In this very step: then the operation that made the numbers is the one to blame."""
         tensor = self._buffers[buffer]()
-        tag = None if tensor is None else self._follower.tags.find(tensor)
-        return any(d.destroyed for d in self._follower.suspects) or (tag is not None and tag.bad is not None)
+        tag = None if tensor is None else self._ledger.tags.find(tensor)
+        return any(d.destroyed for d in self._ledger.suspects) or (tag is not None and tag.bad is not None)
 
     def _only_the_scale(self, doings: list[Doing]) -> bool:
         bad = [d for d in doings if d.destroyed]
         return bool(bad) and all(overflowed_by_scale(d, self._scale) for d in bad)
-
-
-def overflowed_by_scale(doing: Doing, scale: float | None) -> bool:
-    """In backward, and the unscaled value would fit."""
-    if scale is None or scale <= 1 or doing.spot.place.phase != "backward" or doing.facts.get("dtype") not in _RANGE:
-        return False
-    expected = doing.facts.get("reference_absmax", math.inf)
-    return bool(expected / scale < _RANGE[doing.facts["dtype"]])
-
-
-_RANGE = {short_dtype(d): format_of(d).max for d in (torch.float16,)}
-
-
-def _poisoned(buffer: str) -> Doing:
-    """A buffer that was not finite before the step, and that nothing in it reads."""
-    doing = Doing("given", "buffer", Spot(Place(buffer.rpartition(".")[0]), ""), 0, destroyed=True)
-    doing.facts = {"operands": (Operand("buffer", buffer, nonfinite=True),)}
-    return doing
-
-
-def _first_bad(doings: list[Doing]) -> FirstBad | None:
-    made = [d for d in doings if d.trouble == "nonfinite"]
-    if not made:
-        return None
-    first = min(made, key=lambda d: d.order)
-    operands = [o for o in first.facts.get("operands", ()) if o.absmax or o.rms]
-    expected = first.facts.get("reference_absmax", math.inf)
-    inputs: dict[str, float] = {}
-    for i, operand in enumerate(operands):
-        inputs |= {f"absmax{i}": operand.absmax, f"absmin{i}": operand.absmin}
-    return FirstBad(
-        op=first.op,
-        place=first.spot.resolved(),
-        order=first.order,
-        nan=bool(first.facts.get("nan")),
-        inputs=inputs,
-        expected=expected if math.isfinite(expected) else None,
-    )
-
-
-class _CappedShadows(CarriedShadows):
-    """Gives its twins up when they take too much, and makes no more."""
-
-    def __init__(self, on_op: Callable[[Operation], None], before_write: Callable[[Tensor], None]) -> None:
-        super().__init__(on_op=on_op, before_write=before_write)
-        self.spent = False
-        self.left_out = ""
-
-    def give_up(self) -> None:
-        self.left_out = f"twins took {self.bytes_held >> 20} MiB; from there on the step was not compared"
-        self.spent = True
-
-    def _concerned(self, tensors: list[Tensor], args: Any, kwargs: Any) -> bool:
-        return not self.spent and super()._concerned(tensors, args, kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -119,7 +120,7 @@ def _growth(calls: list[float]) -> dict[str, float] | None:
     usable = [c for c in calls if 0 < c < math.inf]
     if len(usable) < 8:
         return None
-    steps = [b / a for a, b in zip(usable, usable[1:])]
+    steps = [b / a for a, b in pairwise(usable)]
     factor = math.exp(sum(map(math.log, steps)) / len(steps))
     rising = sum(s > 1 for s in steps) / len(steps)
     return {"factor": factor, "calls": len(usable), "first": usable[0], "last": usable[-1]} if rising > 0.8 else None

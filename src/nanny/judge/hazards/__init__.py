@@ -11,7 +11,7 @@ import importlib
 import math
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...examine_records import Examination, Hazard

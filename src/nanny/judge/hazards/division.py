@@ -19,7 +19,7 @@ def constant_lost(suspect: Suspect, step: Step) -> Verdict | None:
     form = step.format_of(suspect)
     optimizer = suspect.place.phase == "optimizer"
     return Verdict(
-        f"eps {short(constant)} is 0 in {form.name} (at or below {short(form.flush_at)}): it protects nothing, and {_then(suspect)}",
+        f"eps {short(constant)} is 0 in {form.name} (at or below {short(form.flush_at)}): it protects nothing; {_then(suspect)}",
         cause="adam_eps_underflow_fp16" if optimizer else "eps_underflow_fp16",
         remedy="keep optimizer state and weights in FP32 (autocast does)" if optimizer else
         "compute this in FP32, or use an eps of 6.1e-5 or more, inside the root",
@@ -94,7 +94,7 @@ def singular_backward(suspect: Suspect, step: Step) -> Verdict | None:
 
 @hazard("undefined", rank=50)
 def undefined(suspect: Suspect, step: Step) -> Verdict | None:
-    """NaN or infinity where FP32 is finite and within range: a root or logarithm of a number that rounding pushed over the edge"""
+    """NaN or infinity where FP32 is finite: a root or logarithm of what rounding pushed over the edge"""
     if suspect.trouble != "nonfinite" or suspect.in_reference or not suspect.destroyed or step.from_the_scale(suspect):
         return None
     form = step.format_of(suspect)
@@ -106,7 +106,7 @@ def undefined(suspect: Suspect, step: Step) -> Verdict | None:
     elif suspect.op in _SINGULAR:
         cause = "eps_underflow_fp16"
     return Verdict(
-        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} in {form.name}; FP32 gives {short(suspect.reference_absmax)}",
+        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} in {form.name}, {short(suspect.reference_absmax)} in FP32",
         cause=cause,
         remedy="compute this part in FP32, and keep its argument away from zero",
         site="optimizer" if suspect.place.phase == "optimizer" else None,

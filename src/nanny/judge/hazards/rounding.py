@@ -122,7 +122,7 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     if chosen:
         return _of_choice(suspect, step, chosen)
     return Verdict(
-        f"{suspect.op} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} of it rounding",
+        f"{suspect.op} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} wrong",
         cause="logprob_rounding" if logs else "catastrophic_cancellation",
         remedy="keep log-probabilities and their sums in FP32" if logs else
         "reformulate (two passes, torch.var, cdist), or compute both sides and the difference in FP32",
@@ -170,7 +170,7 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
     elif suspect.op in _MATMULS | {"add"} and set(suspect.next[:1]) & _READS_LOGITS:
         cause, remedy = "low_precision_output_head", "compute the head in FP32, or remove the common offset of the logits"
     return Verdict(
-        f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies in it is {share(suspect.centred)} wrong",
+        f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies is {share(suspect.centred)} wrong",
         cause=cause,
         remedy=remedy,
         value=suspect.centred,

@@ -31,7 +31,7 @@ def average(suspect: Suspect, step: Step) -> Verdict | None:
     if not _still(suspect, step) or not _decays(suspect) or suspect.place.phase == "optimizer":
         return None
     return Verdict(
-        f"{share(suspect.unchanged or 0)} of the average stay as they were, {share(max(suspect.kept or 0, 0))} of the change arrives",
+        f"{share(suspect.unchanged or 0)} of the average stay as they were, {share(max(suspect.kept or 0, 0))} of a change arrives",
         cause="ema_stagnation",
         remedy="keep the average in FP32",
         value=suspect.kept,
