@@ -438,6 +438,56 @@ def loss_below_the_range():
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), _noise(16, 8), _tiny_squares, _noise(16, 4)
 
 
+def _focal(out, y):
+    p = out.softmax(-1).gather(1, y[:, None])[:, 0]
+    return (-((1 - p) ** 2) * torch.log(p)).mean()
+
+
+def focal_loss():
+    """Probabilities below the range of fp16 are 0, and their logarithm is infinite."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 10))
+    with torch.no_grad():
+        model[2].weight.mul_(60)
+    return model, _noise(32, 16), _focal, _ids(10, 32)
+
+
+def _contrastive(out, y):
+    z = F.normalize(out, dim=-1)
+    similar = (z @ z.t() / 0.05).exp()
+    return -(similar.diagonal() / similar.sum(-1)).log().mean()
+
+
+def contrastive_loss():
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), _noise(8, 16), _contrastive, _ids(3, 8)
+
+
+class MaskedRow(nn.Module):
+    """A mask of -1e5 is -inf in fp16, and a row of nothing else has no softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x, mask):
+        scores = self.q(x) @ self.k(x).transpose(-2, -1) / 4
+        return (scores + (mask - 1.0).to(scores.dtype)[:, None, :] * 1e5).softmax(-1) @ self.v(x)
+
+
+class Masking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.attn, self.head = nn.Linear(8, 16), MaskedRow(), nn.Linear(16, 3)
+
+    def forward(self, x, mask):
+        return self.head(self.attn(self.lift(x), mask).mean(1))
+
+
+def masked_row():
+    mask = torch.ones(4, 6)
+    mask[2] = 0
+    return Masking(), (_noise(4, 6, 8), mask), _class_loss, _ids(3, 4)
+
+
 FAULTS = {
     "norm squares": (norm_squares, ("fp16",), "native", ("block.0",)),
     "attention logits": (attention_logits, ("fp16",), "native", ("blocks.1.attn",)),
@@ -462,4 +512,7 @@ FAULTS = {
     "bias before a norm": (bias_before_norm, ("bf16",), "native", ("conv",)),
     "embedding rows": (embedding_rows, ("bf16",), "full", ("table.weight", "table")),
     "loss below the range": (loss_below_the_range, ("fp16",), "native", ("op:mul", "op:pow")),
+    "focal loss": (focal_loss, ("fp16",), "native", ("op:log", "op:softmax")),
+    "contrastive loss": (contrastive_loss, ("fp16",), "native", ("op:exp",)),
+    "masked row": (masked_row, ("fp16",), "native", ("attn",)),
 }

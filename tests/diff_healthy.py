@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from diff_gallery import _ids, _noise, _token_loss
+from diff_gallery import Transformer, _ids, _noise, _token_loss
 from torch import nn
 from torch.nn import functional as F
 
@@ -384,6 +384,75 @@ def autoencoder():
     return Autoencoder(), _noise(4, 1, 16, 16), F.l1_loss, _noise(4, 1, 16, 16)
 
 
+# Plain networks in states that look odd and are healthy.
+
+
+def _plain(*layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(*layers)
+
+
+def zero_head():
+    model = _plain(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 5))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    return model, _noise(8, 16), F.cross_entropy, _ids(5, 8)
+
+
+def large_targets():
+    return _plain(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1)), _noise(32, 16), F.mse_loss, _noise(32, 1) * 1000 + 5000
+
+
+def raw_inputs():
+    return _plain(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)), _noise(32, 8) * 50 + 100, F.cross_entropy, _ids(2, 32)
+
+
+def pixels():
+    convs = [nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)]
+    return _plain(*convs), (_noise(4, 3, 16, 16).abs() * 80).clamp(0, 255).round(), F.cross_entropy, _ids(4, 4)
+
+
+def batch_norm_of_two():
+    """Two samples that are close in a channel: the norm divides a small difference by itself."""
+    layers = [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)]
+    return _plain(*layers), _noise(2, 8), F.cross_entropy, _ids(3, 2)
+
+
+def saturated():
+    model = _plain(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3))
+    with torch.no_grad():
+        model[0].weight.mul_(20)
+    return model, _noise(16, 8), F.cross_entropy, _ids(3, 16)
+
+
+def large_vocabulary():
+    return _plain(nn.Embedding(2000, 16), nn.Linear(16, 2000)), _ids(2000, 32), F.cross_entropy, _ids(2000, 32)
+
+
+def dead_units():
+    model = _plain(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    nn.init.constant_(model[0].bias, -5.0)
+    return model, _noise(16, 8), F.cross_entropy, _ids(3, 16)
+
+
+def outlier_channel():
+    model, ids = Transformer(2), _ids(50, 4, 16)
+    with torch.no_grad():
+        model.token.weight[:, 3] *= 60
+    return model, ids, _token_loss, ids
+
+
+def deep():
+    layers = [layer for _ in range(16) for layer in (nn.Linear(24, 24), nn.ReLU())]
+    return _plain(*layers, nn.Linear(24, 3)), _noise(16, 24), F.cross_entropy, _ids(3, 16)
+
+
+ODD = {
+    f.__name__: f
+    for f in (
+        zero_head, large_targets, raw_inputs, pixels, batch_norm_of_two, saturated, large_vocabulary, dead_units,
+        outlier_channel, deep,
+    )
+}  # fmt: skip
 HEALTHY = {
     f.__name__: f
     for f in (

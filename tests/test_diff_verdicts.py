@@ -34,6 +34,32 @@ def test_healthy_models_raise_nothing_above_information(name, dtype):
     assert not report.reseeds
 
 
+@pytest.mark.parametrize("policy", ["native", "full"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", diff_healthy.ODD)
+def test_healthy_models_in_an_odd_state_raise_nothing_above_information(name, dtype, policy):
+    torch.manual_seed(5)
+    model, x, loss, y = diff_healthy.ODD[name]()
+    model_loss = (lambda out, target: loss(out.float(), target)) if policy == "full" else loss
+    report = nanny.auto_diff(model, x, dtype, loss_fn=model_loss, target=y, policy=policy)
+    assert [f for f in report.findings if f.severity > Severity.INFO] == []
+
+
+def test_a_model_at_its_optimum_is_not_accused_of_gradients_that_cancel():
+    """Pairs that contradict each other: scores and gradients go to 0, and what is left of them is rounding."""
+    torch.manual_seed(11)
+    model, (better, worse), loss, _ = diff_healthy.reward()
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        loss(model(better, worse)).backward()
+        optimizer.step()
+    for dtype in ("bf16", "fp16"):
+        report = nanny.auto_diff(model, (better, worse), dtype, loss_fn=loss)
+        assert report.total.rel_l2 > 0.05
+        assert [f for f in report.findings if f.severity > Severity.INFO] == []
+
+
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name, (_, dtypes) in FAULTS.items() for dtype in dtypes])
 def test_a_planted_fault_is_blamed_first_on_its_module(name, dtype):
     model, x = sandwich(FAULTS[name][0])

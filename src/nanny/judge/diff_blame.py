@@ -48,16 +48,9 @@ def graded(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
 
 def gradient_limit(report: DiffReport, limits: Limits) -> float:
     """ReLU signs and max-pool ties flip in health and move gradients, and near an optimum their terms cancel: the measured floor
-    knows by how much. It needs no margin where a backward step is off by itself, on exact values.
+    knows by how much.
     """
-    times = 1.0 if _errs_in_backward(report, limits) else limits.diff_floor_times
-    return max(limits.diff_grad_warn, times * (report.gradient_floor or 0.0))
-
-
-def _errs_in_backward(report: DiffReport, limits: Limits) -> bool:
-    limit = warn_limit(report, limits)
-    own = math.sqrt(sum(g.energy * g.own**2 for g in report.gradients if g.own is not None))
-    return own > limit or any(g.own is not None and g.own > limit for g in report.activation_gradients)
+    return max(limits.diff_grad_warn, limits.diff_floor_times * (report.gradient_floor or 0.0))
 
 
 def output_error(report: DiffReport, limits: Limits) -> float:

@@ -89,9 +89,8 @@ PAGES: dict[str, tuple[Severity, str]] = {
         Severity.WARNING,
         """The whole gradient is far from the reference gradient.
 
-        Why: it is off by more than 5 %, and either a backward step is off by itself, on exact values, or the error is more than
-        twice what a change of one rounding in inputs and weights does to this model (ReLU signs and max-pool ties flip in
-        health).
+        Why: it is off by more than 5 %, and by more than twice what a change of one rounding in inputs and weights does to this
+        model (ReLU signs and max-pool ties flip in health, and near an optimum the terms of a gradient cancel).
 
         Fix: see the layer that is blamed; if there is none, keep the named part in FP32.
         """,
