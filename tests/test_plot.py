@@ -11,7 +11,10 @@ from PIL import Image
 from query_recordings import CULPRIT, HEALTHY, SICK, Recipe, record
 
 from nanny.cli import main
-from nanny.plot import COLUMNS, on_pixels
+from nanny.examine_records import Examination, GradientError
+from nanny.plot import COLUMNS, QUANTITIES, on_pixels
+from nanny.records import GRADIENT_STATS, UPDATE_STATS, RunInfo, Sample, Site
+from nanny.store.writer import RunWriter
 from nanny.web.columns import reach
 
 RED = (176, 0, 32)
@@ -148,16 +151,30 @@ def test_pictures_name_the_first_culprit(tmp_path, capsys):
         assert f"first culprit (dashed): NAN_OUTPUT at step {CULPRIT.step} in {CULPRIT.site}" in _text(tmp_path / f"{name}.svg")
 
 
-@pytest.mark.parametrize("quantity", ["absmax", "headroom", "flushed", "norm"])
+@pytest.mark.parametrize("quantity", ["absmax", "headroom", "flushed", "norm", "lost"])
 @pytest.mark.parametrize("kind", ["output", "grad"])
 def test_every_quantity_that_is_on_record_can_be_mapped(tmp_path, capsys, quantity, kind):
     options = ("--what", "heat", "--kind", kind, "--quantity", quantity)
     code, files, err = plot(capsys, record(tmp_path, SICK), "-o", tmp_path, *options)
-    if (kind, quantity) == ("output", "norm"):
+    if (kind, quantity) in (("output", "norm"), ("output", "lost"), ("grad", "lost")):
         assert code == 2
-        assert "norm was not recorded of output" in err
+        assert f"{quantity} was not recorded of {kind}" in err
     else:
         assert (code, len(files)) == (0, 1)
+
+
+def test_lost_updates_and_errors_of_examined_steps_can_be_mapped(tmp_path, capsys):
+    writer = RunWriter(tmp_path, RunInfo(started=1.0, amp_dtype="bfloat16"))
+    writer.add_sites([Site("update", "w", "bfloat16", (8,)), Site("grad", "w", "bfloat16", (8,))])
+    writer.add_sample(Sample("update", 5, UPDATE_STATS, np.array([[100], [75], [1e-4], [1]], "<f4").tobytes()))
+    writer.add_sample(Sample("grad", 5, GRADIENT_STATS, np.array([[8], [1], [-1], [1]], "<f4").tobytes()))
+    gradient = GradientError("w", 1.0, 1.0, error=0.25, energy_share=1.0, zero_share=0.0, reference_zero_share=0.0)
+    writer.add_examination(Examination(step=5, gradients=(gradient,)))
+    writer.close("finished")
+    for quantity, options in (("lost", ("--kind", "update")), ("error", ())):
+        out = tmp_path / quantity
+        assert plot(capsys, writer.path, "-o", out, "--what", "heat", "--format", "svg", "--quantity", quantity, *options)[0] == 0
+        assert f"{QUANTITIES[quantity]}, {'updates' if quantity == 'lost' else 'gradients'}" in _text(out / "heat.svg")
 
 
 def _text(path):

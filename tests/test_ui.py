@@ -323,13 +323,13 @@ def test_the_command_serves_says_how_to_reach_it_and_ends_with_ctrl_c(tmp_path):
         assert process.wait(timeout=30) == 0
 
 
-def test_an_address_beyond_this_machine_comes_with_a_token(tmp_path, monkeypatch):
+def test_an_address_beyond_this_machine_comes_with_a_token(tmp_path):
     server = Server("127.0.0.1", 0, Shelf(tmp_path), "")
     server.server_close()
-    assert not any("token" in line for line in greeting(server, tmp_path, {}))
+    assert not any("token" in line for line in greeting(server, tmp_path))
     server = Server("0.0.0.0", 0, Shelf(tmp_path), "abc")
     server.server_close()
-    lines = greeting(server, tmp_path, {})
+    lines = greeting(server, tmp_path)
     assert lines[0].endswith(f":{server.port}/?token=abc")
     assert "unencrypted" in lines[1]
 

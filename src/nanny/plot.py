@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from .store import reader
 from .web.arrays import INFINITE, NOT_SAMPLED, OFFSET, PER_OCTAVE, ZERO, unpacked
 from .web.exponents import PER_OCTAVE as SHARES_PER_OCTAVE
 from .web.exponents import histograms_of, layer_histogram
-from .web.matrices import matrices_of
+from .web.matrices import error_matrix, matrices_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +40,7 @@ QUANTITIES = {
     "flushed": "share that FP16 flushes to zero",
     "norm": "norm",
     "lost": "share of updates lost",
-    "error": "own error against FP32",
+    "error": "error against FP32",
 }
 KINDS = {
     "output": "outputs",
@@ -146,22 +146,25 @@ def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
     from .show.plots import heat_figure
 
     of_kind = matrices_of(source)
-    kind = args.kind or next((kind for kind in KINDS if kind in of_kind), "")
+    kind = args.kind or ("grad" if args.quantity == "error" else next((kind for kind in KINDS if kind in of_kind), ""))
     if kind not in of_kind:
         return f"no {kind or 'layer'} was sampled"
     spec = of_kind[kind]
-    names, reach = spec["names"], unpacked(spec["reach"])
-    stored = "absmax" if args.quantity == "headroom" else args.quantity
-    if stored == "flushed":
-        histograms = histograms_of(source).get(kind)
-        if histograms is None:
-            return f"there are no histograms of {kind}"
-        codes, reach = unpacked(histograms["flushed"]), unpacked(histograms["reach"])
-    elif stored in spec["quantities"]:
-        codes = unpacked(spec["quantities"][stored]["codes"])
-    else:
+    matrix = _matrix(source, kind, spec, "absmax" if args.quantity == "headroom" else args.quantity)
+    if matrix is None:
         return f"{args.quantity} was not recorded of {kind}"
-    return heat_figure(_grid(names, codes, reach, args.quantity, kind), marks)
+    return heat_figure(_grid(spec["names"], unpacked(matrix["codes"]), unpacked(matrix["reach"]), args.quantity, kind), marks)
+
+
+def _matrix(source: Source, kind: str, spec: dict[str, Any], quantity: str) -> dict[str, Any] | None:
+    """Codes and columns of a quantity; what was taken at fewer steps than the rest of its kind has columns of its own."""
+    if quantity == "flushed":
+        histograms = histograms_of(source).get(kind)
+        return None if histograms is None else {"codes": histograms["flushed"]["flushed"], "reach": histograms["reach"]}
+    if quantity == "error":
+        return error_matrix(source, spec["names"]) if kind == "grad" else None
+    found = spec["quantities"].get(quantity)
+    return None if found is None else {"reach": spec["reach"], **found}
 
 
 def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import getpass
-import os
 import secrets
 import shlex
 import socket
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     token = secrets.token_urlsafe(24) if args.token or not is_loopback(args.host) else ""
     server = _opened(args.host, args.port, shelf, token)
     with server:
-        for line in greeting(server, top, os.environ):
+        for line in greeting(server, top):
             print(line, flush=True)
         try:
             server.serve_forever(poll_interval=0.2)
@@ -43,13 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def greeting(server: Server, top: Path, environment: os._Environ[str] | dict[str, str]) -> list[str]:
+def greeting(server: Server, top: Path) -> list[str]:
     """What to open, and what to type on the machine where the browser is."""
     host = str(server.server_address[0])
     tail = f"?token={quote(server.gate.token)}" if server.gate.token else ""
     if is_loopback(host):
         shown = f"[{host}]" if ":" in host else host
-        there = f"{_user(environment)}@{socket.gethostname()}"
+        there = f"{_user()}@{socket.gethostname()}"
         tunnel = f"ssh -N -L {server.port}:{shown}:{server.port} {shlex.quote(there)}"
         return [
             f"{top} is shown at http://{shown}:{server.port}/{tail}",
@@ -104,11 +103,11 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _user(environment: os._Environ[str] | dict[str, str]) -> str:
+def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
-        return environment.get("USER", "USER")
+        return "USER"
 
 
 if __name__ == "__main__":
