@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -30,7 +31,8 @@ from nanny.web.columns import groups_of, order_keys, pooled, reach
 from nanny.web.curves import kept_points
 from nanny.web.data import changes_since, layer_data, page_data
 from nanny.web.figures import format_borders
-from nanny.web.page import json_for_script, render
+from nanny.web.page import SCRIPTS, asset, json_for_script, render
+from nanny.web.strings import STRINGS
 
 MAGNITUDES = st.floats(width=32, allow_nan=True, allow_infinity=True).map(abs)
 
@@ -311,6 +313,16 @@ def test_no_name_can_end_the_script_it_stands_in():
     text = json_for_script({"name": "</script><!--", "value": math.nan})
     assert "<" not in text
     assert json.loads(text) == {"name": "</script><!--", "value": "NaN"}
+
+
+def test_all_that_the_script_says_is_there_in_both_languages():
+    script = "".join(asset(name) for name in SCRIPTS)
+    asked = set(re.findall(r'\bt\("([^"]+)"', script))
+    assert len(asked) > 40
+    for language in STRINGS.values():
+        assert asked <= set(language)
+    marks = {key: [set(re.findall(r"{\d}", STRINGS[language][key])) for language in ("en", "zh")] for key in STRINGS["en"]}
+    assert [key for key, (english, chinese) in marks.items() if english != chinese] == []
 
 
 def test_the_page_holds_plotly_and_its_own_files(tmp_path):

@@ -25,7 +25,7 @@ from ..formats import TARGETS
 from ..queries.alerts import findings_of, in_order, repeats
 from ..queries.source import Source, open_job, open_run
 from ..query import ask
-from ..records import Finding, NannyError, Severity
+from ..records import Finding, NannyError
 from ..show.jsontext import finite
 from ..store import reader
 from .curves import curves_of
@@ -316,8 +316,3 @@ def _target(db: str | None, text: str) -> tuple[str | None, int | None]:
     if text.isdecimal():
         return db, int(text)
     return (path, int(number)) if colon and path and number.isdecimal() else (text, None)
-
-
-def worst_severity(data: PageData) -> Severity | None:
-    """Of the findings on the page; decides the exit code of `nanny report`."""
-    return max((Severity.parse(finding["severity"]) for finding in data["findings"]), default=None)

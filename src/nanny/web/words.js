@@ -32,7 +32,9 @@ function drawVerdict() {
   place.className = verdict.healthy === true ? "good" : verdict.healthy === false && !suspect ? "bad" : "warn";
   const sign = { good: "✓", bad: "✕", warn: verdict.healthy === null ? "?" : "▲" }[place.className];
   fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, verdictSentence())),
-    index >= 0 ? culpritCard(index) : null, drawFacts(),
+    index >= 0 ? culpritCard(index) : null,
+    page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${page.comparison.lines[0]}`) : null,
+    drawFacts(),
     page.notes.map((note) => make("p", { class: "warning" }, note)), commands(page.next));
 }
 
