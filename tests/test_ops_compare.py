@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from op_models import WrongKernel, images, language, optimizer_for, series, train
 from torch import nn
 
-from nanny import CompareWithCPU, NannyError, open_module_tracker
+from nanny import CompareWithCPU, NanInfTracker, NannyError, open_module_tracker
 
 
 def compare(**options):
@@ -322,3 +324,36 @@ def test_our_own_trouble_does_not_become_the_programs(monkeypatch):
         out = out * 2
     assert out.tolist() == [4, 4, 4]
     assert tool.tally.compared == 0
+
+
+def test_complex_and_fp8_results_are_compared():
+    x = torch.randn(6, dtype=torch.complex64)
+    with compare() as tool:
+        (x * x).abs()
+        torch.fft.fft(x)
+        torch.randn(5).to(torch.float8_e4m3fn).float()
+    assert tool.faults == []
+    with WrongKernel("_fft_c2c", lambda t: t.mul_(1.1)), compare() as tool:
+        torch.fft.fft(x)
+    assert names(tool) == ["_fft_c2c"]
+
+
+@pytest.mark.slow
+def test_a_compiled_model_runs_as_without_the_tools():
+    def run(*tools):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+        compiled, losses = torch.compile(model, backend="aot_eager"), []
+        with contextlib.ExitStack() as stack:
+            for tool in tools:
+                stack.enter_context(tool)
+            for _ in range(2):
+                loss = compiled(torch.ones(3, 4)).square().sum()
+                loss.backward()
+                losses.append(loss.item())
+        return losses
+
+    tracker, comparing = NanInfTracker(strict=True), compare()
+    assert run(tracker, comparing) == run()
+    assert (tracker.faults, comparing.faults) == ([], [])
+    assert comparing.tally.compared > 10

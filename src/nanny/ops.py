@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,9 @@ def open_module_tracker(model: nn.Module) -> ModuleTracker:
 class _Watch:
     """What both tools share: when they are on, where they write, what they found."""
 
-    tool = ""
+    tool: str
+    _make_mode: Callable[[Whereabouts], Any]
+    _tally = OpTally()
 
     def __init__(
         self,
@@ -159,19 +161,15 @@ class _Watch:
         try:
             self._finish()
         finally:
-            self._say(tally_line(self.tool, self.tally, len(self.faults), str(self.log_path) if self._to_file else ""))
+            last = tally_line(self.tool, self.tally, len(self.faults), str(self.log_path) if self._to_file else "")
+            self._say(last)
             if self._stream is not None:
-                print(tally_line(self.tool, self.tally, len(self.faults), str(self.log_path)), file=sys.stderr)
+                print(last, file=sys.stderr)
                 self._stream.close()
             self._tally, self._mode, self._stream = self._mode.tally, None, None
 
-    def _make_mode(self, places: Whereabouts) -> Any:
-        raise NotImplementedError
-
     def _finish(self) -> None:
         """Before the last line."""
-
-    _tally = OpTally()
 
     @property
     def tally(self) -> OpTally:

@@ -14,10 +14,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..limits import Limits
 from ..op_records import Gap, OpFault, OpTally, TensorNote
-from .op_facts import Selection, is_random, long_name, puts_infinity, why_left_out
+from .op_facts import Selection, device_roundoff, is_random, long_name, puts_infinity, why_left_out
 from .op_gap import Tolerance, gap_between, noted
 from .op_matmul import independent_product, passes_screen
-from .op_wide import KERNEL_ERRORS, Call, Reference, apart, is_plain, reference_of, results_of, shaken, taken_down, tensors_in
+from .op_wide import (
+    KERNEL_ERRORS,
+    Call,
+    Reference,
+    Uncompiled,
+    apart,
+    is_plain,
+    reference_of,
+    results_of,
+    shaken,
+    taken_down,
+    tensors_in,
+)
 from .whereabouts import Spot, Whereabouts
 
 Verdict = Callable[[Call, Any, OpFault], None]
@@ -39,6 +51,7 @@ class CompareMode(TorchDispatchMode):
         limits: Limits | None = None,
     ) -> None:
         super().__init__()
+        self._run = Uncompiled(self._watch)
         self.active = True
         self._places, self._selection, self._tolerance, self._reference = places, selection, tolerance, reference
         self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
@@ -57,7 +70,9 @@ class CompareMode(TorchDispatchMode):
         return OpTally(self._operations, self._compared, agreed, self._faults, dict(self._left_out.most_common()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        return self._run(func, args, kwargs or {})
+
+    def _watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not self.active:
             return func(*args, **kwargs)
         self._operations += 1
@@ -158,7 +173,9 @@ def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: 
 
     found = []
     for at, (result, wide) in enumerate(zip(results, reference.results)):
-        gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened)
+        coarse = device_roundoff(call.func, result.device, result.dtype)
+        told = partial(movement, at)
+        gap = gap_between(result, wide, tolerance, limits, told, exact=not reference.widened, coarse=coarse)
         if gap is not None:
             found.append(gap)
     return tuple(found)

@@ -69,6 +69,16 @@ def adds_up_wide(func: Any) -> bool:
     return bare_name(func) in _PRODUCTS
 
 
+def device_roundoff(func: Any, device: torch.device, dtype: torch.dtype) -> float:
+    """TF32, where the program allows it: FP32 products on CUDA keep 11 bits. 0: the type's own."""
+    if device.type != "cuda" or dtype != torch.float32:
+        return 0.0
+    name = bare_name(func)
+    if name.startswith(("convolution", "cudnn", "_cudnn")):
+        return 2.0**-11 if torch.backends.cudnn.allow_tf32 else 0.0
+    return 2.0**-11 if name in _PRODUCTS | {"linear", "matmul"} and torch.backends.cuda.matmul.allow_tf32 else 0.0
+
+
 def is_sum(func: Any) -> bool:
     return bare_name(func) in _SUMS
 

@@ -39,16 +39,19 @@ def gap_between(
     limits: Limits,
     moved: Callable[[int], Tensor | None] = lambda draws: None,
     exact: bool = False,
+    coarse: float = 0.0,
 ) -> Gap | None:
     """None if they agree. `moved` tells, by so many draws, how far rounding of the inputs moves each element of the reference.
 
-    `exact`: integers must be equal (both sides computed the same thing from the same numbers).
+    `exact`: integers must be equal (both sides computed the same thing from the same numbers). `coarse`: the roundoff that the
+    device computes with, where it is larger than the result's own (TF32).
     """
     if not (out.is_floating_point() or out.is_complex()):
         if not exact or bool(torch.equal(out.cpu(), reference)):
             return None
         return _described(out, reference, out.cpu() != reference, None, "must be equal")
     if out.is_complex():
+        moved = lambda draws: None  # noqa: E731 - what it tells has no real and imaginary part
         out, reference = torch.view_as_real(out.resolve_conj()), torch.view_as_real(reference.resolve_conj())
     if not out.numel():
         return None
@@ -66,14 +69,20 @@ def gap_between(
         allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
         bad = ~((difference.abs() <= allowed) | _same(out, wide))
         return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
-    return _beyond_rounding(out, wide, difference, largest, limits, moved)
+    return _beyond_rounding(out, wide, difference, largest, limits, moved, coarse)
 
 
 def _beyond_rounding(
-    out: Tensor, wide: Tensor, difference: Tensor, largest: float, limits: Limits, moved: Callable[[int], Tensor | None]
+    out: Tensor,
+    wide: Tensor,
+    difference: Tensor,
+    largest: float,
+    limits: Limits,
+    moved: Callable[[int], Tensor | None],
+    coarse: float,
 ) -> Gap | None:
-    roundoff = unit_roundoff(out.dtype)
-    slack = 1.0 if is_low(out.dtype) else limits.op_fp32_slack
+    roundoff = max(unit_roundoff(out.dtype), coarse)
+    slack = 1.0 if is_low(out.dtype) or coarse else limits.op_fp32_slack
     rms = float(torch.linalg.vector_norm(wide)) / math.sqrt(wide.numel())
     small = roundoff * limits.op_l2_roundoffs * slack
     if largest <= small * rms:  # then so is every element, and the whole

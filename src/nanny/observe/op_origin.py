@@ -23,7 +23,7 @@ from ..examine_records import Place
 from ..op_records import OpFault, OpTally, TensorNote
 from .names import short_dtype
 from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_infinity
-from .op_wide import Call, apart, is_plain, taken_down, tensors_in
+from .op_wide import Call, Uncompiled, apart, is_plain, taken_down, tensors_in
 from .shadow import written_by
 from .whereabouts import Spot, Whereabouts
 
@@ -105,6 +105,7 @@ class OriginMode(TorchDispatchMode):
         immediate: bool = False,
     ) -> None:
         super().__init__()
+        self._run = Uncompiled(self._watch)
         self._places, self._selection, self._immediate = places, selection, immediate
         self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
         self._active = True
@@ -136,11 +137,15 @@ class OriginMode(TorchDispatchMode):
         return OpTally(operations=self._operations, faults=self._faults)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        return self._run(func, args, kwargs or {})
+
+    def _watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         kind = _kind_of(func)
         if not self._active or kind.is_view:
             return func(*args, **kwargs)
         spot = self._places.spot()
+        if self._on_op is not None:
+            self._on_op(long_name(func), spot, "runs")
         call = None
         try:
             inputs = self._inputs(args, kwargs, spot)

@@ -6,6 +6,7 @@ tensors are never written.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -186,6 +187,23 @@ class apart:
     def __exit__(self, *_: object) -> None:
         del self._autocast, self._dispatch
         torch._C._set_grad_enabled(self._grad)
+
+
+class Uncompiled:
+    """A function that torch's compiler, where the program uses it, must leave alone; without importing the compiler otherwise."""
+
+    __slots__ = ("_function", "_shielded")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._shielded = False
+
+    def __call__(self, *args: Any) -> Any:
+        if not self._shielded and "torch._dynamo" in sys.modules:
+            method = self._function
+            self._function = torch._disable_dynamo(lambda *given: method(*given), recursive=True)  # takes no bound method
+            self._shielded = True
+        return self._function(*args)
 
 
 def is_plain(tensor: Tensor) -> bool:

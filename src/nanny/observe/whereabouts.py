@@ -191,6 +191,8 @@ class Whereabouts:
         # smaller: another thread counts for itself (a CUDA device that recomputes); its nodes are not run by autograd
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled region has no module calls of its own
+            return
         if not self._open:
             if not self._has_closure:  # a step that raised has not said that it ended
                 self._optimizing = None
@@ -201,6 +203,8 @@ class Whereabouts:
         self._mark(_counter(), scope)
 
     def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         at = next((i for i in range(len(self._open) - 1, -1, -1) if self._open[i][0] is module), None)
         if at is None:
             return
