@@ -368,7 +368,7 @@ class MixedPrecisionNanny:
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         best = next(iter(self.diagnoses()), None)
-        if best is not None and best != self._told:
+        if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):
             self._say(best)
         for text in closing_lines(
             counts,

@@ -29,8 +29,7 @@ def as_named(culprit: str) -> str:
 
 def by_break(signs: Signs, at: Break, score: float, *more: str, culprit: str = "") -> Suspicion:
     """The suspicion that the first bad number speaks for."""
-    exact = at.hazard is not None and at.hazard.order == at.order
-    where = culprit or (as_named(at.hazard.culprit) if at.hazard is not None and exact else as_named(at.culprit))
+    where = culprit or as_named(at.hazard.culprit if at.hazard is not None and at.hazard.cause else at.culprit)
     return Suspicion(
         culprit=where,
         score=score,

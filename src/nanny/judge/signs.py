@@ -331,7 +331,7 @@ class Signs:
             first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
             if first is not None:
                 proof = 2.0 if first.kind in PROVED else 1.0
-                votes[first.cause] = votes.get(first.cause, 0.0) + proof * worst
+                votes[first.cause] = votes.get(first.cause, 0.0) + proof * (0.5 + 0.5 * worst)
         return max(votes, key=lambda name: votes[name], default="")
 
     def fact(self, name: str) -> Iterator[tuple[Examination, Any]]:
