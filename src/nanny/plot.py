@@ -21,6 +21,7 @@ from .queries.alerts import findings_of, in_order
 from .queries.layer import chosen_name
 from .queries.source import Source, open_run, positive, title_of
 from .records import NannyError
+from .show import plots
 from .store import reader
 from .web.arrays import INFINITE, NOT_SAMPLED, OFFSET, PER_OCTAVE, ZERO, unpacked
 from .web.exponents import PER_OCTAVE as SHARES_PER_OCTAVE
@@ -29,8 +30,6 @@ from .web.matrices import error_matrix, matrices_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from .show import plots
 
 PICTURES = ("loss", "grad", "scale", "heat", "hist")
 POWER = "2 to the power of"
@@ -57,14 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     names = _wanted(args.what)
     with open_run(args.db, args.run) as source:
-        from .show import plots  # matplotlib, only once it is needed
-
         found = in_order(findings_of(source))
         marks = plots.Marks(title_of(source), found, first_culprit(found))
         folder = _folder(args.out)
-        import matplotlib
-
-        with matplotlib.rc_context(plots.settings()), warnings.catch_warnings():
+        with plots.settings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
             drawn = 0
             for name in names:
@@ -115,36 +110,28 @@ def _folder(path: Path) -> Path:
 
 
 def _loss(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
-    from .show.plots import loss_figure
-
     curves = reader.scalars(source.db, source.run.id, ["loss"])
-    return loss_figure(curves["loss"], marks) if curves else "the run has no loss on record"
+    return plots.loss_figure(curves["loss"], marks) if curves else "the run has no loss on record"
 
 
 def _grad(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
-    from .show.plots import grad_figure
-
     curves = reader.scalars(source.db, source.run.id, ["grad_norm", "clip", "lr"])
     if "grad_norm" not in curves:
         return "the run has no gradient norm on record"
     lr = curves.get("lr")
     moves = lr is not None and len(np.unique(lr[1])) > 1
-    return grad_figure(curves["grad_norm"], marks, curves.get("clip"), lr if moves else None)
+    return plots.grad_figure(curves["grad_norm"], marks, curves.get("clip"), lr if moves else None)
 
 
 def _scale(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
-    from .show.plots import scale_figure
-
     curves = reader.scalars(source.db, source.run.id, ["scale", "skipped"])
     if "scale" not in curves:
         return "the run had no GradScaler"
     steps, skipped = curves.get("skipped", (np.empty(0), np.empty(0)))
-    return scale_figure(curves["scale"], marks, steps[skipped > 0])
+    return plots.scale_figure(curves["scale"], marks, steps[skipped > 0])
 
 
 def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
-    from .show.plots import heat_figure
-
     of_kind = matrices_of(source)
     kind = args.kind or ("grad" if args.quantity == "error" else next((kind for kind in KINDS if kind in of_kind), ""))
     if kind not in of_kind:
@@ -153,7 +140,8 @@ def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
     matrix = _matrix(source, kind, spec, "absmax" if args.quantity == "headroom" else args.quantity)
     if matrix is None:
         return f"{args.quantity} was not recorded of {kind}"
-    return heat_figure(_grid(spec["names"], unpacked(matrix["codes"]), unpacked(matrix["reach"]), args.quantity, kind), marks)
+    grid = _grid(spec["names"], unpacked(matrix["codes"]), unpacked(matrix["reach"]), args.quantity, kind)
+    return plots.heat_figure(grid, marks)
 
 
 def _matrix(source: Source, kind: str, spec: dict[str, Any], quantity: str) -> dict[str, Any] | None:
@@ -168,8 +156,6 @@ def _matrix(source: Source, kind: str, spec: dict[str, Any], quantity: str) -> d
 
 
 def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
-    from .show.plots import ExponentHistory, histogram_figure
-
     for kind, name in _subjects(source, marks, args):
         spec = layer_histogram(source, kind, name)
         if spec is not None:
@@ -184,8 +170,8 @@ def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
         levels = np.where(shares > 0, (shares - 255) / SHARES_PER_OCTAVE, np.where(shares == 0, -np.inf, np.nan))
     firsts = reach[:, 0] + 0.5
     half = 255 - SHARES_PER_OCTAVE
-    history = ExponentHistory(f"{kind} of {name}", _span(reach), spec["lowest"], levels, firsts[zero >= half], firsts[bad > 0])
-    return histogram_figure(history, marks)
+    seen = (firsts[zero >= half], firsts[bad > 0])
+    return plots.histogram_figure(plots.ExponentHistory(f"{kind} of {name}", _span(reach), spec["lowest"], levels, *seen), marks)
 
 
 DRAW: dict[str, Callable[[Source, plots.Marks, argparse.Namespace], Figure | str]] = {
@@ -212,8 +198,6 @@ def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> I
 
 
 def _grid(names: Sequence[str], codes: np.ndarray, reach: np.ndarray, quantity: str, kind: str) -> plots.Grid:
-    from .show import plots
-
     names, codes = _fewer_rows(names, codes)
     pixels = on_pixels(codes.astype(np.int32), reach, fill=NOT_SAMPLED)
     values, unit = pixels / PER_OCTAVE - OFFSET, POWER

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .numbers import counted, power_of_two, short, shortened
 
 try:
     import matplotlib
+    from matplotlib import font_manager
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -175,14 +177,14 @@ def save(figure: Figure, path: Path, dpi: int) -> None:
         raise NannyError(f"cannot write {path}: {error.strerror or error}; name another folder with -o DIR") from error
 
 
-def settings() -> dict[str, Any]:
-    """For `matplotlib.rc_context`: a `$` in a layer's name is no formula, and Chinese names need a font that has them."""
-    from matplotlib import font_manager
-
+def settings() -> AbstractContextManager[Any]:
+    """While it is open, a `$` in a layer's name is no formula, and Chinese names have a font if there is one."""
     known = set(font_manager.get_font_names())
     families = ["DejaVu Sans", *(name for name in CJK_FONTS if name in known)]
-    return {"text.parse_math": False, "font.family": families, "font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "nanny",
-            "hatch.linewidth": 0.6, "axes.unicode_minus": False}  # fmt: skip
+    return matplotlib.rc_context({
+        "text.parse_math": False, "font.family": families, "font.size": 10, "svg.fonttype": "none", "svg.hashsalt": "nanny",
+        "hatch.linewidth": 0.6, "axes.unicode_minus": False,
+    })  # fmt: skip
 
 
 def _figure(marks: Marks, what: str, panels: int) -> tuple[Figure, list[Any]]:
