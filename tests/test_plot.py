@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -179,3 +180,12 @@ def test_lost_updates_and_errors_of_examined_steps_can_be_mapped(tmp_path, capsy
 
 def _text(path):
     return " ".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_without_matplotlib_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("nanny.plot", "nanny.show.plots"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delattr("nanny.show.plots", raising=False)
+    assert main(["plot"]) == 2
+    assert capsys.readouterr().err.endswith("install it with pip install 'precision-nanny[plot]'\n")
