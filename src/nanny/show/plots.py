@@ -26,7 +26,7 @@ try:
     from matplotlib.colors import LinearSegmentedColormap, ListedColormap
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 except ImportError as error:
     raise NannyError("pictures need the package matplotlib; install it with pip install 'precision-nanny[plot]'") from error
 
@@ -37,6 +37,7 @@ AMBER = "#9a6700"
 PALE = "#e9e4d8"  # zero
 LABELS = 36  # names of layers beside a heat map
 NAME_WIDTH = 40
+CLOSE_DECADES, FEW_DECADES = 0.5, 3.0
 CJK_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "WenQuanYi Zen Hei", "Source Han Sans SC", "PingFang SC", "Microsoft YaHei")
 
 Curve = tuple[np.ndarray, np.ndarray]
@@ -210,9 +211,7 @@ def _draw_curve(axes: Any, curve: Curve, label: str, log: bool = False) -> None:
         axes.plot(steps[lone], values[lone], color=INK, linestyle="", marker=".", markersize=4)
     if log and usable.any():
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
-        crowded = np.log10(values[usable].max() / values[usable].min()) > 1
-        axes.yaxis.set_minor_formatter(NullFormatter() if crowded else FuncFormatter(lambda value, _: short(value, 2)))
+        _label_decades(axes, float(np.log10(values[usable].max() / values[usable].min())))
     axes.set_ylabel(label)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -220,6 +219,17 @@ def _draw_curve(axes: Any, curve: Curve, label: str, log: bool = False) -> None:
     zero = (values == 0) & log
     if zero.any():
         _rug(axes, steps[zero], 0.02, "_", BLUE, f"zero ({counted(int(zero.sum()), 'step')})")
+
+
+def _label_decades(axes: Any, decades: float) -> None:
+    """Plain numbers, more of them where the curve spans few decades."""
+    plain = FuncFormatter(lambda value, _: short(value))
+    axes.yaxis.set_major_formatter(plain)
+    if decades < CLOSE_DECADES:
+        axes.yaxis.set_minor_formatter(plain)
+    elif decades < FEW_DECADES:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_marks(axes: Any, marks: Marks) -> None:
