@@ -156,7 +156,10 @@ def _parameter_gradients(report: DiffReport, width: int, colour: bool) -> str:
         Column("bad", ""),
     )
     chosen = sorted(report.gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * g.energy**0.5))
-    rows = [(g.name, _type(g.dtype), g.error.rel_l2, g.own, g.energy, g.error.reference_norm, _angle(g), _bad(g)) for g in chosen]
+    rows = [
+        (g.name, _type(g.dtype), _compared(g, g.error.rel_l2), g.own, _compared(g, g.energy), _norm(g), _angle(g), _bad(g))
+        for g in chosen
+    ]
     title = "parameter gradients, largest error first"
     return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
 
@@ -177,10 +180,10 @@ def _activation_gradients(report: DiffReport, width: int, colour: bool) -> str:
         (
             f"{g.name or '(model)'}{f'#{g.call}' if g.call else ''}",
             _type(g.dtype),
-            g.error.rel_l2,
+            _compared(g, g.error.rel_l2),
             g.own,
             "-" if g.own is None else g.own_site or "(model)",
-            g.error.reference_norm,
+            _norm(g),
             _angle(g),
             _bad(g),
         )
@@ -188,6 +191,15 @@ def _activation_gradients(report: DiffReport, width: int, colour: bool) -> str:
     ]
     title = "activation gradients, largest error first (own: added by one module, on exact values)"
     return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
+
+
+def _compared(gradient: GradDiff, value: float) -> float | None:
+    """Nothing can be said of a gradient in which no element is finite in both runs."""
+    return None if gradient.error.spoiled and not gradient.error.reference_norm else value
+
+
+def _norm(gradient: GradDiff) -> float | None:
+    return _compared(gradient, gradient.error.reference_norm)
 
 
 def _type(dtype: str) -> str:
