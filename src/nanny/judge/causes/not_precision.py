@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..accounts import by_break, by_hazard, number
+from ..breaks import Break
 from ..cause_registry import CERTAIN, LIKELY, POSSIBLE, Suspicion, cause
 from ..producers import cause_of
 from ..signs import Signs
@@ -148,12 +149,19 @@ def singular_gradient(signs: Signs) -> Iterator[Suspicion]:
     if at is None or at.phase != "backward":
         return
     if at.in_reference is True:
-        yield by_break(signs, at, CERTAIN)
+        yield by_break(signs, at, CERTAIN, culprit=_forward_name(signs, at))
         return
     scales = signs.evidence.curve("scale")[1]
     at_any_scale = len(scales) and float(np.min(scales)) <= 1 and signs.skips[2] > 0
     if at.source != "examination" and at.nan and (at_any_scale or not len(scales)):
         yield by_break(signs, at, POSSIBLE, "gradients are NaN at any loss scale while forward and loss are finite")
+
+
+def _forward_name(signs: Signs, at: Break) -> str:
+    """`sqrt`, not the division that its derivative is: as the user has written it."""
+    incident = next((i for i in signs.facts.incidents if i.step == at.step and i.singular is not None), None)
+    named = at.culprit.startswith("op:") and incident is not None and incident.singular is not None
+    return f"op:{incident.singular.op}" if named and incident is not None and incident.singular is not None else ""
 
 
 @cause("vanishing_architecture", "not_precision", precision=False)

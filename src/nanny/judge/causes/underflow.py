@@ -12,6 +12,8 @@ from ..cause_registry import CERTAIN, LIKELY, Suspicion, cause
 from ..producers import cause_of
 from ..signs import Signs
 
+_RANGE = FP16.min_subnormal / FP16.max  # what is smaller beside the largest, no loss scale can lift
+
 
 def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None:
     """The examined step with most weights that lost their gradient to zeros: those weights, and their share of all elements.
@@ -22,6 +24,8 @@ def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None
     best: tuple[Examination, list[GradientError], float] | None = None
     for exam in signs.clean_exams:
         known = [g for g in exam.gradients if 0 < g.reference_norm < math.inf and not g.nonfinite]
+        largest = max((g.reference_norm for g in known), default=0.0)
+        known = [g for g in known if g.reference_norm / math.sqrt(sizes.get(g.name, 1)) > _RANGE * largest]
         gone = [
             g for g in known
             if g.error > signs.limits.diff_grad_error and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
