@@ -148,3 +148,8 @@ def test_gradients_and_loss_are_told_unscaled():
         exact = float(wide.get_parameter(gradient.name).grad.norm())
         assert gradient.reference_norm == pytest.approx(exact, rel=1e-5)
         assert gradient.norm == pytest.approx(exact, rel=0.02)
+
+
+def test_a_compiled_model_is_refused_with_the_way_out():
+    with pytest.raises(NannyError, match="force_eager"):
+        sanitize(torch.compile(nn.Linear(2, 2), backend="eager"))

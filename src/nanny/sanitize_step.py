@@ -17,6 +17,7 @@ from torch import nn
 from .examine_records import Examination, Hazard
 from .judge.hazards import judged
 from .limits import Limits
+from .observe.names import is_compiled
 from .observe.sanitizer import Sanitizer
 from .records import NannyError
 from .show.hazard_text import render_examination
@@ -60,6 +61,11 @@ def sanitize(
     """A context manager that examines the training step inside it. `scaler`: the GradScaler, so that gradients are unscaled."""
     if not isinstance(model, nn.Module):
         raise NannyError(f"sanitize(model) needs the nn.Module that is trained, not {type(model).__name__}")
+    if is_compiled(model):
+        raise NannyError(
+            "a compiled model does not show its operations; run this one step eagerly: "
+            "torch.compiler.set_stance('force_eager') before it, and sanitize(model._orig_mod)"
+        )
     scale = None if scaler is None or not scaler.is_enabled() else scaler.get_scale
     limits = limits or Limits()
     return Sanitized(Sanitizer([(model, "")], step, scale, limits, strict=strict), limits)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..hazard_records import Operand
-from .beside import key_of
 from .damage_ledger import Ledger
 from .damage_numbers import Extent, extent, rms_of
 from .damage_tags import Doing, Seen, Tag
@@ -59,7 +58,7 @@ def _given(ledger: Ledger, step: Seen) -> Doing | None:
         span = extent(tensor)
         if span.finite:
             continue
-        role, name = ledger.roles.get(key_of(tensor), ("given", ""))
+        role, name = ledger.roles.find(tensor) or ("given", "")
         if not span.nan and role in ("given", "buffer", "input") and span.high < math.inf:
             return ledger.purpose
         doing = ledger.suspect(step, "given")

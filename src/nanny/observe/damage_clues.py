@@ -14,7 +14,12 @@ from .damage_tags import Doing, Seen, Tag
 from .names import short_dtype
 from .shadow import LOW
 
-DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
+DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"]) | {
+    "max",
+    "min",
+    "median",
+    "mode",
+}
 _MAY_BE_WHOLE = frozenset(["to_copy", "arange", "cumsum", "linspace", "embedding", "add", "mul", "sum", "index", "copy", "stack"])
 _PROTECTS = frozenset(["add", "clamp_min", "clamp", "maximum", "where", "sub", "rsub", "full", "fill", "masked_fill", "addcmul"])
 
@@ -65,13 +70,14 @@ def _integers(ledger: Ledger, step: Seen, real: Tensor, lost: dict[str, float]) 
     return doing
 
 
-def absorbed(ledger: Ledger, step: Seen, real: Tensor) -> None:
+def absorbed(ledger: Ledger, step: Seen, real: Tensor) -> Doing | None:
+    """An addition of which less than half of the smaller addend arrives."""
     args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
     if len(args) < 2 or not carried(args[0]) or not carried(args[1]):
-        return
+        return None
     values = [step.overwritten.get(key_of(a), a) if id(a) in step.written else a for a in args]
     if any(id(a) in step.written and key_of(a) not in step.overwritten for a in args):
-        return
+        return None
     tags = [ledger.tags.find(a) or Tag() for a in args]
     for large, small in ((0, 1), (1, 0)):
         if values[large].shape != real.shape:
@@ -93,7 +99,8 @@ def absorbed(ledger: Ledger, step: Seen, real: Tensor) -> None:
             "operands": ledger.operands(step),
             "numbers": {"ratio": lost.ratio, "factor": tags[large].factor, "in_place": bool(step.written)},
         }
-        return
+        return doing
+    return None
 
 
 def decision(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> None:
@@ -121,7 +128,14 @@ def decision(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> None:
         }
     ledger.tags.put(
         real,
-        Tag(ledger.producer(step), order=ledger.order, level=count / real.numel(), error=count, origin=origin, choice=chooses),
+        Tag(
+            ledger.producer(step),
+            order=ledger.order,
+            level=count / real.numel(),
+            error=count,
+            origin=origin,
+            choice=chooses or any(t.choice for t in step.tags),
+        ),
     )
 
 

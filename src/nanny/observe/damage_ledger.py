@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from torch import Tensor
 from ..formats import format_of
 from ..hazard_records import Operand
 from ..limits import Limits
-from .beside import key_of
 from .damage_numbers import Level, operand_numbers
-from .damage_tags import PASSES_ON, Doing, Seen, Tags
+from .damage_tags import PASSES_ON, Doing, Roles, Seen, Tags
 from .names import short_dtype
 from .shadow import LOW
 
@@ -26,10 +25,10 @@ _NOWHERE: Any = None
 class Ledger:
     """What one step has told so far."""
 
-    def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: Mapping[int, tuple[str, str]]) -> None:
+    def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: Roles) -> None:
         self.limits = limits
         self.twin_of = twin_of
-        self.roles = roles  # of storages that were there before: (parameter, buffer, input or gradient; its name)
+        self.roles = roles
         self.tags = Tags()
         self.suspects: list[Doing] = []
         self.order = 0
@@ -93,7 +92,7 @@ class Ledger:
         )
 
     def role(self, tensor: Tensor) -> tuple[str, str]:
-        known = self.roles.get(key_of(tensor))
+        known = self.roles.find(tensor)
         if known is not None:
             return known
         tag = self.tags.find(tensor)

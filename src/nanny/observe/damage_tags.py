@@ -72,6 +72,7 @@ class Tag:
     reference_quiet: bool = False
     zeros: Doing | None = None
     whole: Doing | None = None
+    absorbed: Doing | None = None  # an addend is missing in it
     ancestors: frozenset[int] = frozenset()
 
 
@@ -99,6 +100,20 @@ class Tags:
             self._new = 0
             for key in [key for key, (alive, _) in self._held.items() if alive.expired()]:
                 del self._held[key]
+
+
+class Roles:
+    """What a storage is to the model, for as long as it lives: parameter, buffer, input or gradient, and its name."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[StorageWeakRef, tuple[str, str]]] = {}
+
+    def put(self, tensor: Tensor, role: str, name: str) -> None:
+        self._held[key_of(tensor)] = (StorageWeakRef(tensor.untyped_storage()), (role, name))
+
+    def find(self, tensor: Tensor) -> tuple[str, str] | None:
+        held = self._held.get(key_of(tensor))
+        return None if held is None or held[0].expired() else held[1]
 
 
 class Seen:

@@ -134,21 +134,28 @@ class Follower:
         graded = self._ledger.graded(level, real.dtype)
         lost = zeros(self._ledger, step, real, twin)
         whole = tag.whole or whole_numbers(self._ledger, step, real, twin)
-        if real.dtype in LOW and step.name in ADDITIONS and step.spot.place.phase != "backward":
-            absorbed(self._ledger, step, real)
+        missing = self._missing(step, real)
         origin = None
         if spoiled:
             origin = tag.bad
         elif graded > self._ledger.threshold(real.dtype) / _FADES:
             origin = self._blame(step, real, twin, level, graded, whole)
-        return replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole)
+        return replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
+
+    def _missing(self, step: Seen, real: Tensor) -> Doing | None:
+        """An addend that did not arrive, here or in a sum that this one continues."""
+        if step.spot.place.phase == "backward" or step.name not in ADDITIONS | PASSES_ON:
+            return None
+        before = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
+        here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in ADDITIONS else None
+        return before or here
 
     def _blame(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, whole: Doing | None) -> Doing | None:
         given = [t for t in step.tags if t.origin is not None]
         for tag in given:
             assert tag.origin is not None
             tag.origin.meets(step.name)
-            if tag.choice:
+            if tag.choice and step.spot.place.phase != "backward":
                 tag.origin.met["target" if step.name in LOSSES else "choice"] = None
         if given:
             additive = step.name in ADDITIVE
@@ -163,7 +170,8 @@ class Follower:
 
     def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, whole: Doing | None) -> Doing:
         doing = self._ledger.suspect(step, "error")
-        doing.root = whole if whole is not None else zeros_behind(step)
+        missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
+        doing.root = whole or missing or zeros_behind(step)
         outs = [t for t in tensors_in(step.op.out) if t.is_floating_point()]
         seeded = torch.Tag.nondeterministic_seeded in step.op.func.tags
         numbers = flush_numbers(real, twin)

@@ -44,7 +44,7 @@ from .damage_bad import check_given
 from .damage_ledger import Ledger
 from .damage_numbers import extent
 from .damage_states import States
-from .damage_tags import Doing, suspects_of
+from .damage_tags import Doing, Roles, suspects_of
 from .damage_trail import Follower
 from .examined_end import first_bad, overflowed_by_scale, poisoned_buffer
 from .gradient_errors import GradientNumbers, gradient_errors, measured_gradient
@@ -87,7 +87,7 @@ class Sanitizer:
         parts = parts_of(self._models)
         self._owners = {name: parts.owners[key] for key, name in parts.parameters.items()}
         self._buffers = dict(parts.buffers)
-        self._roles: dict[int, tuple[str, str]] = {}
+        self._roles = Roles()
         for name, owner in self._owners.items():
             parameter = owner()
             self._known(parameter, "parameter", name)
@@ -136,7 +136,7 @@ class Sanitizer:
 
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
         if tensor is not None and carried(tensor):
-            self._roles[key_of(tensor)] = (role, name)
+            self._roles.put(tensor, role, name)
 
     def _hook(self) -> None:
         for model, prefix in self._models:
@@ -220,7 +220,7 @@ class Sanitizer:
             self._measure_gradients()
         if not carried(tensor):
             return
-        role, name = self._roles.get(key_of(tensor), ("", ""))
+        role, name = self._roles.find(tensor) or ("", "")
         if role == "gradient" and in_backward() and self._ledger.tags.find(tensor) is None:
             check_given(self._ledger, tensor, role, name, self._places.spot())
         if tensor.dtype not in LOW or tensor.numel() > _STASH_ELEMENTS:

@@ -107,7 +107,7 @@ def _cause(suspect: Suspect, step: Step) -> str:
 _REMEDIES = {
     "static_loss_scale_overflow": "use torch.amp.GradScaler, which finds the scale, instead of a fixed factor",
     "input_out_of_range_fp16": "standardise the feature in FP32 before it enters the model",
-    "attention_logit_overflow_fp16": "divide queries by sqrt(d) before the product, normalise queries and keys, or keep scores in FP32",
+    "attention_logit_overflow_fp16": "divide queries by sqrt(d) before the product, normalise both, or keep scores in FP32",
     "loss_computed_in_fp16": "compute the loss on prediction.float(), or inside autocast",
     "grad_norm_overflow_fp16": "compute the norm of gradients in FP32",
     "norm_square_overflow_fp16": "square x.float(), or use the library's norm",

@@ -10,7 +10,7 @@ from . import Step, Verdict, hazard
 @hazard("residual", rank=80)
 def residual(suspect: Suspect, step: Step) -> Verdict | None:
     """A residual branch too small for the stream it is added to"""
-    if suspect.trouble != "absorbed" or not suspect.residual or suspect.place.phase != "forward":
+    if suspect.trouble != "absorbed" or suspect.place.phase != "forward" or not (suspect.residual or step.harmful(suspect)):
         return None
     if suspect.repeats >= step.limits.damage_repeats:
         return None
@@ -21,7 +21,7 @@ def residual(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep the residual stream in FP32, or normalise it",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
+        consequence=max(suspect.consequence, 1 - min(max(suspect.kept or 0.0, 0.0), 1.0)),
     )
 
 
@@ -31,7 +31,7 @@ def average(suspect: Suspect, step: Step) -> Verdict | None:
     if not _still(suspect, step) or not _decays(suspect) or suspect.place.phase == "optimizer":
         return None
     return Verdict(
-        f"{share(suspect.unchanged or 0)} of the average stay as they were, {share(max(suspect.kept or 0, 0))} of a change arrives",
+        f"{share(suspect.unchanged or 0)} of the average stay as they were, {share(max(suspect.kept or 0, 0))} of it arrives",
         cause="ema_stagnation",
         remedy="keep the average in FP32",
         value=suspect.kept,
