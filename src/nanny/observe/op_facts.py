@@ -117,9 +117,13 @@ def is_random(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return True
 
 
+def puts_constants(func: Any) -> bool:
+    return bare_name(func) in _PUTS_CONSTANTS
+
+
 def puts_infinity(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
     """Writes an infinity, or a number near the end of the type, on purpose: a mask."""
-    if bare_name(func) not in _PUTS_CONSTANTS:
+    if not puts_constants(func):
         return False
     end = torch.finfo(dtype).max / 2
     return any(isinstance(v, (int, float)) and abs(v) >= end for v in (*args, *kwargs.values()))

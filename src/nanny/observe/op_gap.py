@@ -56,49 +56,62 @@ def gap_between(
     if not out.numel():
         return None
     wide = reference if reference.dtype in (torch.float32, torch.float64) else reference.float()
-    difference = out.detach().to("cpu", wide.dtype).sub_(wide) if out.dtype != wide.dtype else out.detach().cpu() - wide
-    low, high = (float(v) for v in torch.aminmax(difference))
-    largest = max(abs(low), abs(high)) if low == low else math.nan
-    if largest == 0.0:
-        return None
-    if tolerance.given:
-        atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
-        if largest <= atol:
-            return None
-        # a correctly rounded result is right, however narrow the tolerance
-        allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
-        bad = ~((difference.abs() <= allowed) | _same(out, wide))
-        return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
-    return _beyond_rounding(out, wide, difference, largest, limits, moved, coarse)
+    difference = out.detach().to("cpu", wide.dtype) - wide
+    if not tolerance.given:
+        return _beyond_rounding(out, wide, difference, limits, moved, coarse)
+    atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
+    # a correctly rounded result is right, however narrow the tolerance
+    allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
+    bad = ~((difference.abs() <= allowed) | _same(out, wide))
+    return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
+
+
+def is_close(out: Tensor, reference: Tensor, tolerance: Tolerance, limits: Limits) -> bool:
+    """The common case, in as few passes as possible: all is finite, no element is off by more than the smallest tolerance of any.
+
+    False: unknown, see `gap_between`.
+    """
+    if not out.is_floating_point() or not out.numel():
+        return False
+    narrow = torch.float32  # one roundoff of fp32 is far below what fp32 results may be off by
+    if out.dtype == torch.float64:
+        narrow = torch.float64
+    own = out.detach().to("cpu", narrow)
+    other = reference.to(narrow)
+    low, high = torch.aminmax(own - other)
+    largest = max(-float(low), float(high))  # NaN if there is one: then nothing is close
+    if largest == 0.0 or (tolerance.given and largest <= (tolerance.atol or 0.0)):
+        return True
+    if tolerance.given or not math.isfinite(largest):
+        return False
+    rms = float(torch.linalg.vector_norm(other)) / math.sqrt(out.numel())
+    return largest <= unit_roundoff(out.dtype) * limits.op_l2_roundoffs * _slack(out.dtype, limits) * rms < math.inf
+
+
+def _slack(dtype: torch.dtype, limits: Limits) -> float:
+    return 1.0 if is_low(dtype) else limits.op_fp32_slack
 
 
 def _beyond_rounding(
     out: Tensor,
     wide: Tensor,
     difference: Tensor,
-    largest: float,
     limits: Limits,
     moved: Callable[[int], Tensor | None],
     coarse: float,
 ) -> Gap | None:
     roundoff = max(unit_roundoff(out.dtype), coarse)
-    slack = 1.0 if is_low(out.dtype) or coarse else limits.op_fp32_slack
-    rms = float(torch.linalg.vector_norm(wide)) / math.sqrt(wide.numel())
+    slack = 1.0 if coarse else _slack(out.dtype, limits)
     small = roundoff * limits.op_l2_roundoffs * slack
-    if largest <= small * rms:  # then so is every element, and the whole
-        return None
     same = _same(out, wide)
-    if not math.isfinite(rms) or not math.isfinite(largest):
-        finite = torch.isfinite(wide) & torch.isfinite(difference)
-        difference = torch.where(finite, difference, torch.where(same, 0.0, math.inf))
-        kept = torch.where(finite, wide, 0.0)
-        rms = _rms(kept)
-    else:
-        kept = wide
+    finite = torch.isfinite(wide) & torch.isfinite(difference)
+    difference = torch.where(finite, difference, torch.where(same, 0.0, math.inf))
+    kept = torch.where(finite, wide, 0.0)
+    rms = _rms(kept)
     # a subnormal is one step from the next, whatever its size
     allowed = (kept.abs() + rms) * (roundoff * limits.op_error_roundoffs * slack) + _subnormal(out.dtype)
     bad = (difference.abs() > allowed) & ~same
-    off = float(torch.linalg.vector_norm(torch.where(torch.isfinite(difference), difference, 0.0))) / math.sqrt(wide.numel())
+    off = _rms(torch.where(torch.isfinite(difference), difference, 0.0))
     whole = off > small * rms + _subnormal(out.dtype)
     if not bool(bad.any()) and not whole:
         return None

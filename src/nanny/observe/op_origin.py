@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..examine_records import Place
 from ..op_records import OpFault, OpTally, TensorNote
 from .names import short_dtype
-from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_infinity
+from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_constants, puts_infinity
 from .op_wide import Call, Uncompiled, apart, is_plain, taken_down, tensors_in
 from .shadow import written_by
 from .whereabouts import Spot, Whereabouts
@@ -37,29 +36,30 @@ _COPIES = frozenset(["clone", "stack", "cat", "_unsafe_view", "_reshape_copy"]) 
 FINITE, EXPECTED, PENDING, BAD = range(4)
 
 
-@dataclass(slots=True)
 class _Origin:
-    """A result: where it comes from and, once it was read, what it holds."""
+    """A result: where it comes from and, once it was read, what it holds. Made for every operation: defaults cost nothing."""
 
-    func: Any  # None: it came in from outside
-    spot: Spot
-    inputs: tuple[tuple[_Origin, Any, Any], ...] = ()  # with shape and dtype
-    shape: Any = ()
-    dtype: torch.dtype | None = None
-    device: Any = ""
     ends: tuple[Tensor, Tensor] | None = None
-    on_purpose: bool = False
-    name: str = ""  # of a parameter or buffer, or the collective that it arrived with
-    arrived: bool = False  # from another rank
-    low: float = 0.0
-    high: float = 0.0
-    state: int = FINITE
+    on_purpose = False
+    partial = False  # written into a part of its memory only
+    name = ""  # of a parameter or buffer, or the collective that it arrived with
+    arrived = False  # from another rank
+    low = 0.0
+    high = 0.0
+    state = FINITE
     root: _Origin | None = None
     call: Call | None = None
     out: Any = None
-    partial: bool = False  # written into a part of its memory only
     passed_on: tuple[str, ...] = ()
-    passed_on_count: int = 0
+    passed_on_count = 0
+
+    def __init__(self, func: Any, spot: Spot, inputs: tuple[Any, ...], tensor: Tensor) -> None:
+        self.func = func  # None: it came in from outside
+        self.spot = spot
+        self.inputs: tuple[tuple[_Origin, Any, Any], ...] = inputs  # with shape and dtype
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.device = tensor.device
 
     @property
     def nan(self) -> bool:
@@ -67,7 +67,7 @@ class _Origin:
 
     @property
     def extreme(self) -> bool:
-        return self.dtype is not None and max(abs(self.low), abs(self.high)) >= torch.finfo(self.dtype).max / 2
+        return max(abs(self.low), abs(self.high)) >= torch.finfo(self.dtype).max / 2
 
     @property
     def finite(self) -> bool:
@@ -83,13 +83,16 @@ class _Kind(NamedTuple):
     is_copy: bool
     is_uninitialised: bool
     is_collective: bool
+    puts_constants: bool
 
 
 @cache
 def _kind_of(func: Any) -> _Kind:
     name = bare_name(func)
     writes = func._schema.is_mutable or "batch_norm" in name
-    return _Kind(name, is_view_op(func), writes, name in _COPIES, name in _UNINITIALISED, is_collective(func))
+    return _Kind(
+        name, is_view_op(func), writes, name in _COPIES, name in _UNINITIALISED, is_collective(func), puts_constants(func)
+    )
 
 
 class OriginMode(TorchDispatchMode):
@@ -185,7 +188,8 @@ class OriginMode(TorchDispatchMode):
             self._names = self._places.storages()
         arrived = self._arriving.pop(key, None)
         name = self._names.get(key, "") if arrived is None else arrived[0]
-        origin = _Origin(None, spot, (), tensor.shape, tensor.dtype, tensor.device, name=name, arrived=arrived is not None)
+        origin = _Origin(None, spot, (), tensor)
+        origin.name, origin.arrived = name, arrived is not None
         origin.ends = _ends(tensor)
         self._enter(tensor, origin)
         return origin
@@ -216,10 +220,11 @@ class OriginMode(TorchDispatchMode):
             if kind.is_copy and len(inputs) == 1:
                 self._enter(tensor, inputs[0][0], copied=True)
                 continue
-            origin = _Origin(func, spot, inputs, tensor.shape, tensor.dtype, tensor.device)
+            origin = _Origin(func, spot, inputs, tensor)
             if not kind.is_uninitialised:
                 origin.ends = _ends(tensor)
-                origin.on_purpose = puts_infinity(func, args, kwargs, tensor.dtype)
+                if kind.puts_constants:
+                    origin.on_purpose = puts_infinity(func, args, kwargs, tensor.dtype)
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
             if call is not None:
                 origin.call, origin.out = call, out
@@ -311,7 +316,7 @@ class OriginMode(TorchDispatchMode):
 
     def _fault_of(self, origin: _Origin) -> OpFault:
         place = origin.spot.resolved()
-        own = TensorNote(tuple(origin.shape), short_dtype_of(origin), str(origin.device), origin.low, origin.high)
+        own = TensorNote(tuple(origin.shape), short_dtype(origin.dtype), str(origin.device), origin.low, origin.high)
         if origin.func is None:
             if origin.name and not origin.arrived:
                 place = Place(origin.name, "Parameter", place.phase, place.file, place.line)
@@ -340,12 +345,8 @@ class OriginMode(TorchDispatchMode):
         )
 
 
-def short_dtype_of(origin: _Origin) -> str:
-    return short_dtype(origin.dtype) if origin.dtype is not None else ""
-
-
 def _measurable(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and is_plain(tensor) and tensor.numel() > 0
+    return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor)
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:

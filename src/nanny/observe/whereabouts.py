@@ -95,7 +95,7 @@ class Whereabouts:
         self._buffers: dict[int, _Named] = {}
         self._scopes: dict[tuple[str, str, str], _Scope] = {}
         self._open: list[tuple[nn.Module, _Scope, int]] = []
-        self._optimizing: Place | None = None
+        self._updating: Spot | None = None  # all operations of an optimizer step are at one place
         self._has_closure = False
         self._since: list[int] = []  # from this sequence number on, nodes belong to ...
         self._scope_since: list[_Scope] = []
@@ -138,11 +138,12 @@ class Whereabouts:
         task = _task()
         if task != _NO_TASK and not (self._open and self._open[-1][2] == task):  # else: recomputed inside backward
             return self._spot_in_backward()
+        if self._updating is not None and not self._open:
+            return self._updating
         scope = self._open[-1][1] if self._open else _OUTSIDE
-        place = self._optimizing if self._optimizing is not None and not self._open else scope.forward
         where = _user_frame(sys._getframe(1)) if self._lines else None
         self._note(scope, where)
-        return Spot(place, scope.classes, *(where or ()))
+        return Spot(scope.forward, scope.classes, *(where or ()))
 
     def storages(self) -> dict[int, str]:
         """Names of the parameters and buffers that are known, by the address of their storage now."""
@@ -195,7 +196,7 @@ class Whereabouts:
             return
         if not self._open:
             if not self._has_closure:  # a step that raised has not said that it ended
-                self._optimizing = None
+                self._updating = None
             if self._given is None and not _known(self._names, module) and _is_model(module):
                 self._name(module, self._prefix_of(module))
         scope = self._scope_of(module)
@@ -212,11 +213,12 @@ class Whereabouts:
         self._mark(_counter(), self._open[-1][1] if self._open else _OUTSIDE)
 
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._optimizing = Place(module=type(optimizer).__name__, phase="optimizer")
+        where = _user_frame(sys._getframe(1)) if self._lines else None
+        self._updating = Spot(Place(module=type(optimizer).__name__, phase="optimizer"), "", *(where or ()))
         self._has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
 
     def _end_update(self, *_: Any) -> None:
-        self._optimizing = None
+        self._updating = None
         self._has_closure = False
 
     def _place_of_parameter(self, parameter: Any) -> Place:
