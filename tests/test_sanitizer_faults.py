@@ -51,13 +51,13 @@ def test_every_kind_that_is_claimed_has_a_title():
 def test_the_line_is_that_of_the_users_code():
     first = examined(FAULTS["variance_of_squares"].build(False)).hazards[0]
     lines, start = inspect.getsourcelines(FAULTS["variance_of_squares"].build)
-    assert first.place.file.endswith("sanitizer_faults.py")
+    assert first.place.file.endswith("sanitizer_faults_rounding.py")
     assert "mean**2" in lines[first.place.line - start]
 
 
 def test_the_report_says_what_where_why_and_what_to_do():
     text = str(examined(FAULTS["tiny_eps"].build(False)))
-    for part in ("constant_lost at fault", "eps 1e-8 is 0 in fp16", "sanitizer_faults.py:", "eps_underflow_fp16", "fix: "):
+    for part in ("constant_lost at fault", "eps 1e-8 is 0 in fp16", "sanitizer_faults_range.py:", "eps_underflow_fp16", "fix: "):
         assert part in text
     assert "no numerical hazards" in str(examined(FAULTS["tiny_eps"].build(True)))
 

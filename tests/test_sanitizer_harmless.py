@@ -8,8 +8,8 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from sanitizer_faults import Program, noise
 from sanitizer_healthy import HEALTHY, LOW
+from sanitizer_programs import Program, noise
 from torch import nn
 
 from nanny import NannyError, sanitize

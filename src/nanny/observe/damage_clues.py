@@ -30,8 +30,10 @@ def zeros_behind(step: Seen) -> Doing | None:
 
 def zeros(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> Doing | None:
     inherited = next((t.zeros for t in step.tags if t.zeros is not None), None)
-    if (real.dtype not in LOW and inherited is None) or lost_to_zero(real, twin) <= 0:
+    if real.dtype not in LOW and inherited is None:
         return None
+    if lost_to_zero(real, twin) <= 0:
+        return inherited if step.name in _PROTECTS and step.scalars else None  # a zero plus eps is still no number to divide by
     tiny = _tiny_constant(ledger, step, real)
     if inherited is not None and tiny is None:
         return inherited

@@ -84,10 +84,11 @@ def singular_backward(suspect: Suspect, step: Step) -> Verdict | None:
             cause="singular_gradient",
             remedy="add eps inside the root, or use the library's norm; precision is not the reason",
         )
+    only_gradients = "loss" not in suspect.reached and "output" not in suspect.reached
     from_data = bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
     return Verdict(
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of finite numbers, in FP32 as well",
-        cause="data_nan" if from_data else "",
+        cause="data_nan" if from_data else "singular_gradient" if only_gradients else "",
         remedy="look at the numbers that go in: precision is not the reason",
     )
 

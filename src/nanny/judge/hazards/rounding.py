@@ -112,12 +112,12 @@ def phase(suspect: Suspect, step: Step) -> Verdict | None:
 @hazard("cancellation", rank=66)
 def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
-    if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect) or not step.harmful(suspect):
+    logs = "log_softmax" in suspect.after
+    if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect) or not step.harmful(suspect, certain=logs):
         return None
     largest = max((o.rms for o in suspect.operands), default=0.0)
     if not largest or suspect.reference_rms * _BITS_LOST > largest:
         return None
-    logs = "log_softmax" in suspect.after
     chosen = _chosen(suspect)
     if chosen:
         return _of_choice(suspect, step, chosen)
@@ -165,7 +165,11 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
         cause, remedy = "logprob_rounding", "keep log-probabilities and their sums in FP32"
     elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
-    elif suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & _DIFFERENCES:
+    elif (
+        (suspect.op in ("mean", "sum", "mul", "pow", "square")
+        and set(suspect.next) & _DIFFERENCES)
+        or (suspect.op == "add" and set(suspect.next[:1]) & _DIFFERENCES)
+    ):
         cause, remedy = "catastrophic_cancellation", "reformulate (two passes, torch.var, cdist), or compute it in FP32"
     elif suspect.op in _MATMULS | {"add"} and set(suspect.next[:1]) & _READS_LOGITS:
         cause, remedy = "low_precision_output_head", "compute the head in FP32, or remove the common offset of the logits"
