@@ -34,6 +34,7 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..examine_records import Examination
 from ..formats import format_of
@@ -125,23 +126,25 @@ class Sanitizer:
             self._shadows.__exit__(None, None, None)
             while self._handles:
                 self._handles.pop().remove()
+            for owner in self._owners.values():  # torch leaves an empty dictionary behind
+                parameter = owner()
+                if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
+                    parameter._post_accumulate_grad_hooks = None
             self._guarded(self._measure_gradients)
             self._examination = self._assembled()
             self._places.close()
             del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs
         return self._examination
 
-    def __deepcopy__(self, memo: Any) -> Sanitizer:
-        return self  # a model that is copied within the step takes our hooks along
-
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
         if tensor is not None and carried(tensor):
             self._roles.put(tensor, role, name)
 
     def _hook(self) -> None:
-        for model, prefix in self._models:
-            self._handles.append(model.register_forward_pre_hook(partial(self._on_input, prefix), with_kwargs=True))
-            self._handles.append(model.register_forward_hook(self._on_output))
+        # global ones: nothing is stored on the user's modules, which may be copied or saved within the step
+        self._roots = {id(model): prefix for model, prefix in self._models}
+        self._handles.append(register_module_forward_pre_hook(self._on_input))
+        self._handles.append(register_module_forward_hook(self._on_output))
         for name, owner in self._owners.items():
             parameter = owner()
             if parameter is not None and parameter.requires_grad and parameter.is_leaf:
@@ -170,17 +173,18 @@ class Sanitizer:
         self._dirty.add(name)
         self._accumulated[name] += 1
 
-    def _on_input(self, prefix: str, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if self._is_open:  # a hook that was removed while torch goes through them is still called once
-            self._guarded(self._note_inputs, prefix, args, kwargs)
+    def _on_input(self, module: nn.Module, args: Any) -> None:
+        prefix = self._roots.get(id(module))
+        if self._is_open and prefix is not None:  # a hook removed while torch goes through them is still called once
+            self._guarded(self._note_inputs, prefix, args)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_open and not in_backward():
+        if self._is_open and id(module) in self._roots and not in_backward():
             self._outputs = list(float_leaves(output))[:8]
 
-    def _note_inputs(self, prefix: str, args: Any, kwargs: Any) -> None:
+    def _note_inputs(self, prefix: str, args: Any) -> None:
         with aside():
-            for i, leaf in enumerate(float_leaves((args, kwargs))):
+            for i, leaf in enumerate(float_leaves(args)):
                 self._known(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
                 if i < 8 and len(self._inputs) < 32:
                     span = extent(leaf)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .beside import Buffers, carried, key_of
+from .trace import being_traced
 
 aten = torch.ops.aten
 LOW = frozenset(
@@ -134,6 +135,8 @@ class CarriedShadows(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types or being_traced():  # a subclass that runs its parts itself, or somebody who records the program: not ours
+            return func(*args, **kwargs)
         tensors = [t for t in _tensors((args, kwargs)) if carried(t)]
         written = written_by(func, args, kwargs)
         if self._before_write is not None:
