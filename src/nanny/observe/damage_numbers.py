@@ -16,6 +16,7 @@ _CLEARLY_VARYING = 0.03  # below, the varying part is no longer taken as the dif
 _VARYING_FLOOR = 2e-5  # of the norm; FP32 itself has 6e-8, so that less would be its own rounding
 _ALL_ARE_WHOLE = 2.0**23  # FP32 has no fractions beyond
 _SAMPLE = 4096
+_MOST_DETAILED = 1 << 22
 _BIAS_ELEMENTS = 10_000
 
 
@@ -104,6 +105,12 @@ def level_of(real: Tensor, twin: Tensor) -> Level:
     return Level(plain, plain / varying, error, size)
 
 
+def _sampled(tensor: Tensor) -> Tensor:
+    """Every so-manieth element of a large tensor: details of a suspect must not cost another copy of it in FP64."""
+    step = tensor.numel() // _MOST_DETAILED
+    return tensor.reshape(-1)[::step] if step > 1 else tensor
+
+
 def _computable(tensor: Tensor) -> Tensor:
     """fp8 has hardly any operations."""
     return tensor.float() if tensor.element_size() == 1 and tensor.is_floating_point() else tensor
@@ -134,6 +141,7 @@ def lost_to_zero(real: Tensor, twin: Tensor) -> int:
 
 def flush_numbers(real: Tensor, twin: Tensor) -> dict[str, float]:
     """Share and energy of what became zero, and energy of what lies where the format has few digits left."""
+    real, twin = _sampled(real), _sampled(twin)
     wide = twin.double()
     zeroed = (_computable(real) == 0) & (wide != 0)
     energy = float(wide.square().sum())
@@ -234,7 +242,7 @@ def operand_numbers(tensor: Tensor) -> dict[str, Any]:
     """Sizes of the finite part."""
     if not tensor.is_floating_point() or not tensor.numel():
         return {}
-    wide = tensor.detach().double()
+    wide = _sampled(tensor.detach()).double()
     finite = wide.nan_to_num(0.0, 0.0, 0.0).abs()
     low, high = torch.aminmax(finite)
     return {
@@ -246,13 +254,13 @@ def operand_numbers(tensor: Tensor) -> dict[str, Any]:
 
 
 def rms_of(tensor: Tensor) -> float:
-    return float(tensor.double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) if tensor.numel() else 0.0
+    return float(_sampled(tensor).double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def bias_of(real: Tensor, twin: Tensor) -> float | None:
     """Mean of the error over its spread; None for few elements."""
     if real.numel() < _BIAS_ELEMENTS:
         return None
-    error = real.double() - twin.double()
+    error = _sampled(real).double() - _sampled(twin).double()
     spread = float(error.std())
     return float(error.mean()) / spread if 0 < spread < math.inf else None

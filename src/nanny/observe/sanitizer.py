@@ -129,9 +129,9 @@ class Sanitizer:
             for owner in self._owners.values():  # torch leaves an empty dictionary behind
                 parameter = owner()
                 if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
-                    parameter._post_accumulate_grad_hooks = None
+                    parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
             self._guarded(self._measure_gradients)
-            self._examination = self._assembled()
+            self._examination = self._concluded()
             self._places.close()
             del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs
         return self._examination
@@ -290,6 +290,14 @@ class Sanitizer:
             self._ruined.add(name)
             tag.origin.energy += (min(tag.level, 1.0) * measured.reference_norm) ** 2
             tag.origin.reached.add(name)
+
+    def _concluded(self) -> Examination:
+        try:
+            return self._assembled()
+        except Exception as error:
+            if self._strict:
+                raise
+            return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
     def _assembled(self) -> Examination:
         facts: dict[str, Any] = self._extras.facts()
