@@ -7,7 +7,7 @@ import torch
 from op_models import TinyGpt, images, language, optimizer_for, series, train
 from torch import nn
 
-from nanny import NanInfTracker
+from nanny import CompareWithCPU, NanInfTracker
 
 
 def track(**options):
@@ -77,11 +77,23 @@ def test_masks_that_came_in_as_buffers_or_were_added_twice_are_no_fault():
 
 
 def test_a_mask_that_becomes_nan_is_named_where_it_does():
+    rows = torch.tensor([False, True, False])[:, None]
+    model = Poisoned(lambda x: x.masked_fill(rows, float("-inf")).softmax(-1))
     with track() as tool:
-        scores = torch.randn(3, 4).masked_fill(torch.tensor([False, True, False])[:, None], float("-inf"))
-        scores.softmax(-1).sum()
-    assert producers(tool) == [("_softmax", "nan", "", "loop")]
-    assert tool.faults[0].passed_on_count == 1
+        model(torch.randn(3, 4)).sum().backward()
+    assert producers(tool)[0] == ("_softmax", "nan", "middle", "forward")
+    assert tool.faults[0].passed_on_count > 1
+
+
+def test_a_mask_that_becomes_nan_in_the_loss_is_a_fault_if_it_reaches_a_gradient():
+    with track() as tool:
+        scores = torch.randn(3, 4).masked_fill(torch.eye(4)[:3].bool(), float("-inf"))
+        ratio = scores - scores.clone()
+        torch.where(ratio.isnan(), 0.0, ratio).sum()
+    assert tool.faults == []
+    with track() as tool:
+        (torch.tensor([float("-inf")], requires_grad=True) - torch.full((1,), float("-inf"))).exp().square().backward()
+    assert producers(tool) == [("sub", "nan", "", "loop")]
 
 
 @pytest.mark.parametrize(
@@ -131,6 +143,29 @@ def test_data_and_weights_that_came_in_broken_are_named():
     with track() as tool:
         model(torch.randn(2, 4))
     assert [(f.kind, f.op, f.place.site) for f in tool.faults] == [("came_in", "1.weight", "1.weight")]
+
+
+def test_missing_labels_that_are_marked_with_nan_are_no_fault_until_they_reach_a_gradient():
+    model = nn.Linear(4, 1)
+    target = torch.randn(8, 1)
+    target[2] = float("nan")
+    x = torch.randn(8, 4)
+    with track() as tool:
+        error = (model(x) - target).square()
+        torch.where(target.isnan(), 0.0, error).sum().detach()
+        (model(x) - target.masked_fill(target > 1, float("nan"))).nanmean().detach()
+    assert tool.faults == []
+    with track() as tool:
+        (model(x) - target).square().mean().backward()
+    assert [(f.kind, f.op) for f in tool.faults] == [("came_in", "data")]
+
+
+def test_sparse_gradients_pass():
+    embedding = nn.Embedding(10, 4, sparse=True)
+    with track() as tool, CompareWithCPU(strict=True) as comparing:
+        embedding(torch.tensor([1, 2, 2])).sum().backward()
+        torch.optim.SparseAdam(embedding.parameters()).step()
+    assert (tool.faults, comparing.faults) == ([], [])
 
 
 def test_one_poisoned_update_is_told_once_however_long_the_run_goes_on(capsys):

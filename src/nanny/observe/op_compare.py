@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..limits import Limits
 from ..op_records import Gap, OpFault, OpTally, TensorNote
-from .op_facts import Selection, device_roundoff, is_random, long_name, puts_infinity, why_left_out
+from .op_facts import Selection, device_roundoff, is_random, long_name, puts_nonfinite, why_left_out
 from .op_gap import Tolerance, gap_between, is_close, noted
 from .op_matmul import independent_product, passes_screen
 from .op_wide import (
@@ -128,9 +128,10 @@ class CompareMode(TorchDispatchMode):
     def _compare(self, call: Call, out: Any, spot: Spot) -> tuple[str, OpFault | None]:
         with apart():
             results = results_of(call, out)
-            if not results:
-                self._left_out["returns no tensor"] += 1
-                return "returns no tensor", None
+            if not results or not all(map(is_plain, results)):
+                why = "makes a sparse tensor" if results else "returns no tensor"
+                self._left_out[why] += 1
+                return why, None
             if self._reference == "wide" and passes_screen(call, out, self._tolerance, self._limits):
                 self._compared += 1
                 return "succeeds to pass CompareWithCPU test", None
@@ -151,7 +152,7 @@ class CompareMode(TorchDispatchMode):
             if gaps:
                 self._faults += 1
                 return "fails to pass CompareWithCPU test", _fault(call, results, spot, "mismatch", gaps)
-            kind = _nonfinite_made(call, results)
+            kind = _nonfinite_made(call, results, spot.place.phase)
             if kind:
                 return f"makes {kind}, as its reference does", _fault(call, results, spot, kind, ())
             return "succeeds to pass CompareWithCPU test", None
@@ -184,19 +185,20 @@ def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: 
     return tuple(found)
 
 
-def _nonfinite_made(call: Call, results: list[Tensor]) -> str:
-    """NaN or Inf in a result, of finite inputs; the infinities of masks are meant."""
+def _nonfinite_made(call: Call, results: list[Tensor], phase: str) -> str:
+    """`nan` or `inf` in a result, of finite inputs; what was written on purpose, such as a mask, is nobody's fault."""
     floats = [t for t in results if t.is_floating_point() and t.numel()]
     ends = [float(v) for t in floats for v in torch.aminmax(t)]
     if all(math.isfinite(v) for v in ends):
         return ""
-    inputs = [t for t in call.tensors() if t.is_floating_point() and t.numel()]
-    if not all(math.isfinite(float(v)) for t in inputs for v in torch.aminmax(t)):
-        nan_before = any(bool(t.isnan().any()) for t in inputs)
-        return "nan" if any(v != v for v in ends) and not nan_before else ""
-    if any(v != v for v in ends):
-        return "nan"
-    return "" if puts_infinity(call.func, call.args, dict(call.kwargs), floats[0].dtype) else "inf"
+    if puts_nonfinite(call.func, call.args, dict(call.kwargs), floats[0].dtype):
+        return ""
+    given = [float(v) for t in call.tensors() if t.is_floating_point() and t.numel() for v in torch.aminmax(t)]
+    nan = any(v != v for v in ends)
+    if all(map(math.isfinite, given)):
+        return "nan" if nan else "inf"
+    # a mask may become NaN, and be left out of the loss again; anything else that was given has been told of
+    return "nan" if nan and phase != "loop" and all(v < math.inf for v in given) else ""
 
 
 def _fault(call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:

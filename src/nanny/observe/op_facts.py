@@ -121,12 +121,12 @@ def puts_constants(func: Any) -> bool:
     return bare_name(func) in _PUTS_CONSTANTS
 
 
-def puts_infinity(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
-    """Writes an infinity, or a number near the end of the type, on purpose: a mask."""
+def puts_nonfinite(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:
+    """Writes NaN, an infinity or a number near the end of the type on purpose: a mark or a mask."""
     if not puts_constants(func):
         return False
     end = torch.finfo(dtype).max / 2
-    return any(isinstance(v, (int, float)) and abs(v) >= end for v in (*args, *kwargs.values()))
+    return any(isinstance(v, (int, float)) and (v != v or abs(v) >= end) for v in (*args, *kwargs.values()))
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -3,7 +3,7 @@
 Of each operation two numbers stay on the device (smallest and largest result) and, on the host, which earlier operations its
 inputs came from. Reading them at the end of the step tells producers (finite in, not finite out) from those that passed it on,
 without waiting for the device once per operation. Infinities that were written on purpose (masks) are nobody's fault until
-something makes NaN of them.
+something makes NaN of them; NaN of a mask or of the data (missing labels) in a loss is none until it reaches a gradient.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..examine_records import Place
 from ..op_records import OpFault, OpTally, TensorNote
 from .names import short_dtype
-from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_constants, puts_infinity
+from .op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_constants, puts_nonfinite
 from .op_wide import Call, Uncompiled, apart, is_plain, taken_down, tensors_in
 from .shadow import written_by
 from .whereabouts import Spot, Whereabouts
 
 _MOST_WAITING = 1 << 14  # operations between two looks
 _SHOWN = 5  # of those that passed it on
-# Of zero they make minus infinity, which a mask or a loss may want; worth a word only if more comes of it.
+# Of zero they make minus infinity, which a mask may want; worth a word only if more comes of it.
 _LOGARITHMS = frozenset(["log", "log_", "log2", "log10", "log1p", "logit", "xlogy", "special_xlogy"])
 _UNINITIALISED = frozenset(["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"])
 _COPIES = frozenset(["clone", "stack", "cat", "_unsafe_view", "_reshape_copy"])  # as finite as what they were given
@@ -224,7 +224,7 @@ class OriginMode(TorchDispatchMode):
             if not kind.is_uninitialised:
                 origin.ends = _ends(tensor)
                 if kind.puts_constants:
-                    origin.on_purpose = puts_infinity(func, args, kwargs, tensor.dtype)
+                    origin.on_purpose = puts_nonfinite(func, args, kwargs, tensor.dtype)
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
             if call is not None:
                 origin.call, origin.out = call, out
@@ -273,21 +273,23 @@ class OriginMode(TorchDispatchMode):
             self._judge_producer(origin, found)
             return
         origin.state, origin.root = worst.state, worst.root or worst
-        if worst.state == PENDING and (origin.nan or origin.high == math.inf):
+        if worst.state == PENDING and _confirms(origin, origin.root):
             origin.state = BAD
             if origin.root.state == PENDING:
                 origin.root.state = BAD
                 found.append(origin.root)
         elif worst.state == EXPECTED and origin.nan:  # a mask became NaN here
-            origin.state, origin.root = BAD, origin
-            found.append(origin)
+            origin.root = origin
+            origin.state = BAD if _confirms(origin, origin) else PENDING
+            if origin.state == BAD:
+                found.append(origin)
             return
         self._pass_on(origin)
 
     def _judge_producer(self, origin: _Origin, found: list[_Origin]) -> None:
         origin.root = origin
-        if not origin.nan and self._is_given(origin):
-            origin.state = EXPECTED
+        if self._is_given(origin):
+            origin.state = PENDING if origin.nan else EXPECTED
         elif not origin.nan and origin.func is not None and origin.high < math.inf and bare_name(origin.func) in _LOGARITHMS:
             origin.state = PENDING
         else:
@@ -343,6 +345,13 @@ class OriginMode(TorchDispatchMode):
             passed_on=origin.passed_on,
             passed_on_count=origin.passed_on_count,
         )
+
+
+def _confirms(origin: _Origin, root: _Origin) -> bool:
+    """Does what comes of it show that it was a fault? NaN that is left out of a loss again is none; in a gradient it is."""
+    if root.nan:
+        return origin.nan and origin.spot.place.phase != "loop"
+    return origin.nan or origin.high == math.inf
 
 
 def _measurable(tensor: Tensor) -> bool:
