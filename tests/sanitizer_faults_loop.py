@@ -96,7 +96,7 @@ def poisoned_statistics(fixed: bool) -> Program:
     return training(model, lambda: F.mse_loss(model(x).float(), y), FP16)
 
 
-@fault("overflow", "static_loss_scale_overflow", "last fault op:mul op:to_copy op:mse_loss_backward")
+@fault("overflow", "static_loss_scale_overflow", "scaler.scale")
 def loss_scaled_by_hand(fixed: bool) -> Program:
     model = Between(nn.ReLU())
     x, y = noise(8, 16), noise(8, 4, seed=2)

@@ -139,7 +139,7 @@ class Follower:
         if spoiled:
             origin = tag.bad
         elif graded > self._ledger.threshold(real.dtype) / _FADES:
-            origin = self._blame(step, real, twin, level, graded, whole)
+            origin = self._blame(step, real, twin, level, graded, whole or missing)
         return replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
 
     def _missing(self, step: Seen, real: Tensor) -> Doing | None:
@@ -150,7 +150,7 @@ class Follower:
         here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in ADDITIONS else None
         return before or here
 
-    def _blame(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, whole: Doing | None) -> Doing | None:
+    def _blame(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing | None:
         given = [t for t in step.tags if t.origin is not None]
         for tag in given:
             assert tag.origin is not None
@@ -166,12 +166,12 @@ class Follower:
         if graded <= self._ledger.threshold(real.dtype):
             return None
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
-        return same or self._error_suspect(step, real, twin, level, graded, whole)
+        return same or self._error_suspect(step, real, twin, level, graded, behind)
 
-    def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, whole: Doing | None) -> Doing:
+    def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing:
         doing = self._ledger.suspect(step, "error")
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
-        doing.root = whole or missing or zeros_behind(step)
+        doing.root = behind or missing or zeros_behind(step)
         outs = [t for t in tensors_in(step.op.out) if t.is_floating_point()]
         seeded = torch.Tag.nondeterministic_seeded in step.op.func.tags
         numbers = flush_numbers(real, twin)

@@ -43,7 +43,7 @@ def first_bad(doings: list[Doing]) -> FirstBad | None:
     for i, operand in enumerate(operands):
         inputs |= {f"absmax{i}": operand.absmax, f"absmin{i}": operand.absmin}
     return FirstBad(
-        op=first.op,
+        op={"to_copy": "to"}.get(first.op, first.op),
         place=first.spot.resolved(),
         order=first.order,
         nan=bool(first.facts.get("nan")),

@@ -29,6 +29,7 @@ class Verdict:
     limit: float | None = None
     consequence: float | None = None  # default: what the suspect put into the gradients
     site: str | None = None  # a culprit that is no module: `optimizer`, `data:input`, a parameter
+    op: str | None = None  # the operation to name, if it is another one
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _hazard(kind: str, suspect: Suspect, verdict: Verdict) -> Hazard:
     consequence = suspect.consequence if verdict.consequence is None else verdict.consequence
     return Hazard(
         kind=kind,
-        op=suspect.op,
+        op=verdict.op or _NAMES.get(suspect.op, suspect.op),
         place=suspect.place if verdict.site is None else replace(suspect.place, site=verdict.site),
         order=suspect.order,
         dtype=suspect.dtype,
@@ -165,6 +166,7 @@ def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
     return out
 
 
+_NAMES = {"to_copy": "to"}  # as the user wrote it
 _TOGETHER = frozenset(["update_lost", "state_still", "decay_lost"])
 
 

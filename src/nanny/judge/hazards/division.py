@@ -7,6 +7,7 @@ from ...show.numbers import short
 from . import Step, Verdict, hazard
 
 PROBABILITIES = frozenset(["sigmoid", "softmax", "safe_softmax"])
+_TAKES_LOG = frozenset(["binary_cross_entropy", "log", "log1p", "xlogy", "logit"])
 _SINGULAR = frozenset(["div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "sqrt", "pow", "addcdiv", "logit", "norm"])
 
 
@@ -38,7 +39,8 @@ def saturated_probability(suspect: Suspect, step: Step) -> Verdict | None:
     )
     met = suspect.op.startswith("binary_cross_entropy") and "logits" not in suspect.op
     taken = suspect.op in ("log", "log1p", "xlogy", "logit") and any(o.producer in PROBABILITIES for o in suspect.operands)
-    wrong = suspect.trouble in ("nonfinite", "error") and (met or taken)
+    saturated = suspect.op in PROBABILITIES and bool(set(suspect.next) & _TAKES_LOG)
+    wrong = suspect.trouble in ("nonfinite", "error") and (met or taken or saturated)
     if not (rounded or wrong) or suspect.in_reference or not (suspect.destroyed or step.harmful(suspect, certain=True)):
         return None
     form = step.format_of(suspect)

@@ -58,8 +58,12 @@ def overflow(suspect: Suspect, step: Step) -> Verdict | None:
         remedy=_remedy(suspect, step),
         value=expected,
         limit=form.max,
-        site="data:input" if _from_data(suspect) else "loop:clip" if _of_gradients(suspect) else None,
+        site="data:input" if _from_data(suspect) else "loop:clip" if _of_gradients(suspect) else _scaler(suspect, step),
     )
+
+
+def _scaler(suspect: Suspect, step: Step) -> str | None:
+    return "scaler.scale" if _cause(suspect, step) == "static_loss_scale_overflow" else None
 
 
 def _of_gradients(suspect: Suspect) -> bool:

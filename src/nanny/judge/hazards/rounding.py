@@ -57,6 +57,7 @@ def flush(suspect: Suspect, step: Step) -> Verdict | None:
         cause=cause,
         remedy=remedy,
         consequence=max(suspect.consequence, suspect.silenced),
+        site={"loss_scale_too_low": "scaler.scale", "grad_underflow_no_scaling": "scaler"}.get(cause),
         value=suspect.reference_absmax,
         limit=form.min_normal,
     )
@@ -165,10 +166,8 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
         cause, remedy = "logprob_rounding", "keep log-probabilities and their sums in FP32"
     elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
-    elif (
-        (suspect.op in ("mean", "sum", "mul", "pow", "square")
-        and set(suspect.next) & _DIFFERENCES)
-        or (suspect.op == "add" and set(suspect.next[:1]) & _DIFFERENCES)
+    elif (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & _DIFFERENCES) or (
+        suspect.op == "add" and set(suspect.next[:1]) & _DIFFERENCES
     ):
         cause, remedy = "catastrophic_cancellation", "reformulate (two passes, torch.var, cdist), or compute it in FP32"
     elif suspect.op in _MATMULS | {"add"} and set(suspect.next[:1]) & _READS_LOGITS:
@@ -176,6 +175,7 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
     return Verdict(
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies is {share(suspect.centred)} wrong",
         cause=cause,
+        op=next((n for n in suspect.next if n in _DIFFERENCES), None) if cause == "catastrophic_cancellation" else None,
         remedy=remedy,
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
