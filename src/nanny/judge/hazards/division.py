@@ -44,8 +44,9 @@ def saturated_probability(suspect: Suspect, step: Step) -> Verdict | None:
     if not (rounded or wrong) or suspect.in_reference or not (suspect.destroyed or step.harmful(suspect, certain=True)):
         return None
     form = step.format_of(suspect)
+    meets = next((n for n in suspect.next if n in _TAKES_LOG), suspect.op)
     return Verdict(
-        f"probabilities are exactly 0 or 1 in {form.name}, and {_then(suspect) if rounded else f'{suspect.op} meets them'}",
+        f"probabilities are exactly 0 or 1 in {form.name}, and {_then(suspect) if rounded else f'{meets} meets them'}",
         cause="saturated_probability_loss",
         remedy="take the loss on logits: binary_cross_entropy_with_logits, cross_entropy, log_softmax, logsigmoid",
     )
