@@ -174,6 +174,8 @@ class MixedPrecisionNanny:
         if self._closed or os.getpid() != self._pid:
             return
         self._close_examination()
+        if self._recorder.off:
+            self._recorder.close()
         self._recorder.guard(self._finish)()
         self._recorder.guard(self._begin)(int(step))
         if self._recorder.capture is not None and self._recorder.capture.examined:
@@ -199,7 +201,9 @@ class MixedPrecisionNanny:
     def end_step(self) -> None:
         if not self._closed:
             self._recorder.end()
-            if self._recorder.capture is not None and self._recorder.capture.stepped:
+            if self._recorder.off:
+                self._recorder.close()
+            if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.stepped):
                 self._close_examination()
             self._ended = time.perf_counter()
 
@@ -208,7 +212,11 @@ class MixedPrecisionNanny:
         self._examiner.open(self._step)
 
     def _close_examination(self) -> None:
-        if self._examiner is not None and self._examiner.is_open:
+        if self._examiner is None or not self._examiner.is_open:
+            return
+        if self._recorder.off:  # the nanny has failed: nobody asks for the result any more
+            self._examiner.close()
+        else:
             self._recorder.guard(self._examiner.finish, apart=False)()
 
     def _examined(self, examination: Examination) -> None:
@@ -317,8 +325,6 @@ class MixedPrecisionNanny:
 
     def _failed(self, error: Exception) -> None:
         self._failure = f"{type(error).__name__}: {error}"
-        if self._examiner is not None:
-            self._examiner.close()
         if self._strict:
             raise error
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -20,6 +20,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..examine_records import Examination
 from .recorder import Recorder
 from .sanitizer import Sanitizer
+from .shadow import in_backward
+from .trace import being_traced
 
 STARTUP_SECONDS = 5.0  # which examinations may take before they must be earned
 SHARE = 0.01  # of the time of a run, afterwards
@@ -62,6 +64,12 @@ class ExaminationPlan:
         self._next = max(position + 1, 2 * position)
 
 
+def modes_may_change() -> bool:
+    """Inference mode, backward and transforms put the dispatcher back as they found it: what is opened or closed within them
+    would be half undone."""
+    return not torch.is_inference_mode_enabled() and not in_backward() and not being_traced()
+
+
 class Examiner:
     """Opens the sanitizer around the steps that the plan wants, one at a time in a process."""
 
@@ -82,7 +90,7 @@ class Examiner:
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position = position
-        if self.off_because or not self._recorder.models or Examiner.busy:
+        if self.off_because or not self._recorder.models or Examiner.busy or not modes_may_change():
             return False
         self.off_because = self._obstacle()
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
@@ -98,10 +106,10 @@ class Examiner:
         self._handle = register_module_forward_pre_hook(self._called)
 
     def close(self) -> Examination | None:
-        """Idempotent. Gives what the examination told."""
-        sanitizer, self._sanitizer = self._sanitizer, None
-        if sanitizer is None:
+        """Idempotent. Gives what the examination told. Where it may not end now, it ends at the next occasion."""
+        if self._sanitizer is None or not modes_may_change():
             return None
+        sanitizer, self._sanitizer = self._sanitizer, None
         self._recorder.examining = False
         self._handle.remove()
         try:

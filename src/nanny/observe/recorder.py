@@ -31,6 +31,9 @@ MOST_CALLS_NOTED = 64  # per step
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_IN_HOOKS = ("before_optimizer_step", "after_optimizer_step")  # torch goes through its hooks: none may be taken away now
+
+
 def guarded(method: F, apart: bool = True) -> F:
     """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
 
@@ -49,7 +52,7 @@ def guarded(method: F, apart: bool = True) -> F:
             with _disable_current_modes():
                 return method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001
-            self.failed(error)
+            self.failed(error, detach=method.__name__ not in _IN_HOOKS)
             return None
         finally:
             if outermost:
@@ -99,9 +102,10 @@ class Recorder:
         self.stepped_late = False  # the optimizer has run after the user's block
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception, detach: bool = True) -> None:
         self.off = True
-        self.close()
+        if detach:
+            self.close()
         self._on_failure(error)
 
     def guard(self, function: Callable[..., None], apart: bool = True) -> Callable[..., None]:
