@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import time
 import traceback
 import warnings
@@ -45,9 +44,10 @@ from .observe.autosteps import AutoSteps
 from .observe.capture import StepCapture
 from .observe.dump import save_suspect
 from .observe.examiner import Examiner
+from .observe.process import run_info
 from .observe.recorder import Recorder
 from .observe.trace import Suspect
-from .records import Finding, NannyError, NannyWarning, RunInfo, Severity, StepRecord
+from .records import Finding, NannyError, NannyWarning, Severity, StepRecord
 from .show.diagnosis_text import diagnosis_lines
 from .show.live import LiveLog, closing_lines
 from .store.recording import RunRecording
@@ -133,7 +133,7 @@ class MixedPrecisionNanny:
         self._began: float | None = None
         self._ended = 0.0
         self._folder = None if output_dir is None else Path(output_dir)
-        info = _run_info(trace_interval)
+        info = run_info(trace_interval)
         self._rank = info.rank if info.world_size > 1 else None
         self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
         self._recording = None if self._folder is None else RunRecording(self._folder, info)
@@ -208,7 +208,8 @@ class MixedPrecisionNanny:
             self._ended = time.perf_counter()
 
     def _open_examination(self) -> None:
-        assert self._examiner is not None and self._step is not None
+        assert self._examiner is not None
+        assert self._step is not None
         self._examiner.open(self._step)
 
     def _close_examination(self) -> None:
@@ -397,17 +398,3 @@ def _close_at_exit(reference: weakref.ref[MixedPrecisionNanny]) -> None:
     nanny = reference()
     if nanny is not None:
         nanny.close(status_at_exit())
-
-
-def _run_info(trace_interval: int) -> RunInfo:
-    import torch.distributed as dist
-
-    together = dist.is_available() and dist.is_initialized()
-    return RunInfo(
-        started=time.time(),
-        argv=tuple(sys.argv),
-        torch=torch.__version__,
-        world_size=dist.get_world_size() if together else int(os.environ.get("WORLD_SIZE", "1") or 1),
-        rank=dist.get_rank() if together else int(os.environ.get("RANK", "0") or 0),
-        meta={"trace_interval": trace_interval, "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()},
-    )

@@ -21,6 +21,7 @@ from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from . import events
 from .autopsy import examine, singular_operation
 from .capture import GradientRead, StepCapture
+from .loss_facts import copied, factor_of
 from .names import parts_of, root_name, short_dtype
 from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
 from .updates import UpdateProbe, lr_of, optimizer_state
@@ -60,22 +61,6 @@ def guarded(method: F, apart: bool = True) -> F:
                 self.seconds += time.perf_counter() - started
 
     return cast(F, wrapper)
-
-
-def _copy(loss: Tensor) -> Tensor:
-    """A scalar of its own, in a type that the host can read."""
-    return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
-
-
-def factor_of(root: Tensor) -> float | None:
-    """The plain number by which a loss was multiplied last, if it was."""
-    node = root.grad_fn
-    if node is None or type(node).__name__ != "MulBackward0":
-        return None
-    other = getattr(node, "_saved_other", None)
-    if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
-        return float(other)
-    return None
 
 
 class Recorder:
@@ -265,7 +250,7 @@ class Recorder:
         self._note("backward")
         if root.numel() == 1 and root.is_floating_point():
             scaled = self._scaled is not None and self._scaled[0]() is root
-            loss = self._scaled[1] if scaled and self._scaled is not None else _copy(root)
+            loss = self._scaled[1] if scaled and self._scaled is not None else copied(root)
             capture.losses.append(loss)
             capture.backward_scaled = capture.backward_scaled or scaled
             capture.loss_dtype = short_dtype(root.dtype if not scaled else self._scaled_from or root.dtype)
@@ -286,7 +271,7 @@ class Recorder:
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
-        self._scaled = (weakref.ref(scaled), _copy(loss))
+        self._scaled = (weakref.ref(scaled), copied(loss))
         self._scaled_from = loss.dtype
         self._note("scale")
         self._note_scaler(scaler)
