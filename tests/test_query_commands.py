@@ -456,3 +456,17 @@ def test_tail_shows_as_many_past_steps_as_asked(tmp_path: Path) -> None:
     record(tmp_path, HEALTHY)
     said = nanny("tail", "--db", tmp_path, "--lines", 33, cwd=tmp_path).stdout
     assert said.count("loss ") == 33
+
+
+def test_the_list_of_many_files_names_each_as_it_is_typed(tmp_path: Path) -> None:
+    for name in ("lr_3e-4_fp16", "lr_1e-3_fp16"):
+        record(tmp_path / name / "nanny_logs", replace(SICK, world_size=1))
+    text = nanny("runs", "--db", ".", cwd=tmp_path).stdout
+    assert {line.split()[0] for line in text.splitlines() if "_fp16" in line} == {"lr_3e-4_fp16", "lr_1e-3_fp16"}
+    assert max(map(len, text.splitlines())) <= 100
+    assert nanny("summary", "--db", "lr_3e-4_fp16", cwd=tmp_path).stdout.startswith("NOT HEALTHY")
+
+
+def test_a_run_that_ended_without_a_step_is_not_to_be_followed(tmp_path: Path) -> None:
+    record(tmp_path, replace(HEALTHY, steps=0))
+    assert nanny("summary", "--db", ".", cwd=tmp_path).stdout.rstrip().endswith("next: nanny run --help")

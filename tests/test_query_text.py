@@ -113,3 +113,8 @@ def test_long_lines_are_wrapped_with_their_indent() -> None:
     first, *others = text.splitlines()
     assert max(map(len, (first, *others))) <= 80
     assert all(line.startswith("    word") for line in others)
+
+
+def test_a_path_or_command_is_cut_in_the_middle_and_not_at_its_dots() -> None:
+    assert shortened("experiments/first/nanny_logs/metrics.db", 20) == "experi…gs/metrics.db"
+    assert shortened("../train.py --lr 0.001", 16) == "../tr…--lr 0.001"

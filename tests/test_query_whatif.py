@@ -291,3 +291,16 @@ def test_300_layers_stay_readable(tmp_path: Path) -> None:
     table = next(i for i, line in enumerate(lines) if line.startswith("layer"))
     assert ".123." in lines[table + 1]
     assert any("more tensors, all of which fit" in line for line in lines)
+
+
+def test_a_run_that_was_never_finite_is_not_told_that_it_would_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, replace(HEALTHY, loss_is_nan_from=0))
+    assert cli.main(["whatif", "--db", str(tmp_path), "--dtype", "fp16"]) == 2
+    assert "not finite from its first step (0) on" in capsys.readouterr().err
+
+
+def test_a_very_long_name_does_not_bury_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, Recipe(layers={"x" * 5000: (17.0, 0.0), "y": (17.0, 0.0)}, steps=8, trace_every=4))
+    reasons = whatif(tmp_path, capsys)["reasons"]
+    assert reasons
+    assert max(map(len, reasons)) < 400

@@ -120,7 +120,8 @@ def _same_start(loss: Pair, target: Format, limits: Limits) -> bool:
     rounding = limits.part_loss_roundoffs * target.unit_roundoff * float(np.median(np.abs(a)))
     if float(np.median(np.abs(b - a))) > max(rounding, 0.5 * float(step_noise(a[:, None], limits).max())):
         return False
-    jumps = np.diff(a), np.diff(b)
+    with np.errstate(invalid="ignore"):  # from one infinity to the next
+        jumps = np.diff(a), np.diff(b)
     enough = len(a) > 5 and all(jump.std() > 0 for jump in jumps)
     return not enough or float(np.corrcoef(*jumps)[0, 1]) > 0.5
 

@@ -39,7 +39,8 @@ def step_noise(values: np.ndarray, limits: Limits) -> np.ndarray:
     Noise changes as training goes on, so it is measured block by block. A block is short, so its neighbour and the run as a whole
     have a say too: the largest of the three counts.
     """
-    jumps = np.abs(np.diff(values, axis=0))
+    with np.errstate(invalid="ignore"):  # from one infinity to the next
+        jumps = np.abs(np.diff(values, axis=0))
     block = max(window_of(len(values), limits), 4)
     if len(jumps) < block:
         return np.zeros((1, values.shape[1]))

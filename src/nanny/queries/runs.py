@@ -12,19 +12,20 @@ from ..records import NannyError, Severity
 from ..show.numbers import counted, duration
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
-from ..store.files import DEFAULT_FOLDER, stores_below
+from ..store.files import DEFAULT_FOLDER, store_name, stores_below
 from .alerts import severity_counts
 
 SHOWN = 40
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _COLUMNS = (
     Column("file", elastic=True),
     Column("run"),
     Column("rank"),
-    Column("started", show=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))),
+    Column("started", show=lambda seconds: time.strftime("%m-%d %H:%M", time.localtime(seconds))),
     Column("seconds", "took", lambda seconds: "-" if seconds is None else duration(seconds)),
     Column("status"),
-    Column("amp_dtype", "dtype"),
-    Column("last_step", "last step"),
+    Column("amp_dtype", "dtype", lambda name: _SHORT.get(name, name)),
+    Column("last_step", "at step"),
     Column("errors"),
     Column("warnings"),
     Column("argv", "command", elastic=True),
@@ -89,8 +90,15 @@ def _shown(rows: Sequence[Sequence[object]], styles: Sequence[str], many_files: 
     """Without the columns that would say the same in every row."""
     dull = {"rank"} if not any(row[2] for row in rows) else set()
     dull |= set() if many_files else {"file"}
+    rows = [[_place(Path(str(row[0]))), *row[1:]] for row in rows]
     keep = [i for i, column in enumerate(_COLUMNS) if column.name not in dull]
     return Table(tuple(_COLUMNS[i] for i in keep), [[row[i] for i in keep] for row in rows], styles=styles)
+
+
+def _place(path: Path) -> str:
+    """What to type after --db: the folder, where the file and its own folder have their usual names."""
+    folder = path.parent if path.name == store_name(0) else path
+    return str(folder.parent if folder.name == DEFAULT_FOLDER and folder.parent.name else folder)
 
 
 def _next(rows: Sequence[Sequence[object]], db: str | None) -> list[str]:

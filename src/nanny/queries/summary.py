@@ -113,7 +113,8 @@ def overview(state: RankState) -> list[Line]:
     lines += _scale_lines(curves)
     cost = run.meta.get("cost_percent")
     if isinstance(cost, (int, float)):
-        lines.append(_fact("cost", f"{short(round(cost, 2))} % of the training time went into watching"))
+        percent = short(round(cost, 2 if cost < 100 else 0))
+        lines.append(_fact("cost", f"{percent} % of the training time went into watching"))
     if "step_ms" in curves:
         lines.append(_fact("step time", f"{short(float(np.median(curves['step_ms'][1])))} ms (median)"))
     if state.dumps:
@@ -285,7 +286,9 @@ def _next(states: Sequence[RankState], culprit: Finding | None) -> list[str]:
     if culprit is None:
         wide = source.run.amp_dtype in ("", "float32")
         imagine = source.command("whatif", "--dtype", "bf16") if wide else source.command("report")
-        return [source.command("tail") if states[0].steps is None else imagine]
+        if states[0].steps is None:
+            return [source.command("tail") if source.run.status == "running" else "nanny run --help"]
+        return [imagine]
     of_rank = [state.source for state in states if state.source.run.rank == culprit.rank]
     there = of_rank[0] if of_rank else source
     out = [source.command("alerts"), f"nanny rule {culprit.code}"]

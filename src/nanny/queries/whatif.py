@@ -19,7 +19,7 @@ from ..formats import BF16, FP16, TARGETS, Format, format_of
 from ..limits import Limits
 from ..records import NannyError, Severity
 from ..show.findings import STYLES
-from ..show.numbers import counted, listed, share, short
+from ..show.numbers import counted, listed, share, short, shortened
 from ..show.spark import sparkline
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
@@ -30,6 +30,7 @@ from .source import Source, open_run, positive, title_of
 
 SHOWN = 15
 SHOWN_IF_ALL_FIT = 5
+MOST_NAME = 80  # characters of a layer's name in a sentence
 MARGIN_BITS = 3  # below the largest scale that fits, so that the first larger batch does not overflow
 NOUNS = {"output": "output", "weight": "weight", "output_grad": "gradient of an output", "grad": "gradient of a weight"}
 PLURALS = {"output_grad": "gradients of outputs", "grad": "gradients of weights"}
@@ -51,6 +52,11 @@ def answer(args: argparse.Namespace) -> Answer:
         was = _upper(format_of(source.run.amp_dtype or "fp32"))
         command = source.command
         broken = first_nonfinite_loss(source)
+        if broken is not None and broken == _first_loss(source):
+            raise NannyError(
+                f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "
+                f"`{command('summary')}` says what came first"
+            )
     headline = verdict(result, was)
     if broken is not None:
         died = f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {broken} on."
@@ -77,6 +83,11 @@ def answer(args: argparse.Namespace) -> Answer:
 def first_nonfinite_loss(source: Source) -> int | None:
     steps, values = reader.scalars(source.db, source.run.id, ["loss"]).get("loss", ((), ()))
     return next((int(step) for step, value in zip(steps, values) if not math.isfinite(value)), None)
+
+
+def _first_loss(source: Source) -> int | None:
+    losses = reader.scalars(source.db, source.run.id, ["loss"]).get("loss")
+    return None if losses is None else int(losses[0][0])
 
 
 def scale_bits(scale: float | None) -> int | None:
@@ -114,8 +125,9 @@ def _reasons(result: Imagined) -> list[str]:
 def _sentence(group: Sequence[Fate], result: Imagined) -> str:
     worst, many = group[0], len(group) > 1
     what = counted(len(group), NOUNS[worst.kind], PLURALS.get(worst.kind, ""))
-    others = f"; also {listed([fate.site for fate in group[1:]], 2)}" if many else ""
-    reach = f"{worst.site} reaches {short(worst.peak)} at step {worst.peak_step}"
+    site = shortened(worst.site, MOST_NAME)
+    others = f"; also {listed([shortened(fate.site, MOST_NAME) for fate in group[1:]], 2)}" if many else ""
+    reach = f"{site} reaches {short(worst.peak)} at step {worst.peak_step}"
     end = f"{_upper(result.target)} {'ends' if result.target.has_inf else 'saturates'} at {short(result.target.max)}"
     if worst.why == "overflows":
         first = f" (too large from step {worst.first_overflow} on)" if worst.first_overflow != worst.peak_step else ""
@@ -123,13 +135,13 @@ def _sentence(group: Sequence[Fate], result: Imagined) -> str:
     if worst.why == "close to overflow":
         return f"{what} would come within a factor of two of overflow: {reach}, {end}{others}"
     if worst.why == "loses digits":
-        return f"{what} would keep fewer digits: {share(worst.subnormal_energy)} of {worst.site} is subnormal (by energy){others}"
+        return f"{what} would keep fewer digits: {share(worst.subnormal_energy)} of {site} is subnormal (by energy){others}"
     fixed = result.path is not None and result.path.fixed
     scale = " at this loss scale" if fixed else " even at the best loss scale"
     when = scale if worst.kind in BACKWARD else "; no loss scale can help"
     verb = "become zero" if worst.why == "becomes zero" else "lose energy"
     when += ", but no longer at the end" if worst.flushed_energy_at_end < worst.flushed_energy / 2 else ""
-    return f"{what} would {verb}: {worst.site} loses {share(worst.flushed_energy)} of its energy to zero{when}{others}"
+    return f"{what} would {verb}: {site} loses {share(worst.flushed_energy)} of its energy to zero{when}{others}"
 
 
 def _starts_too_low(result: Imagined) -> bool:

@@ -88,7 +88,7 @@ def shortened(text: str, width: int) -> str:
     """At most `width` characters. What does not fit is left out in the middle, but numbers stay: they tell layers apart."""
     if len(text) <= width:
         return text
-    parts = text.split(".")
+    parts = [text] if re.search(r"[/\s]", text) else text.split(".")  # a path or a command is no name of a layer
     middle = (len(parts) - 1) / 2
     form = text
     words = [i for i in range(len(parts) - 1) if not parts[i].isdecimal()]
