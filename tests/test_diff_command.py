@@ -71,6 +71,17 @@ def test_a_broken_model_exits_1_and_names_the_module(folder, capsys):
     assert main(["diff", "--model", "broken.py", "--input", "sample.pt", "--dtype", "fp16", "--fail-on", "never"]) == 0
 
 
+def test_where_all_is_nan_no_error_of_zero_is_shown(folder, capsys):
+    (folder / "nan.py").write_text(BROKEN.replace("/ 160000", "* 0"))
+    main(["diff", "--model", "nan.py", "--input", "sample.pt", "--dtype", "fp16", "--no-backward"])
+    lines = capsys.readouterr().out.splitlines()
+    spoiled = [line for line in lines if line.startswith("2 (Linear)")]
+    assert spoiled
+    assert spoiled[0].split()[4] == "-"
+    assert not [line for line in lines if line.startswith("  2, dim")]
+    assert any(line.startswith("output") and line.endswith("nothing is left to compare") for line in lines)
+
+
 def test_json_of_a_model_full_of_infinities_is_valid_json(folder):
     base = ["diff", "--model", "broken.py:build_model", "--input", "sample.pt", "--dtype", "fp16", "--loss", "broken.py:my_loss"]
     assert main([*base, "--format", "json", "--output", "out.json"]) == 1
@@ -188,6 +199,7 @@ model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Stop(), nn.Linear(8, 8))
 
 
 BAD = {
+    "negative limit": (["--model", "model.py", "--input", "sample.pt", "--rel-warn", "-1"], "is no relative error"),
     "no input": (["--model", "model.py"], "--input is missing: a file with what Net.forward(x) takes"),
     "no such input": (["--model", "model.py", "--input", "nowhere.pt"], "there is no such file"),
     "empty input": (["--model", "model.py", "--input", "empty.pt"], "the file is empty"),

@@ -10,6 +10,7 @@ its buffers and the random state are left as they were.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -273,8 +274,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-own", action="store_true", help="without each layer's own error (faster)")
     parser.add_argument("--eval", action="store_true", help="put the model into eval mode first")
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
-    parser.add_argument("--rel-warn", type=float, metavar="X", help="make a relative error above X a warning, for every layer")
-    parser.add_argument("--rel-error", type=float, metavar="X", help="make a relative error above X an error, for every layer")
+    parser.add_argument("--rel-warn", type=_fraction, metavar="X", help="a relative error above X is a warning, in every layer")
+    parser.add_argument("--rel-error", type=_fraction, metavar="X", help="a relative error above X is an error, in every layer")
     parser.add_argument(
         "--advise", type=float, nargs="?", const=True, default=False, metavar="GOAL",
         help="look for the modules to keep in FP32 so that the output error falls below GOAL",
@@ -284,6 +285,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
     return parser
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no relative error; write 0.01 for 1 %")
+    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:

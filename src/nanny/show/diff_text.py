@@ -57,6 +57,9 @@ def _head(report: DiffReport, colour: bool) -> str:
         f"{counted(report.batches, 'batch', 'batches')}",
     ]
     for out in report.outputs:
+        if nothing_left(out):
+            lines.append(f"output    {_bad(out)} of {out.error.count}: nothing is left to compare")
+            continue
         bad = f"{_bad(out)} of {out.error.count}; the rest " if out.error.spoiled else ""
         explained = f"at this depth rounding explains about {share(report.floor)}"
         lines.append(f"output    {bad}{deviation(out.error.rel_l2)} off; {explained}")
@@ -115,17 +118,18 @@ def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> st
     for call in report.calls:
         e = call.error
         marked = "!!" if e.rel_l2 > limits.rel_mark_error else "!" if e.rel_l2 > limits.rel_mark_warn else ""
-        extra = (e.max_abs, None if e.cosine is None else 1 - e.cosine, e.bias)
+        nothing = nothing_left(call)
+        extra = (None if nothing else e.max_abs, None if e.cosine is None else 1 - e.cosine, e.bias)
         rows.append(
             (
                 f"{call.name} ({call.module})" if with_class else call.name,
                 _type(call.dtype),
                 "x".join(map(str, call.shape)),
-                e.rel_l2,
+                None if nothing else e.rel_l2,
                 call.own.rel_l2 if call.own else None,
                 call.inherited,
                 e.centred,
-                f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}",
+                "-" if nothing else f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}",
                 " ".join(part for part in (marked, _bad(call)) if part),
                 *(extra if more else ()),
             )
@@ -193,9 +197,13 @@ def _activation_gradients(report: DiffReport, width: int, colour: bool) -> str:
     return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
 
 
+def nothing_left(found: CallDiff | GradDiff) -> bool:
+    """Whether no element is finite in both runs, so that an error of 0 would say nothing."""
+    return bool(found.error.spoiled) and not found.error.reference_norm
+
+
 def _compared(gradient: GradDiff, value: float) -> float | None:
-    """Nothing can be said of a gradient in which no element is finite in both runs."""
-    return None if gradient.error.spoiled and not gradient.error.reference_norm else value
+    return None if nothing_left(gradient) else value
 
 
 def _norm(gradient: GradDiff) -> float | None:
@@ -213,7 +221,7 @@ def _angle(gradient: GradDiff) -> float | None:
 def _dimensions(report: DiffReport, width: int) -> str:
     lines: list[str] = []
     for call in report.calls:
-        for d in call.dimensions:
+        for d in () if nothing_left(call) else call.dimensions:
             ratio = "" if d.rms_ratio is None else f"{short(d.rms_ratio)} times the median; "
             told = (
                 f"{call.name}, dim {d.dim} of {d.size}: index {d.index} has {share(d.error_share)} of the error; loudest "

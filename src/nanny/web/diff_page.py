@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..diff_records import CallDiff, DiffReport, GradDiff
 from ..records import Severity
-from ..show.diff_text import COMPUTES_NOTHING, verdict
+from ..show.diff_text import COMPUTES_NOTHING, nothing_left, verdict
 from ..show.numbers import counted, deviation, share, short, shortened
 from ..show.tables import Column, Line, Table
 from .blocks import CLAIM, QUIET, finding_lines, frame, graph_objects
 from .figures import BAD, OWN
 from .page import Section, document
 
+T = TypeVar("T")
 NAMES_SHOWN = 60  # beside a figure; more would cover each other, and are shown under the pointer
 NAME_WIDTH = 44
 MOST_CALLS = 400
@@ -79,9 +80,9 @@ def _calls(report: DiffReport, figures: dict[str, Any]) -> Section | None:
     rows = [
         [
             call.name, call.module, call.dtype, " x ".join(map(str, call.shape)), _error(call),
-            call.own.rel_l2 if call.own else None, call.inherited, call.error.centred, call.error.max_abs,
+            call.own.rel_l2 if call.own else None, call.inherited, call.error.centred, _compared(call, call.error.max_abs),
             None if call.error.cosine is None else 1 - call.error.cosine,
-            f"{short(call.error.ulp_p50, 2)} / {short(call.error.ulp_p99, 2)}", _bad(call),
+            _compared(call, f"{short(call.error.ulp_p50, 2)} / {short(call.error.ulp_p99, 2)}"), _bad(call),
         ]
         for call in report.calls
     ]  # fmt: skip
@@ -203,8 +204,12 @@ def _notes(report: DiffReport) -> Section | None:
 
 
 def _error(item: CallDiff | GradDiff) -> float | None:
+    return _compared(item, item.error.rel_l2)
+
+
+def _compared(item: CallDiff | GradDiff, value: T) -> T | None:
     """None where nothing finite is left that could be compared."""
-    return None if item.error.spoiled and not item.error.rel_l2 else item.error.rel_l2
+    return None if nothing_left(item) else value
 
 
 def _bad(item: CallDiff | GradDiff) -> str:
