@@ -49,6 +49,7 @@ KINDS = {
     "update": "updates",
 }
 MOST_ROWS = 400
+MOST_DOTS = 1200  # per inch; a picture is some inches wide, and all of it is in memory
 COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
 
 
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)")
     parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
     parser.add_argument("--format", choices=("png", "svg"), default="png", help="default: png")
-    parser.add_argument("--dpi", type=positive, default=150, metavar="N", help="dots per inch (default: 150)")
+    parser.add_argument("--dpi", type=_dots, default=150, metavar="N", help=f"dots per inch, up to {MOST_DOTS} (default: 150)")
     parser.add_argument("--kind", choices=tuple(KINDS), help="heat and hist: of what (default: output, or the first on record)")
     parser.add_argument("--quantity", choices=tuple(QUANTITIES), default="absmax", help="heat: which number (default: absmax)")
     parser.add_argument("--layer", metavar="NAME", help="hist: whose (default: the first culprit, else the closest to overflow)")
@@ -96,6 +97,13 @@ def _wanted(text: str) -> list[str]:
     if unknown or not names:
         raise NannyError(f"--what {text!r}: name some of {', '.join(PICTURES)}, separated by commas")
     return list(dict.fromkeys(names))
+
+
+def _dots(text: str) -> int:
+    number = positive(text)
+    if number > MOST_DOTS:
+        raise argparse.ArgumentTypeError(f"{text} dots per inch are too many; up to {MOST_DOTS} will do, 300 is enough for print")
+    return number
 
 
 def _folder(path: Path) -> Path:
