@@ -104,3 +104,14 @@ def fused_updates_in_bf16(fixed: bool) -> Program:
         model, lambda: F.mse_loss(model(x).float(), y), BF16 if fixed else None,
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-6, fused=True),
     )  # fmt: skip
+
+
+@fault("biased_rounding", "ema_stagnation", "fault")
+def decay_that_always_rounds_up(fixed: bool) -> Program:
+    def leak(x: Tensor) -> Tensor:
+        state = x.float() if fixed else x
+        for _ in range(300):
+            state = state * 0.999
+        return state.to(x.dtype)
+
+    return between(leak, BF16)

@@ -198,6 +198,7 @@ class Limits:
     damage_repeats: float = _limit(8, "derived: a sum that a loop adds up, not a single addition")
     damage_phase: float = _limit(0.1, "NUMERICS 2, row 15: phase error in radians")
     damage_entropy: float = _limit(0.1, "NUMERICS 2, row 7: normalised entropy of attention below 0.05 is a collapse")
+    damage_bias: float = _limit(0.5, "NUMERICS 2, row 11: mean error over its spread persistently above 0.5")
     damage_decay: float = _limit(9e-4, "derived: a decay that takes more than a thousand steps is not missed soon")
 
     # diagnosis

@@ -110,6 +110,22 @@ def phase(suspect: Suspect, step: Step) -> Verdict | None:
     )
 
 
+@hazard("biased_rounding", rank=65)
+def biased_rounding(suspect: Suspect, step: Step) -> Verdict | None:
+    """Rounding that goes the same way time after time, so that it adds up instead of averaging out"""
+    bias = suspect.numbers.get("bias")
+    again = suspect.repeats >= step.limits.damage_repeats and suspect.op in ("mul", "div", "lerp", "addcmul")
+    if not _jumps(suspect, step) or bias is None or abs(bias) < step.limits.damage_bias or not again or not step.harmful(suspect):
+        return None
+    return Verdict(
+        f"{suspect.op} rounds the same way in each of {suspect.repeats} repetitions (mean error {bias:+.1f} of its spread)",
+        cause="ema_stagnation",
+        remedy="keep what is multiplied again and again in FP32",
+        value=abs(bias),
+        limit=step.limits.damage_bias,
+    )
+
+
 @hazard("cancellation", rank=66)
 def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
