@@ -293,7 +293,7 @@ def test_300_layers_stay_readable(tmp_path: Path) -> None:
     assert any("more tensors, all of which fit" in line for line in lines)
 
 
-def test_a_run_that_was_never_finite_is_not_told_that_it_would_survive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_never_finite_is_not_told_that_it_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path, replace(HEALTHY, loss_is_nan_from=0))
     assert cli.main(["whatif", "--db", str(tmp_path), "--dtype", "fp16"]) == 2
     assert "not finite from its first step (0) on" in capsys.readouterr().err

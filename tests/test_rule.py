@@ -65,7 +65,31 @@ def test_a_family_gives_all_its_pages(capsys):
 
 def test_without_a_code_all_are_listed(capsys):
     lines = shown(capsys).splitlines()
-    assert len(lines) == len(all_pages()) + 2
+    assert [line.split()[0] for line in lines[:-2] if not line.startswith(" ")] == sorted(all_pages(), key=in_the_list)
+
+
+def in_the_list(code):
+    page = all_pages()[code]
+    return page.family, code
+
+
+def test_text_fits_into_a_hundred_columns_and_code_stays_as_it_is(capsys):
+    listed = shown(capsys).splitlines()
+    assert max(map(len, listed)) <= 100
+    whole = shown(capsys, "--all")
+    prose = [line for line in without_code(whole) if " " in line.strip()]
+    assert [line for line in prose if len(line) > 100] == []
+    for page in all_pages().values():
+        code = [line for line in page.text.splitlines() if line.startswith("    ")]
+        assert set(code) <= set(whole.splitlines())
+
+
+def without_code(text):
+    fenced = False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith(("    ", "|", "#", "```")):
+            yield line
 
 
 def test_formats_of_all_pages(capsys):

@@ -217,3 +217,12 @@ def test_the_module_runs_alone_and_survives_an_ascii_terminal(folder):
     done = subprocess.run(command, capture_output=True, env={"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin"})
     assert done.returncode == 1, done.stderr
     assert b"CAST_OVERFLOW" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp8_e4m3"])
+def test_the_text_fits_into_a_hundred_columns(folder, capsys, dtype):
+    torch.save(torch.randn(64, 32) * torch.logspace(-6, 4, 32), "wide.pt")
+    main(["tensor", "wide.pt", "--dtype", dtype, "--tile", "8"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("tiles") for line in lines)
+    assert [line for line in lines if len(line) > 100] == []

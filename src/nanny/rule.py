@@ -9,14 +9,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
 from .records import NannyError, Severity
+from .show.term import DEFAULT_WIDTH, width_of
 
 SECTIONS = ("Why", "Example", "Use instead", "When not", "Fix", "In settings files")
+_ITEM = re.compile(r"(?:[-*]|\d+\.) +")
 _SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):[ \t]*(.*)$")
 
 SYNTAX_ERROR = """A file that Python cannot read, so nothing in it was checked.
@@ -150,8 +153,40 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     return f", did you mean {names[found[0]]!r}?" if found else ""
 
 
-def page_text(page: Page) -> str:
-    return f"{page.code} ({page.kind}, {page.by})\n\n{page.text}"
+def page_text(page: Page, width: int = DEFAULT_WIDTH) -> str:
+    text = page.text if re.search(r"[\u4e00-\u9fff]", page.text) else reflowed(page.text, width)
+    return f"{page.code} ({page.kind}, {page.by})\n\n{text}"
+
+
+def reflowed(text: str, width: int) -> str:
+    """Paragraphs within `width` columns; code, tables and blank lines as they are."""
+    out: list[str] = []
+    paragraph: list[str] = []
+    fenced = False
+
+    def finish() -> None:
+        if paragraph:
+            indent = _ITEM.match(paragraph[0])
+            out.extend(
+                textwrap.wrap(
+                    " ".join(paragraph), width, subsequent_indent=" " * (indent.end() if indent else 0),
+                    break_long_words=False, break_on_hyphens=False,
+                )
+            )  # fmt: skip
+            paragraph.clear()
+
+    for line in text.splitlines():
+        fence = line.startswith("```")
+        if fenced or fence or not line.strip() or line.startswith(("    ", "|", "#")):
+            finish()
+            out.append(line)
+        else:
+            if _SECTION.match(line) or _ITEM.match(line):
+                finish()
+            paragraph.append(line.strip() if paragraph else line.rstrip())
+        fenced ^= fence
+    finish()
+    return "\n".join(out)
 
 
 def page_markdown(page: Page) -> str:
@@ -256,7 +291,7 @@ def _shown(pages: Sequence[Page], form: str, whole: bool = False) -> str:
         shown = [page for page in pages if page.family] if whole else pages
         texts = [page_markdown(page) for page in shown]
         return "\n\n".join([rules_page().rstrip(), "# Causes", *texts] if whole else texts)
-    return "\n\n\n".join(map(page_text, pages))
+    return "\n\n\n".join(page_text(page, width_of(sys.stdout)) for page in pages)
 
 
 def _rank(page: Page) -> dict[str, Any]:
@@ -267,7 +302,11 @@ def _overview(pages: Iterable[Page]) -> str:
     """Rules first, then causes."""
     rows = [(page.code, page.kind, page.title) for page in sorted(pages, key=lambda page: (page.family, page.code))]
     wide, kinds = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"{code:<{wide}}  {kind:<{kinds}}  {title}" for code, kind, title in rows]
+    indent, width = " " * (wide + kinds + 4), width_of(sys.stdout)
+    lines = []
+    for code, kind, title in rows:
+        line = f"{code:<{wide}}  {kind:<{kinds}}  {title}"
+        lines += [line] if not title.isascii() else textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False)
     return "\n".join([*lines, "", "nanny rule CODE explains one of them."])
 
 

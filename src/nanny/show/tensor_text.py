@@ -25,9 +25,9 @@ def render_tensor(report: TensorReport, plain: bool = False, colour: bool = Fals
         render_text(report.findings, colour=colour, width=width),
         _values(report),
         _ranges(report),
-        resolution_text(report),
+        _fitted(resolution_text(report), width),
         _dimensions(report, plain),
-        _tiles(report.tiles, report.target, plain),
+        _fitted(_tiles(report.tiles, report.target, plain), width),
         _reductions(report.reductions),
         _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width),
         _paragraphs("notes", report.notes, width),
@@ -65,9 +65,9 @@ def _values(report: TensorReport) -> str:
 
 
 def _ranges(report: TensorReport) -> str:
-    head = ["", "become 0", "energy", "subnormal", "energy", "overflow", "energy", "headroom", "footroom", "scales that fit"]
+    head = ["", "become 0", "energy", "subnormal", "energy", "overflow", "energy", "headroom", "footroom", "scales 2**n"]
     rows = [head, *(_range_row(fit) for fit in report.ranges)]
-    title = f"range       shares of the {report.ranges[0].count} non-zero finite values, and of their energy"
+    title = f"range       shares of the {report.ranges[0].count} non-zero finite values, and of their energy; room in bits"
     return "\n".join([title, *_aligned(rows)])
 
 
@@ -80,10 +80,14 @@ def _range_row(fit: RangeFit) -> list[str]:
         *small,
         share(fit.overflowed),
         share(fit.overflowed_energy),
-        bits(fit.headroom_bits),
-        bits(fit.footroom_bits) if fit.underflow_matters else "-",
-        scale_window(fit),
+        _bits(fit.headroom_bits),
+        _bits(fit.footroom_bits) if fit.underflow_matters else "-",
+        scale_window(fit).replace("2**", ""),
     ]
+
+
+def _bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
 def bits(value: float | None) -> str:
@@ -108,9 +112,9 @@ def resolution_text(report: TensorReport) -> str:
     if r.spacing_ratio is not None:
         lines.append(f"            spacing of the format over that variation: {short(r.spacing_ratio)}{_positions(r)}")
     lines.append(
-        f"            error in ulps: half of the elements below {short(r.ulp_p50)}, 99 % below {short(r.ulp_p99)}; "
-        f"against |x| + rms: {share(r.error_p50)}, {share(r.error_p99)}"
+        f"            error in ulps: half of the elements below {short(r.ulp_p50)}, 99 % below {short(r.ulp_p99)}"
     )
+    lines.append(f"            error against |x| + rms: half below {share(r.error_p50)}, 99 % below {share(r.error_p99)}")
     if r.bias is not None:
         lines.append(f"            bias of the error (mean/std): {short(r.bias)}")
     if r.sqnr_db is not None and r.sqnr_expected_db is not None:
@@ -232,6 +236,14 @@ def _paragraphs(title: str, texts: Sequence[str], width: int) -> str:
         return ""
     lines = [line for t in texts for line in textwrap.wrap(t, width, initial_indent="  - ", subsequent_indent="    ")]
     return "\n".join([title, *lines])
+
+
+def _fitted(section: str, width: int) -> str:
+    """What is said about the numbers within `width`; rows of marks are narrower anyway."""
+    lines = []
+    for line in section.splitlines():
+        lines += [line] if len(line) <= width else textwrap.wrap(line, width, subsequent_indent=" " * 12, break_long_words=False)
+    return "\n".join(lines)
 
 
 def _aligned(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
