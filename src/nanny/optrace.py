@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """The script's own exit code; 1 if it ended well and something was found."""
     options = parse(sys.argv[1:] if argv is None else argv)
-    code, found = 0, 0
+    code = 0
     watched = _Watched(options)
     with watched:
         try:
@@ -69,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = 1
             else:
                 code = end.code or 0
-    found = watched.found
-    return code or (1 if found else 0)
+    return code or (1 if watched.found else 0)
 
 
 class _Watched:

@@ -145,7 +145,7 @@ def _subnormal(dtype: torch.dtype) -> float:
 
 
 def _same(out: Tensor, wide: Tensor) -> Tensor:
-    """Equal, infinities included, or both NaN; an infinity stands for whatever the wide type would also round to one."""
+    """Equal, infinities included, or both NaN."""
     own = out.detach().to("cpu", wide.dtype)
     return (own == wide) | (own.isnan() & wide.isnan())
 

@@ -203,7 +203,7 @@ class Uncompiled:
         if _compiler_callback() in (None, False):
             return self._function(*args)
         if self._shielded is None:
-            self._shielded = torch._disable_dynamo(lambda *given: self._function(*given), recursive=True)
+            self._shielded = torch.compiler.disable(lambda *given: self._function(*given), recursive=True)
         return self._shielded(*args)
 
 
