@@ -16,7 +16,7 @@ from query_recordings import HEALTHY, Recipe, histogram_of, nanny, record
 from nanny import cli
 from nanny.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format, range_shares
 from nanny.limits import Limits
-from nanny.queries.fates import Recorded, examine
+from nanny.queries.fates import Recorded, examine, quantile
 from nanny.queries.lossscale import limit_bits, scale_path
 from nanny.queries.ranges import exponent_below, highest_exponent, shares
 
@@ -304,3 +304,10 @@ def test_a_very_long_name_does_not_bury_the_reason(tmp_path: Path, capsys: pytes
     reasons = whatif(tmp_path, capsys)["reasons"]
     assert reasons
     assert max(map(len, reasons)) < 400
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 400])
+@pytest.mark.parametrize("share", [0.5, 0.75])
+def test_the_fast_quantile_is_that_of_numpy(size: int, share: float) -> None:
+    values = np.random.default_rng(size).normal(size=size)
+    assert quantile(values, share) == pytest.approx(np.quantile(values, share), rel=1e-12)
