@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .damage_numbers import extent, family
-from .shadow import Operation
+from .shadow import LOW, Operation
 from .whereabouts import Spot
 
 _MOST_ROWS = 4096
@@ -21,6 +21,8 @@ _MULTIPLIES = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution"])
 _RELUS = frozenset(["relu", "threshold"])
 _FUSED_ATTENTION = "scaled_dot_product"
 _EXACTLY_ONE = 1e-5
+_TIED_ROWS = 0.2
+_FEWEST_FOR_BIAS = 256
 _MASKED = -1e4  # a score this low is a mask, not a score
 
 
@@ -31,6 +33,7 @@ class Extras:
         self.attention: dict[str, dict[str, float]] = {}
         self.dead: dict[str, float] = {}
         self.ratios: dict[str, float] = {}
+        self.biases: dict[str, dict[str, float]] = {}
         self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
 
     def see(self, op: Operation, spot: Spot) -> None:
@@ -47,7 +50,9 @@ class Extras:
                 calls.append(extent(out).absmax)
         if spot.place.phase == "backward":
             return
-        if name in _RELUS:
+        if name == "bmm" and out.dtype in LOW:
+            self._bias(site, op, out)
+        elif name in _RELUS:
             self._units(site, out)
         elif name == "softmax":
             self._softmax(site, op)
@@ -55,6 +60,16 @@ class Extras:
             self._ratio(f"op:{name}" if not spot.place.site else site, out, op.twin_out)
         elif name.startswith(_FUSED_ATTENTION) and len(op.args) > 1:
             self._fused(site, op)
+
+    def _bias(self, site: str, op: Operation, out: Tensor) -> None:
+        """The mean of a product's own rounding over its spread, where weights tie at exactly 1: then all may round one way."""
+        tied = float(((op.args[0] == 1).sum(-1) > 1).double().mean())
+        if tied < _TIED_ROWS or out.numel() < _FEWEST_FOR_BIAS:
+            return
+        error = out.double() - torch.bmm(op.args[0].double(), op.args[1].double())
+        spread = float(error.std())
+        if spread > 0:
+            self.biases[site] = {"bias": float(error.mean()) / spread, "tied": tied}
 
     def _ratio(self, site: str, out: Tensor, twin: Tensor) -> None:
         """exp(a - b) that is 1 everywhere in FP32: the same quantity twice, as an importance ratio on unchanged weights is."""
@@ -107,6 +122,8 @@ class Extras:
             facts["attention"] = self.attention
         if self.dead:
             facts["dead_units"] = self.dead
+        if self.biases:
+            facts["biases"] = self.biases
         if self.ratios:
             facts["ratios"] = self.ratios
         growth = {f"{site} {name} {phase}": g for (site, name, phase), calls in self._growth.items() if (g := _growth(calls))}

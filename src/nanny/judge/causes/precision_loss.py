@@ -208,6 +208,26 @@ def flash_attention_bias(signs: Signs) -> Iterator[Suspicion]:
     Confirm: mean over standard deviation of (O_low - O_fp32): persistently above 0.5.
     """
     yield from _silent(signs, "flash_attention_bias")
+    seen: dict[str, list[float]] = {}
+    for _, biases in signs.fact("biases"):
+        for site, numbers in biases.items():
+            seen.setdefault(site, []).append(float(numbers["bias"]))
+    for site, values in seen.items():
+        least = min(values, key=abs)
+        if abs(least) > signs.limits.rounding_bias and len({v > 0 for v in values}) == 1 and len(values) > 1:
+            yield Suspicion(
+                culprit=as_named(site),
+                score=CERTAIN,
+                evidence=(
+                    f"the rounding of P V in `{site}` has a mean of {least:.2f} of its spread, always to the same side, in "
+                    f"{len(values)} examined steps; unbiased rounding has 0",
+                    "two or more weights of a row are exactly 1: equal maxima",
+                ),
+                chain=("equal maxima, weights of exactly 1", "sums of one sign round one way", "the error adds up over steps"),
+                step=signs.evidence.examinations[0].step,
+                precision_caused=True,
+            )
+            return
 
 
 @cause("reduce_dtype_low_precision", "precision_loss")
