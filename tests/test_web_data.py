@@ -29,7 +29,7 @@ from nanny.web import figures
 from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, packed, unpacked, value_of
 from nanny.web.columns import groups_of, order_keys, pooled, reach
 from nanny.web.curves import kept_points
-from nanny.web.data import changes_since, layer_data, page_data
+from nanny.web.data import changes_since, layer_data, page_data, whatif_data
 from nanny.web.figures import format_borders
 from nanny.web.page import SCRIPTS, asset, json_for_script, render
 from nanny.web.strings import STRINGS
@@ -259,6 +259,25 @@ def test_changes_of_a_large_model_stay_below_100_kilobytes_or_ask_for_the_whole_
     sizes = [len(json.dumps(changes_since(path, 1, step))) for step in (-1, 10, 28)]
     assert max(sizes) < 100_000
     assert "kinds" in changes_since(path, 1, 28)
+
+
+def test_the_page_shows_the_rank_that_the_culprit_was_seen_on(tmp_path):
+    record(tmp_path, dataclasses.replace(HEALTHY, world_size=2))
+    record(tmp_path, dataclasses.replace(SICK, rank=1, world_size=2))
+    whole, news = page_data(tmp_path, 1), changes_since(tmp_path, 1, 5)
+    assert (whole["verdict"]["culprit"][3], whole["run"]["rank"], news["run"]["rank"]) == (1, 1, 1)
+    assert whole["run"]["file"].endswith("metrics.rank1.db")
+    alone = page_data(tmp_path / "metrics.rank1.db")
+    assert whole["curves"] == alone["curves"]
+    assert whole["whatif"] == whatif_data(tmp_path, 1) == whatif_data(tmp_path / "metrics.rank1.db", 1)
+    kind, name = "output", alone["kinds"]["output"]["names"][0]
+    assert layer_data(tmp_path, 1, kind, name) == layer_data(tmp_path / "metrics.rank1.db", 1, kind, name)
+
+
+def test_a_job_without_a_culprit_is_shown_by_its_first_rank(tmp_path):
+    for rank in (0, 1):
+        record(tmp_path, dataclasses.replace(HEALTHY, rank=rank, world_size=2))
+    assert page_data(tmp_path, 1, live=True)["run"]["rank"] == 0
 
 
 def test_a_flood_of_findings_is_cut_but_not_its_errors(tmp_path):

@@ -12,10 +12,11 @@ when the rest is drawn. Arrays are deflated typed arrays, see `arrays.packed`; n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -74,7 +75,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
     db = None if path is None else str(path)
     summary, next_commands = _summary(db, run)
     with open_job(db, run) as (sources, notes):
-        source = sources[0]
+        source = _first_sick(sources, summary["culprit"])
         found, left_out = _bounded(in_order([f for member in sources for f in findings_of(member)]), MOST_FINDINGS)
         out = PageData(
             run=_run_data(source),
@@ -85,8 +86,8 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             curves=curves_of(source),
             kinds=matrices_of(source),
             histograms=histograms_of(source, all_shares=not live),
-            diagnoses=_diagnoses(_first_sick(sources, summary["culprit"])),
-            whatif={} if live else _whatif(db, run, source),
+            diagnoses=_diagnoses(source),
+            whatif={} if live else _whatif(source),
             comparison=None,
             figures={},
             formats=format_borders(),
@@ -97,7 +98,8 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         for spec in out["kinds"].values():
             spec["names"] = [_cut(name) for name in spec["names"]]
     if compare is not None:
-        out["comparison"] = _comparison(db, compare, out["run"]["id"])
+        this = str(source.run.id) if source is sources[0] else f"{source.path}:{source.run.id}"
+        out["comparison"] = _comparison(db, compare, this)
     others = out["comparison"]["curves"] if out["comparison"] else ()
     out["figures"] = page_figures(out["curves"], others)
     return out
@@ -145,7 +147,7 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
     db = None if path is None else str(path)
     summary, _ = _summary(db, run)
     with open_job(db, run) as (sources, _):
-        source = sources[0]
+        source = _first_sick(sources, summary["culprit"])
         found = in_order([f for member in sources for f in findings_of(member)])
         recent = [f for f in found if f.step is None or f.step > step - LOOK_BACK]
         out = {
@@ -166,15 +168,22 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
 
 def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -> dict[str, Any] | None:
     """Histograms of one layer over time; None where there are none."""
-    with open_run(None if path is None else str(path), run) as source:
+    with _shown(path, run) as source:
         return layer_histogram(source, kind, site)
 
 
 def whatif_data(path: str | Path | None, run: int | None) -> dict[str, Any]:
     """What FP16, BF16 and FP8 would have done to the run."""
+    with _shown(path, run) as source:
+        return _whatif(source)
+
+
+@contextlib.contextmanager
+def _shown(path: str | Path | None, run: int | None) -> Iterator[Source]:
+    """The process that the curves and layers are of: the first, unless the culprit was seen on another."""
     db = None if path is None else str(path)
-    with open_run(db, run) as source:
-        return _whatif(db, run, source)
+    with open_job(db, run) as (sources, _):
+        yield sources[0] if len(sources) == 1 else _first_sick(sources, _summary(db, run)[0]["culprit"])
 
 
 def _flags(db: str | None, run: int | None) -> list[str]:
@@ -247,7 +256,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
-def _whatif(db: str | None, run: int | None, source: Source) -> dict[str, Any]:
+def _whatif(source: Source) -> dict[str, Any]:
     """The verdict for each format, or why there is none."""
     if _is_long(source):
         return {"note": "long", "command": source.command("whatif", "--dtype", "fp16"), "formats": []}
@@ -255,7 +264,7 @@ def _whatif(db: str | None, run: int | None, source: Source) -> dict[str, Any]:
     died = ""
     for target in TARGETS:
         try:
-            answer, _ = ask(["whatif", "--dtype", target, *_flags(db, run)])
+            answer, _ = ask(["whatif", "--dtype", target, *_flags(str(source.path), source.run.id)])
         except NannyError as error:
             return {"note": str(error), "command": "", "formats": []}
         data = answer.data
@@ -288,9 +297,9 @@ def _is_long(source: Source) -> bool:
     return samples > WHATIF_SAMPLES or histograms > WHATIF_HISTOGRAMS
 
 
-def _comparison(db: str | None, other: str, run: int) -> dict[str, Any]:
+def _comparison(db: str | None, other: str, this: str) -> dict[str, Any]:
     """Where this run parts from the other, which is the reference, and the other's curves."""
-    answer, _ = ask(["compare", *_flags(db, None), "--", other, str(run)])
+    answer, _ = ask(["compare", *_flags(db, None), "--", other, this])
     data = answer.data
     parted = [layer for layer in data["layers"] if layer["step"] is not None]
     with open_run(*_target(db, other)) as source:

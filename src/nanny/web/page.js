@@ -230,8 +230,9 @@ async function takeNews() {
   const columns = Math.max(0, ...Object.values(page.kinds).map((spec) => spec.added || 0));
   const shownNow = page.kinds[state.kind]?.quantities[state.quantity];
   const old = shownNow?.steps && Date.now() - page.loaded > RELOAD_MS; // what has columns of its own does not come with the news
+  const elsewhere = news.run && (news.run.file !== page.run.file || news.run.id !== page.run.id); // the culprit is on another rank
   const worse = news.verdict?.counts.error > page.verdict.counts.error; // a new error may have a diagnosis
-  if (news.reload || !known || !fresh || old || worse || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
+  if (news.reload || elsewhere || !known || !fresh || old || worse || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
   if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
   const verdictBefore = JSON.stringify(page.verdict);
   Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });

@@ -160,9 +160,9 @@ def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) ->
             return _error(400, "since takes the number of a step")
         return Reply(200, _kept(shelf, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
     if rest == "api/histogram":
-        return _json(layer_data(store, run, request.query.get("kind", ""), request.query.get("site", "")))
+        return _json(layer_data(source, run, request.query.get("kind", ""), request.query.get("site", "")))
     if rest == "api/whatif":
-        return Reply(200, _kept(shelf, places, "whatif", lambda: whatif_data(store, run)), JSON)
+        return Reply(200, _kept(shelf, places, "whatif", lambda: whatif_data(source, run)), JSON)
     return _html(lambda nonce: render(None, live=True, lang=shelf.lang, nonce=nonce))
 
 
