@@ -17,6 +17,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     unscaled_by_torch a GradScaler divided the gradients again
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
     dead_units        site of a ReLU -> share of units that are off for the whole batch
+    biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {factor per call, calls, first, last}
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
