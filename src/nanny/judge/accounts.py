@@ -94,6 +94,8 @@ def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Suspicio
     worst = max(h.consequence for _, h in found)
     exam, hazard = next((e, h) for e, h in sorted(found, key=lambda p: (p[0].step, p[1].order)) if h.consequence >= 0.25 * worst)
     seen = len({e.step for e, _ in found})
+    if worst < signs.limits.damage_consequence and seen < max(2.0, 0.5 * len(signs.evidence.examinations)):
+        return  # little, and not always: what healthy runs show now and then
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if _told(exam.gradient_error) else ""
     score = LIKELY if hazard.consequence >= 0.1 else POSSIBLE + 0.1

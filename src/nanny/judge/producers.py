@@ -27,7 +27,7 @@ def cause_of(at: Break, signs: Signs) -> str:
     if at.from_data:
         return "data_nan" if at.dtype != "float16" or at.nan else "input_out_of_range_fp16"
     if at.hint and at.in_forward:
-        return _in_context(at)
+        return _in_context(at, signs)
     if at.phase == "backward":
         return ""
     if at.culprit.startswith("data"):
@@ -35,13 +35,15 @@ def cause_of(at: Break, signs: Signs) -> str:
     return _forward(at, signs)
 
 
-def _in_context(at: Break) -> str:
+def _in_context(at: Break, signs: Signs) -> str:
     """The examined operation names the cause; whose code it is decides between neighbours."""
     in_loop = at.phase == "loop" and at.culprit.startswith("op:")
     if at.hint == "norm_square_overflow_fp16" and in_loop:
         return "loss_computed_in_fp16"  # a distance in the criterion, no norm layer
     if at.hint == "loss_computed_in_fp16" and at.op == "mul":
         return "product_overflow_fp16"  # of two quantities; a criterion squares one
+    if at.hint == "product_overflow_fp16" and at.op == "mul" and _layers_in(at, signs) > 1:
+        return "activation_overflow_fp16"  # a gate: two projections of the same layer multiplied
     return at.hint
 
 
@@ -58,7 +60,7 @@ def _forward(at: Break, signs: Signs) -> str:
         return "reduction_overflow_fp16" if not at.nan else ""
     if at.op in PRODUCTS and not at.nan:
         inside_a_layer = not at.culprit.startswith("op:")
-        return "activation_overflow_fp16" if inside_a_layer and _has_weights(at, signs) else "product_overflow_fp16"
+        return "activation_overflow_fp16" if inside_a_layer and _layers_in(at, signs) else "product_overflow_fp16"
     if at.op in ("bmm", "baddbmm") and signs.attends(at):
         return "attention_logit_overflow_fp16"
     if at.op in MATMULS or at.op in SUMS:
@@ -70,5 +72,7 @@ def _forward(at: Break, signs: Signs) -> str:
     return ""
 
 
-def _has_weights(at: Break, signs: Signs) -> bool:
-    return any(name.startswith(f"{at.culprit}.") for name in signs.facts.parameters)
+def _layers_in(at: Break, signs: Signs) -> int:
+    """How many layers with weights the module holds in which it broke."""
+    inside = f"{at.culprit}."
+    return len({name[len(inside) :].partition(".")[0] for name in signs.facts.parameters if name.startswith(inside)})
