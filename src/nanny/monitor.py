@@ -35,7 +35,7 @@ from .diagnosis_records import Diagnosis
 from .examine_records import Examination
 from .judge.cause_registry import diagnoses_of
 from .judge.culprit import first_culprit
-from .judge.evidence import Evidence, Gathering
+from .judge.evidence import Evidence, Gathering, looks_wrong
 from .judge.hazards import judged
 from .judge.history import RunHistory
 from .judge.registry import all_rules, judge_step
@@ -62,11 +62,6 @@ EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, 
 
 def should_trace(step: int, every: int, dense_until: int) -> bool:
     return step < dense_until or step % every == 0
-
-
-def looks_wrong(found: Sequence[Finding]) -> bool:
-    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not."""
-    return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
 def disabled() -> bool:
@@ -153,9 +148,7 @@ class MixedPrecisionNanny:
         self._history.bad_buffers |= self._recorder.nonfinite_buffers()
         self._gathering.masks = self._history.bad_buffers
         if self._recorder.compiled and self._live is not None and not prefix:
-            self._live.say(
-                "nanny: part of the model is compiled: its inner outputs are not traced, gradients are watched as usual"
-            )
+            self._live.say("nanny: part of the model is compiled: its inner outputs are not traced, gradients are as usual")
 
     # steps
 
@@ -178,8 +171,8 @@ class MixedPrecisionNanny:
             self._recorder.close()
         self._recorder.guard(self._finish)()
         self._recorder.guard(self._begin)(int(step))
-        if self._recorder.capture is not None and self._recorder.capture.examined:
-            self._recorder.guard(self._open_examination)()
+        if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.examined:
+            self._recorder.guard(self._examiner.open)(self._step)
 
     def _begin(self, step: int) -> None:
         if self._step is not None and step + self._offset <= self._step:
@@ -206,11 +199,6 @@ class MixedPrecisionNanny:
             if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.stepped):
                 self._close_examination()
             self._ended = time.perf_counter()
-
-    def _open_examination(self) -> None:
-        assert self._examiner is not None
-        assert self._step is not None
-        self._examiner.open(self._step)
 
     def _close_examination(self) -> None:
         if self._examiner is None or not self._examiner.is_open:
@@ -338,12 +326,16 @@ class MixedPrecisionNanny:
 
     @property
     def cost_percent(self) -> float:
-        """Time spent in the nanny, in percent of the training without it."""
+        """Time spent watching, in percent of the training without it. Examinations are counted apart, in `examined_seconds`."""
         if not self.enabled or self._began is None:
             return 0.0
-        spent = self._recorder.seconds + (self._examiner.plan.spent if self._examiner is not None else 0.0)
-        whole = max(time.perf_counter(), self._ended) - self._began - spent
+        spent = self._recorder.seconds
+        whole = max(time.perf_counter(), self._ended) - self._began - spent - self.examined_seconds
         return 100.0 * spent / whole if whole > 0 else 0.0
+
+    @property
+    def examined_seconds(self) -> float:
+        return self._examiner.plan.spent if self.enabled and self._examiner is not None else 0.0
 
     def close(self, status: str = "finished") -> None:
         """Judges the last step, writes everything, removes every hook. May be called twice."""
@@ -361,6 +353,7 @@ class MixedPrecisionNanny:
             self._recording.close(
                 status,
                 cost_percent=round(cost, 3),
+                examined_seconds=round(self.examined_seconds, 3),
                 traced_steps=self._traced,
                 steps=self._steps,
                 failure=self._failure or "",
@@ -380,12 +373,16 @@ class MixedPrecisionNanny:
         for text in closing_lines(
             counts,
             first_culprit(self.findings),
-            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced",
+            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced" + self._examined_text(),
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
             status,
         ):
             self._live.say(text)
+
+    def _examined_text(self) -> str:
+        count = self._examiner.plan.count if self._examiner is not None else 0
+        return f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
 
     def __enter__(self) -> MixedPrecisionNanny:
         return self

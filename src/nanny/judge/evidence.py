@@ -14,7 +14,7 @@ import numpy as np
 
 from ..examine_records import Examination
 from ..limits import Limits
-from ..records import Autopsy, BadCall, Finding, Growth, OptimizerState, SiteTable, StepRecord, Update
+from ..records import Autopsy, BadCall, Finding, Growth, OptimizerState, Severity, SiteTable, StepRecord, Update
 from .culprit import bad_sites, culprit_of
 from .history import grad_norm
 
@@ -153,6 +153,11 @@ def step_scalars(step: StepRecord) -> dict[str, float]:
         values["unchanged_share"] = sum(u.unchanged for u in moving) / total
         values["update_ratio"] = max((u.update_rms / u.weight_rms for u in moving if u.weight_rms), default=0.0)
     return {name: value for name, value in values.items() if value is not None}
+
+
+def looks_wrong(found: Sequence[Finding]) -> bool:
+    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not."""
+    return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
 class Gathering:
