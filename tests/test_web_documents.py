@@ -145,6 +145,34 @@ def test_the_diff_command_writes_the_page(tmp_path, monkeypatch, capsys):
     assert "healthy in bf16" in Elements((tmp_path / "d.html").read_text(encoding="utf-8")).text
 
 
+ALSO_CHINESE = {"dtype", "1 - cos", "ulp p50 / p99", "float16", "float32", "float64", "bfloat16", "int64"}
+
+
+def test_headings_and_labels_of_both_pages_are_chinese_when_asked():
+    report = nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16, advise=True)
+    tensor = nanny.analyze_tensor(imbalanced(), "fp16", tile=16, name=HOSTILE)
+    pages = (render_diff(report, "zh"), render_tensor_page(tensor, "zh"))
+    for text in pages:
+        assert '<html lang="zh">' in text
+        labels = re.findall(r"<(?:h1|h2|th|caption)>(.*?)</", text)
+        assert len(labels) > 20
+        assert [label for label in labels if label not in ALSO_CHINESE and not re.search("[\u4e00-\u9fff]", label)] == []
+        assert "onerror" in text
+    for finding in (*report.findings, *tensor.findings):
+        assert any(finding.message in Elements(text).text for text in pages), "a finding stays as it was written"
+
+
+def test_the_commands_take_the_language_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text("from torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))\n")
+    torch.save(torch.randn(2, 4), "x.pt")
+    page = ["--format", "html", "--lang", "zh", "--output"]
+    assert main(["tensor", "x.pt", *page, "t.html"]) == 0
+    assert main(["diff", "--model", "m.py", "--input", "x.pt", *page, "d.html"]) == 0
+    for name in ("t.html", "d.html"):
+        assert "<h2>结论</h2>" in (tmp_path / name).read_text(encoding="utf-8")
+
+
 def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):
     report = nanny.analyze_tensor(imbalanced(), "fp16", tile=16, name=HOSTILE)
     for name, text, figures in (("tensor.html", render_tensor_page(report), 4), ("diff.html", diff_text, 2)):

@@ -282,6 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="list every call")
     parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
+    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
     parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
     parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
     return parser
@@ -341,16 +342,16 @@ def _rendered(report: DiffReport, args: argparse.Namespace) -> str:
     if args.format == "json":
         return to_text(report.to_json())
     if args.format == "html":
-        return _html(report)
+        return _html(report, args.lang)
     return render_diff(report, wants_colour(sys.stdout) and not args.output, width_of(sys.stdout), args.all)
 
 
-def _html(report: DiffReport) -> str:
+def _html(report: DiffReport, lang: str | None) -> str:
     try:
         from .web.diff_page import render_diff as render_page
     except ModuleNotFoundError as error:
         raise NannyError(f"--format html needs {error.name}; type: pip install 'precision-nanny[web]'") from None
-    return render_page(report)
+    return render_page(report, lang)
 
 
 def _write(text: str, output: str | None) -> None:

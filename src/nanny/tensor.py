@@ -183,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dim", type=int, action="append", metavar="N", help="only this dimension; may be repeated")
     parser.add_argument("--tile", type=int, metavar="N", help="also compare tiles of N x N (1 x N in a vector)")
     parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
+    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
     return parser
 
@@ -192,17 +193,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     tensor, name = load_tensor(args.file)
     report = analyze_tensor(tensor, args.dtype, dims=args.dim, tile=args.tile, name=name)
-    _write(_rendered(report, args.format, to_file=args.output is not None), args.output)
+    _write(_rendered(report, args.format, args.lang, to_file=args.output is not None), args.output)
     return 1 if (report.worst or Severity.INFO) >= Severity.WARNING else 0
 
 
-def _rendered(report: TensorReport, form: str, to_file: bool) -> str:
+def _rendered(report: TensorReport, form: str, lang: str | None, to_file: bool) -> str:
     if form == "json":
         return to_text(report.to_json())
     if form == "html":
         from .web.tensor_page import render_tensor_page
 
-        return render_tensor_page(report)
+        return render_tensor_page(report, lang)
     plain = not to_file and not str(sys.stdout.encoding or "").lower().startswith("utf")
     return render_tensor(report, plain=plain, colour=not to_file and wants_colour(sys.stdout))
 

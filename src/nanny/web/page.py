@@ -25,6 +25,7 @@ from ..records import NannyError
 from ..show.jsontext import finite
 from ..show.tables import Line, Table
 from .arrays import CODES
+from .document_words import said, said_figure, said_line, said_table
 from .figures import EXTRA, LEVELS, figure_json
 from .strings import LANGUAGES, STRINGS
 
@@ -94,14 +95,15 @@ def document(
     """A self-contained page of sections. `figures` maps names to Plotly figures; without any, plotly.js is left out."""
     nonce = nonce or secrets.token_urlsafe(16)
     checked_language(lang)
-    drawn = {name: figure_json(figure) for name, figure in figures.items()}
+    drawn = {name: said_figure(figure_json(figure), lang) for name, figure in figures.items()}
+    title = said(title, lang)
     script = _script("\n".join([asset("loader.js"), asset("document.js")]), nonce)
     parts = {
         "lang": lang or "en",
         "policy": _policy_element(nonce),
         "title": html.escape(title),
         "style": asset("page.css"),
-        "body": f"<h1>{html.escape(title)}</h1>" + "".join(map(_section, sections)),
+        "body": f"<h1>{html.escape(title)}</h1>" + "".join(_section(section, lang) for section in sections),
         "scripts": "\n".join([_json_element("figures", drawn, nonce), _plotly_element(), script]) if drawn else "",
     }
     return _filled(asset("document.html"), parts)
@@ -146,13 +148,13 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
     return "".join([*out, rest])
 
 
-def _section(section: Section) -> str:
-    said = [line for line in section.lines if line.text]
-    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in said)
+def _section(section: Section, lang: str | None) -> str:
+    spoken = [said_line(line, lang) for line in section.lines if line.text]
+    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in spoken)
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
     code = f"<pre><code>{html.escape(section.code)}</code></pre>" if section.code else ""
-    tables = "".join(map(_table, section.tables))
-    return f"<section><h2>{html.escape(section.title)}</h2>{lines}{code}{figure}{tables}</section>"
+    tables = "".join(_table(said_table(table, lang)) for table in section.tables)
+    return f"<section><h2>{html.escape(said(section.title, lang))}</h2>{lines}{code}{figure}{tables}</section>"
 
 
 def _table(table: Table) -> str:
