@@ -42,6 +42,11 @@ def test_the_recorded_run_names_the_layer_that_overflowed(told):
     assert re.search(r"OVERFLOW .* energy", told[1])
 
 
+def test_the_cause_is_named_with_its_numbers_and_the_way_out(told):
+    assert re.search(r"product_overflow_fp16: energy", told[1])
+    assert re.search(r"in FP32 the same result reaches 6\d,\d{3}", told[1])
+
+
 def test_the_demo_ends_with_a_page_and_the_line_to_serve_it(told):
     folder, text = told
     page = (folder / "demo" / "report.html").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from .diagnose import main as diagnose_command
 from .monitor import MixedPrecisionNanny
 from .query import main as query
 from .records import NannyError
@@ -134,9 +135,14 @@ def explain_it(logs: Path) -> None:
     print("\n(The cost looks high because a step of this network takes only milliseconds; make bench measures it on a GPT.)")
 
 
+def name_the_cause(logs: Path) -> None:
+    chapter(f"6. Why, and what to change: nanny diagnose --db {logs}")
+    diagnose_command(["--db", str(logs)])
+
+
 def draw_it(folder: Path, logs: Path) -> None:
     page = folder / "report.html"
-    chapter(f"6. The same to look at: {page}")
+    chapter(f"7. The same to look at: {page}")
     try:
         size = write_report(page, logs)
         print(f"{page} ({size / 1e6:.1f} MB) opens in any browser, without a network.")
@@ -179,6 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         follow_the_hint(trained)
         logs = watch_it_break(folder)
     explain_it(logs)
+    name_the_cause(logs)
     draw_it(folder, logs)
     print("\nYour own run, without changing it: nanny run train.py")
     return 0
