@@ -342,3 +342,23 @@ def test_the_wheel_carries_the_files_of_the_page(tmp_path):
 def test_codes_in_the_browser_mean_the_same_values(opened):
     values = opened.page.evaluate("[codeOf(Math.log2(65504)), codeOf(-24)].map((code) => 2 ** log2Of(Math.round(code)))")
     assert np.allclose(values, [65504, 2.0**-24], rtol=0.003)
+
+
+def test_between_two_samples_the_nearer_one_is_described(opened):
+    column = "(step) => columnAt({ steps: [0, 48, 49, 60], bounds: [0, 1, 3, 4], reach: new Array(6) }, step)"
+    steps = (0, 20, 47, 48, 49, 53, 55, 1e9, math.inf)
+    found = [opened.page.evaluate(f"({column})({'Infinity' if step == math.inf else step})") for step in steps]
+    assert found == [0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_layer_beyond_the_format_is_not_said_to_have_room(tmp_path, chromium):
+    write_report(tmp_path / "r.html", record(tmp_path, Recipe(layers={"big": (20.0, 18.0)}, steps=8, trace_every=4)))
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        watched.drawn().evaluate("() => update({ step: 4, site: 'big', kind: 'output', format: 'fp16' })")
+        watched.page.locator("#place", has_text="bits beyond the end of FP16").wait_for(timeout=20_000)
+        assert "-" not in watched.page.text_content("#place").split("bits")[0]
+        watched.page.evaluate("() => update({ kind: 'output_grad' })")
+        watched.page.locator("#histogram-title", has_text="gradients of outputs").wait_for(timeout=20_000)
+        said = watched.page.evaluate("async () => { await describePlace(); return document.getElementById('place').textContent; }")
+        assert said.count("largest magnitude") == 1

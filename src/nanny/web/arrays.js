@@ -99,10 +99,11 @@ function stepsOf(matrix, row, column) {
   return { step: matrix.steps[Math.min(first + at, end - 1)], first: matrix.steps[first], last: matrix.steps[end - 1] };
 }
 
-// The column that holds a step, or the nearest one before it.
+// The column that holds a step, or else the nearest one.
 function columnAt(matrix, step) {
   let found = 0;
   const columns = matrix.reach.length / 2;
   for (let column = 0; column < columns; column++) if (matrix.steps[matrix.bounds[column]] <= step) found = column;
-  return found;
+  const last = matrix.steps[matrix.bounds[found + 1] - 1], next = found + 1 < columns ? matrix.steps[matrix.bounds[found + 1]] : Infinity;
+  return next - step < step - last ? found + 1 : found;
 }

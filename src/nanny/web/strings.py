@@ -92,6 +92,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "outside": ("{0} ends at {1} and {2}, outside of the picture.", "{0} 的边界为 {1} 与 {2}，在图外。"),
     "share": ("{0} of the values", "占 {0}"),
     "bits to overflow": ("{0} bits to overflow in {1}", "距 {1} 上溢 {0} 比特"),
+    "bits beyond": ("{0} bits beyond the end of {1}", "超出 {1} 上限 {0} 比特"),
     "findings": ("Findings", "发现"),
     "findings.none": ("No findings.", "没有发现。"),
     "findings.nothing matches": ("No finding matches.", "没有匹配的发现。"),

@@ -355,5 +355,5 @@ function describe(code, quantity, kind) {
   const text = `${name}: ${SHARES.includes(quantity) && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
   if (quantity !== "headroom" || !isFiniteCode(code)) return text;
   const form = formatChosen(), bits = form.logMax - log2Of(code);
-  return `${text}, ${t("bits to overflow", bits.toFixed(1), form.title)}`;
+  return `${text}, ${t(bits < 0 ? "bits beyond" : "bits to overflow", Math.abs(bits).toFixed(1), form.title)}`;
 }

@@ -174,7 +174,7 @@ function drawFindings() {
           make("b", {}, f.code), make("span", { class: "at" }, f.step === null ? t("whole run") : t("step", f.step),
             f.times > 1 ? ` ×${f.times}` : "")),
         f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
-        make("span", { class: "said" }, rich(f.message), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: ${f.hint}`) : null)));
+        make("span", { class: "said" }, rich(f.message), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(f.hint)) : null)));
   });
   const none = page.findings.length ? t("findings.nothing matches") : t("findings.none");
   const rest = page.findings_left_out ? make("li", { class: "quiet none" }, t("findings.left out", page.findings_left_out)) : null;
@@ -225,7 +225,7 @@ async function describePlace() {
   if (row < 0) return void (place.textContent = "");
   const parts = [];
   let when = null;
-  for (const quantity of quantitiesOf(kind).filter((name) => name !== "absmax" || isBackward(kind))) {
+  for (const quantity of quantitiesOf(kind).filter((name) => name !== "absmax" || (isBackward(kind) && page.curves.scale))) {
     const matrix = await matrixOf(kind, quantity), column = columnAt(matrix, step);
     const code = matrix.codes[row * (matrix.reach.length / 2) + column];
     when = when ?? stepsOf(matrix, row, column);
@@ -246,7 +246,7 @@ function drawWhatif() {
   const rows = whatif.formats.map((f) => {
     const [key, look, sign] = word(f), title = page.formats.find((form) => form.name === f.dtype).title;
     const why = f.reasons.length ? f.reasons : [f.verdict];
-    return make("tr", {}, make("td", { class: "strong" }, title), make("td", { class: look }, `${sign} ${t(key)}`),
+    return make("tr", {}, make("td", { class: "strong" }, title), make("td", { class: `${look} whole` }, `${sign} ${t(key)}`),
       make("td", {}, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
       make("td", {}, why.map((text) => make("div", {}, text)), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, text))));
   });
