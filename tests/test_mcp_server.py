@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ import anyio
 import pytest
 import yaml
 from mcp import Client, MCPError, StdioServerParameters
-from query_recordings import Recipe, record
+from query_recordings import HEALTHY, Recipe, record
 
+from nanny import cli
 from nanny.agent.room import Room
 from nanny.agent.tools import MOST_ROWS
 from nanny.mcp_server import RUNNING, TOOLS, build_server
@@ -334,13 +337,34 @@ def test_the_store_named_at_the_start_may_lie_elsewhere(project, tmp_path):
         ("layer_history", {"layer": "nosuchlayer"}, "no layer"),
         ("layer_history", {"layer": "--help"}, "no layer"),
         ("compare_runs", {"run_a": 1, "run_b": 77}, "77"),
-        ("what_if", {"dtype": "int8"}, "argument"),
+        ("what_if", {"dtype": "int8"}, "fp8_e4m3"),
         ("what_if", {"dtype": "fp16", "scale": 3.0}, "power of two"),
     ],
 )
 def test_bad_arguments_reach_the_model_as_one_useful_sentence(project, tool, arguments, says):
     text = refused(project, tool, **arguments)
     assert says in text
+
+
+def test_a_port_that_is_none_or_taken_is_one_sentence(project, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert cli.main(["mcp", "--root", str(project), "--http", port]) == 2
+    assert "name another --http" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["mcp", "--root", str(project), "--http", "99999"])
+    assert ended.value.code == 2
+
+
+def test_a_format_that_does_not_exist_is_answered_with_those_that_do(project):
+    told = refused(project, "what_if", dtype="fp8")
+    assert "fp8_e4m3" in told
+    assert "fp8_e5m2" in told
+
+
+def test_a_run_without_steps_is_not_sent_to_diagnosis(tmp_path):
+    record(tmp_path, replace(HEALTHY, steps=0))
+    assert "no step on record" in ask(tmp_path, "run_summary", db=".")["next"]
 
 
 def test_an_empty_folder_says_how_to_record_a_run(tmp_path):

@@ -12,6 +12,7 @@ import argparse
 import functools
 import inspect
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -126,6 +127,8 @@ def main(argv: Sequence[str]) -> int:
     db = None if options.db is None else Path(options.db).resolve()
     if db is not None and not db.exists():
         raise NannyError(f"{options.db}: no such file or folder; --db names a metrics.db or its folder")
+    if options.http is not None:
+        _say_if_taken(options.http)
     server = build_server(Room(root, db), options.allow_run)
     os.chdir(root)
     if options.http is None:
@@ -136,13 +139,29 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _say_if_taken(port: int) -> None:
+    """The server itself would tell it with a traceback, after it has greeted."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise NannyError(f"cannot listen on 127.0.0.1:{port} ({error.strerror or error}); name another --http") from error
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nanny mcp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--root", default=".", metavar="DIR", help="the folder that the agent may read (default: this one)")
     parser.add_argument("--db", metavar="PATH", help="the store that is meant when a question names none")
-    parser.add_argument("--http", type=int, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
+    parser.add_argument("--http", type=_port, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
     parser.add_argument("--allow-run", action="store_true", help="also offer diff and trace, which execute the user's code")
     return parser
 

@@ -133,7 +133,7 @@ class Tools:
             command=" ".join(about["argv"]),
             curves=data["curves"],
             notes=data["notes"],
-            next="what_if tells whether it would survive in another format" if healthy else "diagnose gives the cause",
+            next=_after_summary(healthy),
         )
 
     def findings(
@@ -234,7 +234,7 @@ class Tools:
 
     def what_if(
         self,
-        dtype: Annotated[str, "fp16, bf16, fp8_e4m3, fp8_e5m2"],
+        dtype: Annotated[Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"], "the format to imagine"],
         db: Db = None,
         run: Run = None,
         scale: Annotated[float | None, "a fixed loss scale, a power of two; leave it out for the best"] = None,
@@ -335,3 +335,9 @@ def _page(rows: Sequence[Any], limit: int, offset: int) -> tuple[Sequence[Any], 
         raise NannyError(f"offset is {offset}; use 0 or more")
     end = offset + limit
     return rows[offset:end], end if end < len(rows) else None
+
+
+def _after_summary(healthy: bool | None) -> str:
+    if healthy is None:
+        return "nothing: there is no step on record yet; read it again later, or record a run with `nanny run train.py`"
+    return "what_if tells whether it would survive in another format" if healthy else "diagnose gives the cause"
