@@ -211,6 +211,8 @@ class Limits:
     trend_points: float = _limit(5, "derived: fewer points on a line are chance")
     trend_fit: float = _limit(0.9, "derived: share of the variation that steady growth explains")
     rounding_bias: float = _limit(0.5, "NUMERICS 2, row 11: mean error over its standard deviation, persistently")
+    growth_each: float = _limit(1.15, "derived: per layer or time step; a healthy residual stream grows more slowly")
+    growth_whole: float = _limit(1e3, "derived: three orders within one step")
     attention_entropy: float = _limit(0.05, "NUMERICS 2, row 7: normalised entropy of the attention")
     attention_logit: float = _limit(50.0, "NUMERICS 2, row 7")
     decay_missing: float = _limit(0.02, "derived: weights that should be 2 % smaller by now; less is nobody's trouble")

@@ -7,7 +7,7 @@ gradients run away, how far the gradients are from those of FP32. Causes ask her
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -192,10 +192,23 @@ class Signs:
 
     @cached_property
     def growth(self) -> Growth | None:
-        """Geometric growth within the first step: no training has made it."""
-        early = self.facts.growths_step is not None and self.facts.growths_step <= 1
-        growing = [g for g in self.facts.growths if g.factor > 1]
-        return max(growing, key=lambda g: g.factor, default=None) if early else None
+        """Geometric growth within one step, before any training can have made it."""
+        known = [*self.facts.growths] if self._untrained(self.facts.growths_step) else []
+        for exam, growths in self.fact("growth"):
+            if self._untrained(exam.step):
+                known += [_growth_of(where, numbers) for where, numbers in growths.items()]
+        limits = self.limits
+        growing = [g for g in known if g.factor > limits.growth_whole and g.each > limits.growth_each]
+        # backward mirrors forward, also where it only passes: forward tells who does it
+        return max(growing, key=lambda g: (g.direction == "forward", g.factor), default=None)
+
+    def _untrained(self, step: int | None) -> bool:
+        """No optimizer step has succeeded before this one, or one at most."""
+        if step is None:
+            return False
+        steps, skipped = self.evidence.curve("skipped")
+        before = skipped[steps < step]
+        return step <= 1 or (len(before) > 0 and bool(before.all()))
 
     @cached_property
     def fading_in_time(self) -> Growth | None:
@@ -353,6 +366,13 @@ def _reaches_loss(exam: Examination) -> bool:
     if first is None or first.place.phase in STEP_HAPPENS:
         return False
     return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
+
+
+def _growth_of(where: str, numbers: Mapping[str, Any]) -> Growth:
+    """From `site op phase` and what the sanitizer saw of an operation that ran again and again."""
+    site, _, phase = where.rsplit(" ", 2)
+    calls = int(numbers["calls"])
+    return Growth("backward" if phase == "backward" else "forward", site, "calls", calls, float(numbers["factor"]) ** (calls - 1))
 
 
 def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:

@@ -17,6 +17,8 @@ def _named(signs: Signs, name: str) -> Iterator[Suspicion]:
     if at is not None:
         if cause_of(at, signs) == name and not signs.ran_away_before(at):
             yield by_break(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+        elif at.phase == "backward" and at.hint == name and at.in_reference is False and signs.scale_search_failed:
+            yield by_break(signs, at, LIKELY, "the gradients themselves leave fp16: no loss scale is small enough")
     else:
         yield from by_hazard(signs, name)
 
