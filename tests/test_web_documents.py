@@ -162,14 +162,16 @@ def test_headings_and_labels_of_both_pages_are_chinese_when_asked():
         assert any(finding.message in Elements(text).text for text in pages), "a finding stays as it was written"
 
 
-def test_the_commands_take_the_language_of_the_page(tmp_path, monkeypatch):
+def test_the_commands_take_the_language_of_the_page_and_say_where_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m.py").write_text("from torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))\n")
     torch.save(torch.randn(2, 4), "x.pt")
     page = ["--format", "html", "--lang", "zh", "--output"]
     assert main(["tensor", "x.pt", *page, "t.html"]) == 0
     assert main(["diff", "--model", "m.py", "--input", "x.pt", *page, "d.html"]) == 0
+    told = capsys.readouterr().err
     for name in ("t.html", "d.html"):
+        assert f"nanny: written to {name}" in told
         assert "<h2>结论</h2>" in (tmp_path / name).read_text(encoding="utf-8")
 
 

@@ -361,7 +361,8 @@ def _write(text: str, output: str | None) -> None:
     try:
         Path(output).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise NannyError(f"{output}: cannot be written ({error.strerror or error})") from None
+        raise NannyError(f"{output}: cannot be written ({error.strerror or error}); name another --output FILE") from None
+    print(f"nanny: written to {output}", file=sys.stderr)
 
 
 def _progress_line() -> Progress:

@@ -216,6 +216,7 @@ def _write(text: str, path: Path | None) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise NannyError(f"cannot write {path}: {error.strerror or error}; name another --output FILE") from error
+    print(f"nanny: written to {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":
