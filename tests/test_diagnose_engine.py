@@ -210,6 +210,14 @@ def test_every_cause_says_what_to_change_and_how_to_prove_it():
         assert cause.doc.partition("\n")[0], cause.name
 
 
+def test_every_cause_has_a_page():
+    from nanny.rule import all_pages
+
+    pages = {code.lower() for code in all_pages()}
+    missing = {name.removesuffix("_ahead") for name in all_causes()} - pages
+    assert missing == set()
+
+
 def test_what_cannot_be_read_is_refused_with_a_sentence():
     with pytest.raises(NannyError, match="MixedPrecisionNanny"):
         diagnose(42)

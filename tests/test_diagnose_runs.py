@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from training import mlp, store_of, train
 
 import nanny
-from nanny import MixedPrecisionNanny, NannyError, auto_diff
+from nanny import MixedPrecisionNanny, NannyError, Severity, auto_diff
 from nanny.cli import main as command
 from nanny.diagnose import diagnose, examine
 from nanny.observe.examiner import ExaminationPlan, Examiner
@@ -225,6 +225,23 @@ def test_the_top_diagnosis_is_printed_while_the_run_goes_on_and_not_twice(capsys
     err = capsys.readouterr().err
     assert err.count("diagnosis:") == 1
     assert "product_overflow_fp16" in err
+
+
+def test_one_divergence_is_one_explosion_and_one_cause():
+    torch.manual_seed(0)
+    model = mlp(width=32, depth=3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0)
+    with MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True) as monitor:
+        for i in range(20):
+            with monitor.step(i):
+                x = torch.randn(16, 8)
+                loss = (model(x) - x[:, :1]).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    exploded = [f for f in monitor.findings if f.code == "GRAD_EXPLOSION" and f.severity is Severity.ERROR]
+    assert len(exploded) == 1
+    assert [(d.cause, d.precision_caused) for d in diagnose(monitor)] == [("lr_too_high", False)]
 
 
 # which steps are examined
