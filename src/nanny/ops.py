@@ -112,6 +112,10 @@ class _Watch:
     ) -> None:
         if target_list is not None and target_op is not None:
             raise NannyError("target_list and target_op are two names of one thing; give one of them")
+        if start_step < 0:
+            raise NannyError(f"start_step={start_step}: steps are counted from 0")
+        if isinstance(enable_ranks, int):
+            raise NannyError(f"enable_ranks is a list of ranks: enable_ranks=[{enable_ranks}]")
         if end_step is not None and end_step <= start_step:
             raise NannyError(f"end_step={end_step} is not after start_step={start_step}: nothing would be watched")
         self.enabled = bool(enabled)
@@ -143,9 +147,8 @@ class _Watch:
         self.rank = _rank()
         if not self.enabled or (self._ranks is not None and self.rank not in self._ranks):
             return self
-        if self._to_file:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._stream = self.log_path.open("a", encoding="utf-8")
+        if self._to_file or self._dump:
+            self._make_folder()
         tracked = [(t.model, "") for t in _trackers]
         self._places = Whereabouts(tracked or None).open()
         self._mode = self._make_mode(self._places)
@@ -167,6 +170,14 @@ class _Watch:
                 print(last, file=sys.stderr)
                 self._stream.close()
             self._tally, self._mode, self._stream = self._mode.tally, None, None
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._to_file:
+                self._stream = self.log_path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise NannyError(f"cannot write output_dir {str(self._folder)!r} ({error.strerror}); name another folder") from None
 
     def _finish(self) -> None:
         """Before the last line."""
@@ -264,11 +275,41 @@ class CompareWithCPU(_Watch):
         enabled: bool = True,
         atol: float | None = None,
         rtol: float | None = None,
-        *args: Any,
+        target_list: Iterable[Any] | None = None,
+        white_list: Iterable[Any] | None = None,
+        dump_error_data: bool = False,
+        verbose: bool = False,
+        enable_ranks: Sequence[int] | None = None,
+        should_log_to_file: bool = False,
+        output_dir: str | os.PathLike[str] = "nanny_logs/ops",
+        start_step: int = 0,
+        end_step: int | None = None,
+        *,
+        target_op: Iterable[Any] | None = None,
+        modules: Iterable[str] | str | None = None,
+        stop_on_error: bool | None = None,
         reference: str = "wide",
-        **rest: Any,
+        strict: bool = False,
     ) -> None:
-        super().__init__(enabled, *args, **rest)
+        super().__init__(
+            enabled,
+            target_list=target_list,
+            white_list=white_list,
+            dump_error_data=dump_error_data,
+            verbose=verbose,
+            enable_ranks=enable_ranks,
+            should_log_to_file=should_log_to_file,
+            output_dir=output_dir,
+            start_step=start_step,
+            end_step=end_step,
+            target_op=target_op,
+            modules=modules,
+            stop_on_error=stop_on_error,
+            strict=strict,
+        )
+        for name, value in (("atol", atol), ("rtol", rtol)):
+            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
+                raise NannyError(f"{name}={value!r} is no tolerance; write a number such as {name}=1e-3, or leave it out")
         self._tolerance = Tolerance(atol, rtol)
         self._reference = check_reference(reference)
 

@@ -1,6 +1,6 @@
 """`sanitize`: run one training step inside it, and read which of its operations are numerically hazardous.
 
-    with nanny.sanitize(model, scaler) as seen:
+    with nanny.sanitize(model) as seen:
         loss = ...; scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update(); ema.update(model)
     print(seen)             # or seen.hazards, seen.examination
 
@@ -17,6 +17,7 @@ from torch import nn
 from .examine_records import Examination, Hazard
 from .judge.hazards import judged
 from .limits import Limits
+from .observe import events
 from .observe.names import is_compiled
 from .observe.sanitizer import Sanitizer
 from .records import NannyError
@@ -26,22 +27,27 @@ from .show.hazard_text import render_examination
 class Sanitized:
     """What `sanitize` saw, once its block has ended."""
 
-    def __init__(self, sanitizer: Sanitizer, limits: Limits) -> None:
+    def __init__(self, sanitizer: Sanitizer, limits: Limits, scale: _ScaleSeen | None = None) -> None:
         self._sanitizer = sanitizer
         self._limits = limits
+        self._scale = scale
         self._examination: Examination | None = None
 
     def __enter__(self) -> Sanitized:
+        if self._scale is not None:
+            events.listen(self._scale)
         self._sanitizer.open()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._scale is not None:
+            events.leave(self._scale)
         self._examination = judged(self._sanitizer.close(), self._limits)
 
     @property
     def examination(self) -> Examination:
         if self._examination is None:
-            raise NannyError("the step is still being examined; read .examination and .hazards after the with block")
+            raise NannyError("no step has been examined yet: run one in `with sanitize(model) as seen:`, then read seen.hazards")
         return self._examination
 
     @property
@@ -55,10 +61,36 @@ class Sanitized:
     __repr__ = __str__
 
 
+class _ScaleSeen:
+    """The loss scale that the step itself uses, when its GradScaler was not handed over."""
+
+    def __init__(self) -> None:
+        self._scaler: Any = None
+
+    def __call__(self) -> float | None:
+        return None if self._scaler is None else self._scaler.get_scale()
+
+    def loss_scaled(self, scaler: Any, loss: Any, scaled: Any) -> None:
+        self._scaler = scaler
+
+    def __getattr__(self, name: str) -> Any:
+        """The other events tell nothing of the scale."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _ignore
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    return None
+
+
 def sanitize(
     model: nn.Module, scaler: Any = None, step: int = 0, limits: Limits | None = None, strict: bool = False
 ) -> Sanitized:
-    """A context manager that examines the training step inside it. `scaler`: the GradScaler, so that gradients are unscaled."""
+    """A context manager that examines the training step inside it.
+
+    A GradScaler that scales the loss inside the block is found; hand over another one (`scaler`, with `get_scale`).
+    """
     if not isinstance(model, nn.Module):
         raise NannyError(f"sanitize(model) needs the nn.Module that is trained, not {type(model).__name__}")
     if is_compiled(model):
@@ -66,6 +98,7 @@ def sanitize(
             "a compiled model does not show its operations; run this one step eagerly: "
             "torch.compiler.set_stance('force_eager') before it, and sanitize(model._orig_mod)"
         )
-    scale = None if scaler is None or not scaler.is_enabled() else scaler.get_scale
     limits = limits or Limits()
-    return Sanitized(Sanitizer([(model, "")], step, scale, limits, strict=strict), limits)
+    seen = _ScaleSeen() if scaler is None else None
+    scale = seen if seen is not None else scaler.get_scale if scaler.is_enabled() else None
+    return Sanitized(Sanitizer([(model, "")], step, scale, limits, strict=strict), limits, seen)

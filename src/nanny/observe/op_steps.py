@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from . import events
@@ -38,14 +38,18 @@ class StepClock:
             self._handle.remove()
             self._handle = None
 
-    def _before_forward(self, module: nn.Module, _: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
         over = bool(self._stepped) and self._known <= self._stepped
         if (self._started and not over) or not module.training or not torch.is_grad_enabled():
             return
         if next(module.parameters(), None) is not None:
             self._started = True
             self._stepped.clear()
+            known = set(_global_forward_pre_hooks)
             self._begin(module)
+            for key, hook in list(_global_forward_pre_hooks.items()):
+                if key not in known:  # registered just now: torch made its list of this call's hooks before
+                    hook(module, args)
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._known.add(id(optimizer))

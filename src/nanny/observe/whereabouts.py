@@ -37,7 +37,9 @@ _NO_TASK = -1
 _MOST_KEPT = 1 << 17  # operations and module calls that are remembered for backward: some hundred steps of a common model
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NANNY = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DEMO = os.path.join(_NANNY, "demo.py")  # trains as a user would
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SCRIPTS = sysconfig.get_paths()["scripts"] + os.sep
 
 Models = nn.Module | Sequence[tuple[nn.Module, str]] | None
 
@@ -214,7 +216,8 @@ class Whereabouts:
 
     def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         where = _user_frame(sys._getframe(1)) if self._lines else None
-        self._updating = Spot(Place(module=type(optimizer).__name__, phase="optimizer"), "", *(where or ()))
+        kind = type(optimizer).__name__
+        self._updating = Spot(Place(module=kind, phase="optimizer"), kind, *(where or ()))
         self._has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
 
     def _end_update(self, *_: Any) -> None:
@@ -280,9 +283,16 @@ def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
 
 
 def _is_user_file(name: str) -> bool:
-    if name.startswith((_TORCH, _NANNY, "<frozen", "<__array_function__")):
+    if name == _DEMO:
+        return True
+    if name.startswith((_TORCH, _NANNY, "<frozen", "<__array_function__")) or _is_console_script(name):
         return False
     return not name.startswith(_STDLIB) or "-packages" + os.sep in name
+
+
+def _is_console_script(name: str) -> bool:
+    """What pip writes into `bin` only calls `main`: no line of anybody's."""
+    return name.startswith(_SCRIPTS) and (not name.endswith(".py") or name.endswith(".exe" + os.sep + "__main__.py"))
 
 
 def _line_of(code: CodeType, instruction: int) -> int | None:

@@ -1,0 +1,137 @@
+"""What a user meets of the sanitizer and of the operation tools: arguments, scripts under `nanny trace`, follow-up commands."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from nanny import CompareWithCPU, NanInfTracker, sanitize
+from nanny.observe import events
+from nanny.observe.op_steps import StepClock
+from nanny.observe.whereabouts import _is_user_file
+from nanny.records import NannyError
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+MASKED = """
+import sys
+import torch
+from torch import nn
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+        mask[0] = "full" in sys.argv
+        return (q @ k.mT).masked_fill(mask, float("-inf")).softmax(-1) @ v  # the mask
+
+torch.manual_seed(0)
+model = Attention().bfloat16()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+for _ in range(2):
+    model(torch.randn(2, 5, 8, dtype=torch.bfloat16)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def trace(folder: Path, source: str, *options: str, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(source)
+    command = [sys.executable, "-m", "nanny.cli", "trace", *options, "train.py", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, timeout=120)
+
+
+@pytest.mark.parametrize("tool", [CompareWithCPU, NanInfTracker])
+def test_the_signature_names_every_option(tool):
+    parameters = inspect.signature(tool).parameters
+    assert not any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values())
+    assert {"enabled", "target_list", "target_op", "white_list", "dump_error_data", "verbose", "enable_ranks"} <= set(parameters)
+    assert {"should_log_to_file", "output_dir", "start_step", "end_step"} <= set(parameters)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"atol": "small"}, "no tolerance"),
+        ({"rtol": -1.0}, "no tolerance"),
+        ({"atol": float("nan")}, "no tolerance"),
+        ({"enable_ranks": 0}, r"enable_ranks=\[0\]"),
+        ({"start_step": -3}, "counted from 0"),
+    ],
+)
+def test_wrong_arguments_are_told_with_what_to_write(wrong, said):
+    with pytest.raises(NannyError, match=said):
+        CompareWithCPU(**wrong)
+
+
+@pytest.mark.parametrize("option", ["should_log_to_file", "dump_error_data"])
+def test_a_folder_that_cannot_be_made_is_told_before_training_starts(tmp_path, option):
+    (tmp_path / "file").write_text("")
+    tool = NanInfTracker(output_dir=tmp_path / "file" / "logs", **{option: True})
+    with pytest.raises(NannyError, match="name another folder"), tool:
+        pass
+
+
+def test_the_demo_is_a_users_file_and_a_console_script_is_nobodys():
+    import sysconfig
+
+    import nanny.demo
+    import nanny.ops
+
+    assert _is_user_file(nanny.demo.__file__)
+    assert not _is_user_file(nanny.ops.__file__)
+    assert not _is_user_file(os.path.join(sysconfig.get_paths()["scripts"], "nanny"))
+    assert not _is_user_file("<frozen runpy>")
+    assert _is_user_file(__file__)
+
+
+def test_the_loss_scale_is_found_without_handing_the_scaler_over():
+    torch.manual_seed(0)
+    model, scaler = nn.Linear(8, 4), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sanitize(model, strict=True) as seen:
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = nn.functional.cross_entropy(model(torch.randn(8, 8)), torch.randint(0, 4, (8,)))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert seen.examination.loss == pytest.approx(loss.item())
+    assert seen.examination.scale == 1024.0
+    assert not events._listeners
+
+
+def test_reading_before_anything_was_examined_says_what_to_do():
+    with pytest.raises(NannyError, match="with sanitize"):
+        print(sanitize(nn.Linear(2, 2)).hazards)
+
+
+def test_hooks_that_begin_registers_see_the_call_that_began():
+    calls = []
+    model = nn.Sequential(nn.Linear(2, 2))
+    handles = []
+
+    def begin(_):
+        handles.append(torch.nn.modules.module.register_module_forward_pre_hook(lambda m, args: calls.append(type(m).__name__)))
+
+    with StepClock(begin):
+        model(torch.randn(1, 2))
+    handles[0].remove()
+    assert calls == ["Sequential", "Linear"]
+
+
+def test_the_root_modules_own_operations_are_in_it_not_in_the_loop(tmp_path):
+    done = trace(tmp_path, MASKED, "--sanitize", arguments=("full",))
+    line = next(i for i, text in enumerate(MASKED.splitlines(), 1) if "# the mask" in text)
+    assert done.returncode == 1, done.stderr
+    assert f"Attention forward (train.py:{line})" in done.stderr
