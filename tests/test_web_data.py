@@ -274,6 +274,17 @@ def test_the_page_shows_the_rank_that_the_culprit_was_seen_on(tmp_path):
     assert layer_data(tmp_path, 1, kind, name) == layer_data(tmp_path / "metrics.rank1.db", 1, kind, name)
 
 
+def test_a_name_that_turns_the_direction_of_writing_does_not_turn_the_sentence(tmp_path):
+    name = "layer\u202eeno"
+    message = f"`{name}` is NaN"
+    findings = (Finding("NAN", Severity.ERROR, message, site=name, step=3, hint=f"mend `{name}`"),)
+    page = page_data(record(tmp_path, Recipe(layers={name: (17.0, 0.0)}, steps=8, trace_every=4, findings=findings)))
+    said = [page["findings"][0]["message"], page["findings"][0]["hint"], *page["whatif"]["formats"][0]["reasons"]]
+    assert len(said) >= 3
+    assert not [text for text in said if "\u202e" in text]
+    assert page["findings"][0]["site"] == name, "names are keys, and stay"
+
+
 def test_a_job_without_a_culprit_is_shown_by_its_first_rank(tmp_path):
     for rank in (0, 1):
         record(tmp_path, dataclasses.replace(HEALTHY, rank=rank, world_size=2))

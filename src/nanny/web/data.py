@@ -27,6 +27,7 @@ from ..queries.alerts import findings_of, in_order, repeats
 from ..queries.source import Source, open_job, open_run
 from ..query import ask
 from ..records import Finding, NannyError
+from ..show.findings import visible
 from ..show.jsontext import finite
 from ..store import reader
 from .curves import curves_of
@@ -237,8 +238,8 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "severity": finding.severity.name.lower(),
         "code": finding.code,
         "site": _cut(finding.site),
-        "message": _cut(finding.message),
-        "hint": _cut(finding.hint),
+        "message": _sentence(finding.message),
+        "hint": _sentence(finding.hint),
         "rank": finding.rank,
         "where": f"{finding.file}:{finding.line}" if finding.file else "",
         "value": finding.value,
@@ -254,6 +255,11 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
+
+
+def _sentence(text: str) -> str:
+    """With marks in place of control characters: a name that turns the direction of writing would turn the rest with it."""
+    return _cut(visible(text.replace("\n", " ")))
 
 
 def _whatif(source: Source) -> dict[str, Any]:
@@ -277,7 +283,7 @@ def _whatif(source: Source) -> dict[str, Any]:
                     "survives": data["survives"],
                     "with_losses": data["with_losses"],
                     "verdict": verdict,
-                    "reasons": [_cut(reason) for reason in data["reasons"]],
+                    "reasons": [_sentence(reason) for reason in data["reasons"]],
                     "remarks": [_cut(remark) for remark in data["remarks"] if not _CURVE.search(remark)],
                     "best_scale": scale["best"] if scale else None,
                     "skip_rate": scale["skip_rate"] if scale else None,
