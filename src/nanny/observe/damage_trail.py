@@ -157,6 +157,9 @@ class Follower:
             tag.origin.meets(step.name)
             if tag.choice and step.spot.place.phase != "backward":
                 tag.origin.met["target" if step.name in LOSSES else "choice"] = None
+        wanted = self._wanted(step)
+        if wanted is not None and wanted.origin is not None:
+            wanted.origin.met["target"] = None
         if given:
             additive = step.name in ADDITIVE
             worst = max(given, key=lambda t: t.error if additive else t.level)
@@ -168,6 +171,13 @@ class Follower:
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
         return same or self._error_suspect(step, real, twin, level, graded, behind)
 
+    def _wanted(self, step: Seen) -> Tag | None:
+        """What a loss compares a prediction with: it carries no gradient, the prediction does."""
+        args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
+        if len(args) < 2 or not args[0].requires_grad or args[1].requires_grad or step.name not in LOSSES:
+            return None
+        return self._ledger.tags.find(args[1]) if carried(args[1]) else None
+
     def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing:
         doing = self._ledger.suspect(step, "error")
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
@@ -177,9 +187,10 @@ class Follower:
         numbers = flush_numbers(real, twin)
         numbers |= {"bias": b} if (b := bias_of(real, twin)) is not None else {}
         if step.name in ("sin", "cos") and step.inputs:
-            numbers["phase_error"] = float(
-                (step.inputs[0].double() - self._ledger.twin_of(step.inputs[0]).double()).abs().median()
-            )
+            if step.inputs[0].dtype not in LOW:
+                doing.met["wide angle"] = None
+            # not the median: of frequencies that span decades only the fast ones turn far enough to go wrong
+            numbers["phase_error"] = rms_of(step.inputs[0].double() - self._ledger.twin_of(step.inputs[0]).double())
         doing.facts |= {
             "dtype": short_dtype(real.dtype),
             "count": real.numel(),

@@ -372,10 +372,17 @@ class Sanitizer:
                     if tag is not None and not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
-        self._ledger.suspects += [d for d in still if not self._ruined or d.facts["operands"][0].role == ""]
+        self._ledger.suspects += [d for d in still if not self._had_no_update(d)]
         given = [d.facts["operands"][0] for d in self._ledger.suspects if d.trouble == "given"]
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
+
+    def _had_no_update(self, still: Doing) -> bool:
+        """It stood still because the gradient was wrong before the optimizer met it."""
+        state = still.facts["operands"][0]
+        gradient = self._gradients.get(state.name) if state.role == "parameter" else None
+        wrong = gradient is not None and gradient.error_norm > _RUINED * gradient.reference_norm
+        return wrong or (bool(self._ruined) and state.role != "")
 
     def _written_badly(self, buffer: str) -> bool:
         """In this very step: then the operation that made the numbers is the one to blame."""

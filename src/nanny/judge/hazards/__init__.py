@@ -19,6 +19,8 @@ from ...formats import FORMATS, Format, format_of
 from ...hazard_records import Suspect
 from ...limits import Limits
 
+LOSSES = frozenset(["mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "nll_loss_forward", "kl_div", "cross_entropy_loss"])
+
 
 @dataclass(frozen=True)
 class Verdict:

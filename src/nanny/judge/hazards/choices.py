@@ -14,7 +14,7 @@ def integers(suspect: Suspect, step: Step) -> Verdict | None:
         return None
     form = step.format_of(suspect)
     largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
-    angles = bool({"sin", "cos"} & suspect.met)
+    angles = bool({"sin", "cos"} & suspect.met) and "wide angle" not in suspect.met  # rounded before there was an angle
     return Verdict(
         f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
         f"{share(suspect.share)} change, {share(collisions)} fall together",
@@ -22,7 +22,7 @@ def integers(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep them as integers or in FP32 until they are no longer counted",
         value=largest,
         limit=float(form.exact_integers),
-        site="data:input" if any(o.role == "input" for o in suspect.operands) else None,
+        site="data:input" if any(o.role == "input" for o in suspect.operands) and not suspect.place.site else None,
     )
 
 

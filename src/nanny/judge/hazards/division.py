@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...hazard_records import Suspect
 from ...show.numbers import short
-from . import Step, Verdict, hazard
+from . import LOSSES, Step, Verdict, hazard
 
 PROBABILITIES = frozenset(["sigmoid", "softmax", "safe_softmax"])
 _TAKES_LOG = frozenset(["binary_cross_entropy", "log", "log1p", "xlogy", "logit"])
@@ -89,10 +89,12 @@ def singular_backward(suspect: Suspect, step: Step) -> Verdict | None:
         )
     only_gradients = "loss" not in suspect.reached and "output" not in suspect.reached
     from_data = bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
+    outside = suspect.place.phase == "loop" and not suspect.place.site
     return Verdict(
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of finite numbers, in FP32 as well",
         cause="data_nan" if from_data else "singular_gradient" if only_gradients else "",
         remedy="look at the numbers that go in: precision is not the reason",
+        site=("data:target" if set(suspect.next[:1]) & LOSSES else "data") if from_data and outside else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...hazard_records import Suspect
 from ...show.numbers import share, short
-from . import Step, Verdict, hazard
+from . import LOSSES, Step, Verdict, hazard
 
 _MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm", "matmul", "einsum", "dot"])
 _REDUCTIONS = frozenset(
@@ -12,7 +12,6 @@ _REDUCTIONS = frozenset(
 )
 _PRODUCTS = frozenset(["mul", "pow", "square", "addcmul", "prod", "cumprod"])
 _ROOTS = frozenset(["rsqrt", "sqrt", "reciprocal"])
-_LOSSES = frozenset(["mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "nll_loss_forward", "kl_div", "cross_entropy_loss"])
 _SOFTMAX = frozenset(["softmax", "log_softmax", "safe_softmax", "logsumexp"])
 _WIDE = "compute it in FP32 (x.float(), autocast disabled around it) or in bf16, or normalise, clamp or rescale what goes in"
 
@@ -44,7 +43,7 @@ def overflow(suspect: Suspect, step: Step) -> Verdict | None:
     if suspect.trouble != "nonfinite" or suspect.in_reference or suspect.place.phase == "optimizer":
         return None
     form = step.format_of(suspect)
-    inside = suspect.op in _LOSSES | _REDUCTIONS and not suspect.nan  # a sum may overflow on its way to a small mean
+    inside = suspect.op in LOSSES | _REDUCTIONS and not suspect.nan  # a sum may overflow on its way to a small mean
     if (suspect.reference_absmax < form.max and not inside) or not _harmful(suspect, step):
         return None
     expected = suspect.reference_absmax
@@ -58,6 +57,7 @@ def overflow(suspect: Suspect, step: Step) -> Verdict | None:
         remedy=_remedy(suspect, step),
         value=expected,
         limit=form.max,
+        op=_sum_times_constant(suspect, step) or None,
         site="data:input" if _from_data(suspect) else "loop:clip" if _of_gradients(suspect) else _scaler(suspect, step),
     )
 
@@ -76,6 +76,15 @@ def _harmful(suspect: Suspect, step: Step) -> bool:
     return (suspect.destroyed or step.harmful(suspect)) and not step.from_the_scale(suspect)
 
 
+def _sum_times_constant(suspect: Suspect, step: Step) -> str:
+    """The reduction, if its result stood so near the end of the range that a small constant factor was enough."""
+    if suspect.op != "mul" or len(suspect.operands) != 1 or not suspect.scalars:
+        return ""
+    near = step.format_of(suspect).max / 2**step.limits.headroom_info_bits
+    operand = suspect.operands[0]
+    return operand.producer if operand.producer in _REDUCTIONS and operand.absmax >= near else ""
+
+
 def _from_data(suspect: Suspect) -> bool:
     return suspect.op in ("to_copy", "copy") and any(o.role in ("input", "given") for o in suspect.operands)
 
@@ -91,10 +100,12 @@ def _cause(suspect: Suspect, step: Step) -> str:
     weighs = any(o.role == "parameter" for o in suspect.operands)
     if (suspect.op in _MATMULS and suspect.met & _SOFTMAX and not weighs) or suspect.op.startswith("scaled_dot_product"):
         return "attention_logit_overflow_fp16"
-    if suspect.op in _LOSSES:
+    if suspect.op in LOSSES:
         return "loss_computed_in_fp16"
     if _of_gradients(suspect):
         return "grad_norm_overflow_fp16"
+    if _sum_times_constant(suspect, step):
+        return "reduction_overflow_fp16"
     squares = suspect.op in ("pow", "square") or (suspect.op == "mul" and suspect.numbers.get("of_itself"))
     largest = max((o.rms for o in suspect.operands), default=0.0)
     if suspect.op in _REDUCTIONS and suspect.op != "prod" and largest <= 256:

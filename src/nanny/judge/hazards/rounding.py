@@ -186,7 +186,7 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
         suspect.op == "add" and set(suspect.next[:1]) & _DIFFERENCES
     ):
         cause, remedy = "catastrophic_cancellation", "reformulate (two passes, torch.var, cdist), or compute it in FP32"
-    elif suspect.op in _MATMULS | {"add"} and set(suspect.next[:1]) & _READS_LOGITS:
+    elif _makes_logits(suspect):
         cause, remedy = "low_precision_output_head", "compute the head in FP32, or remove the common offset of the logits"
     return Verdict(
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies is {share(suspect.centred)} wrong",
@@ -196,6 +196,14 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
     )
+
+
+def _makes_logits(suspect: Suspect) -> bool:
+    """The last projection before probabilities or a loss, or the cast of its weights or its bias."""
+    if suspect.op in _MATMULS | {"add"}:
+        return bool(set(suspect.next[:1]) & _READS_LOGITS)
+    weighs = suspect.op == "to_copy" and any(o.role == "parameter" for o in suspect.operands)
+    return weighs and bool(set(suspect.next[:1]) & _MATMULS) and bool(set(suspect.next[1:2]) & _READS_LOGITS)
 
 
 def _one_hot(suspect: Suspect, step: Step) -> bool:
