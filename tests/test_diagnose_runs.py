@@ -306,6 +306,19 @@ def test_an_exception_of_the_user_ends_the_examination():
     monitor.close()
 
 
+def test_an_examination_that_fails_ends_the_examinations_and_not_the_watching(monkeypatch):
+    def broken(examination):
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr("nanny.monitor.judged", broken)
+    model = Area()
+    with MixedPrecisionNanny(model, output_dir=None, live=False) as monitor:
+        scaled_loop(model, 4, monitor)
+    assert monitor.evidence().examinations == ()
+    assert monitor.evidence().facts.steps == 4
+    assert any(f.code == "OVERFLOW" for f in monitor.findings)
+
+
 def test_a_forward_pass_after_the_block_ends_the_examination():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

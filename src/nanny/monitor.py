@@ -55,8 +55,7 @@ from .store.writer import status_at_exit, status_of
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
-MOST_DUMPS = 4
-MOST_TRIES = 20  # to explain an error while the run goes on
+MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
 EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
 
 
@@ -203,13 +202,19 @@ class MixedPrecisionNanny:
     def _close_examination(self) -> None:
         if self._examiner is None or not self._examiner.is_open:
             return
-        if self._recorder.off:  # the nanny has failed: nobody asks for the result any more
-            self._examiner.close()
-        else:
-            self._recorder.guard(self._examiner.finish, apart=False)()
+        # after a failure nobody asks for the result
+        end = self._examiner.close if self._recorder.off else self._recorder.guard(self._examiner.finish, apart=False)
+        end()
 
     def _examined(self, examination: Examination) -> None:
-        examination = judged(examination)
+        assert self._examiner is not None
+        try:
+            examination = judged(examination)
+        except Exception as error:
+            if self._strict:
+                raise
+            self._examiner.off_because = f"{type(error).__name__}: {error}"
+            return
         self._gathering.add_examination(examination)
         if self._recording is not None:
             self._recording.add_examination(examination)
@@ -367,22 +372,20 @@ class MixedPrecisionNanny:
         counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
+        count = len(self._gathering.examinations)
+        examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
         best = next(iter(self.diagnoses()), None)
         if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):
             self._say(best)
         for text in closing_lines(
             counts,
             first_culprit(self.findings),
-            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced" + self._examined_text(),
+            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced{examined}",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
             status,
         ):
             self._live.say(text)
-
-    def _examined_text(self) -> str:
-        count = self._examiner.plan.count if self._examiner is not None else 0
-        return f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
 
     def __enter__(self) -> MixedPrecisionNanny:
         return self
