@@ -331,8 +331,15 @@ class Signs:
     def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
         for exam in self.evidence.examinations:
             for hazard in exam.hazards:
-                if hazard.cause == cause:
+                if self._cause(hazard) == cause:
                     yield exam, hazard
+
+    def _cause(self, hazard: Hazard) -> str:
+        """A choice inside a module that is trained itself routes; a target comes from outside or from a frozen teacher."""
+        if hazard.cause != "target_in_low_precision" or not hazard.place.site:
+            return hazard.cause
+        trained = any(g.name.startswith(f"{hazard.place.site}.") for g in self.facts.levels or self.facts.early_levels)
+        return "router_low_precision" if trained else hazard.cause
 
     @cached_property
     def lead(self) -> str:
@@ -344,7 +351,8 @@ class Signs:
             first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
             if first is not None:
                 proof = 2.0 if first.kind in PROVED else 1.0
-                votes[first.cause] = votes.get(first.cause, 0.0) + proof * (0.5 + 0.5 * worst)
+                name = self._cause(first)
+                votes[name] = votes.get(name, 0.0) + proof * (0.5 + 0.5 * worst)
         return max(votes, key=lambda name: votes[name], default="")
 
     def fact(self, name: str) -> Iterator[tuple[Examination, Any]]:
