@@ -299,15 +299,8 @@ def scale_from_a_settings_file(fixed: bool = False, dtype: torch.dtype = torch.f
 
 
 CASES = [
-    *planted(
-        tagger_clips_scaled_gradients,
-        "clip_before_unscale",
-        "loop:clip",
-        shows=lambda run: run.flat,
-        precision_caused=None,
-        steps=24,
-    ),
-    *planted(value_clip_before_unscale, "clip_before_unscale", "loop:clip", shows=lambda run: run.flat, precision_caused=None),
+    *planted(tagger_clips_scaled_gradients, "clip_before_unscale", "loop:clip", shows=lambda run: run.flat, steps=24),
+    *planted(value_clip_before_unscale, "clip_before_unscale", "loop:clip", shows=lambda run: run.flat),
     *planted(scaler_made_anew_each_step, "loss_scale_pinned", "scaler", "scaler.scale", shows=lambda run: run.all_still),
     *planted(
         scale_set_by_hand_in_update,

@@ -10,7 +10,7 @@ from ..cause_registry import CERTAIN, LIKELY, Suspicion, cause
 from ..signs import Signs
 
 
-@cause("clip_before_unscale", "scaler_misuse", precision=None)
+@cause("clip_before_unscale", "scaler_misuse")
 def clip_before_unscale(signs: Signs) -> Iterator[Suspicion]:
     """Gradients are clipped while still multiplied by the loss scale.
 
