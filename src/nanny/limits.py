@@ -195,6 +195,7 @@ class Limits:
     damage_kept: float = _limit(0.5, "NUMERICS 2, row 2: EDQ below 0.5, more than half of an update or addend is lost")
     damage_flips: float = _limit(0.05, "derived: near-ties of a healthy router flip for about 1 % of the tokens")
     damage_ties: float = _limit(0.2, "derived: choices that low precision makes ties of; healthy scores hardly ever tie")
+    damage_branch: float = _limit(16.0, "NUMERICS 4.4: absorption of an addend is noticeable at 1/(16u) of the other")
     damage_repeats: float = _limit(8, "derived: a sum that a loop adds up, not a single addition")
     damage_phase: float = _limit(0.1, "NUMERICS 2, row 15: phase error in radians")
     damage_entropy: float = _limit(0.1, "NUMERICS 2, row 7: normalised entropy of attention below 0.05 is a collapse")
@@ -217,7 +218,7 @@ class Limits:
     attention_logit: float = _limit(50.0, "NUMERICS 2, row 7")
     decay_missing: float = _limit(0.02, "derived: weights that should be 2 % smaller by now; less is nobody's trouble")
     fade_layers: float = _limit(6, "derived: fewer layers cannot fade, they differ")
-    fade_ratio: float = _limit(1e-4, "derived: rms of the first third below this share of the last third's; healthy nets have 1e-2")
+    fade_ratio: float = _limit(1e-4, "derived: rms of the first third over that of the last; healthy nets have 1e-2")
     runaway_loss: float = _limit(10.0, "derived: a loss ten times where it began, and staying there, is no bad batch")
     runaway_grad: float = _limit(100.0, "derived: as explosion_ratio, from the first steps on")
 

@@ -73,10 +73,11 @@ _SINGULAR = (
 
 def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:
     """What most likely broke backward, of a graph whose backward has run: the nearest to the loss that can be singular."""
-    order, level, seen = [root], [root], {root}
-    while level and len(seen) < MOST_NODES:
-        level = [c for node in level for c, _ in node.next_functions if c is not None and not (c in seen or seen.add(c))]
-        order += level
+    order, level = {root: None}, [root]
+    while level and len(order) < MOST_NODES:
+        following = {c: None for node in level for c, _ in node.next_functions if c is not None and c not in order}
+        order |= following
+        level = list(following)
     for kinds in _SINGULAR:
         found = next((node for node in order if _op(node) in kinds), None)
         if found is not None:
