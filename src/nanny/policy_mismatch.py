@@ -39,7 +39,7 @@ class PolicyMismatch:
     @property
     def text(self) -> str:
         return (
-            f"{self.tokens:,} tokens, {self.sequences:,} sequences: median |ratio - 1| of a sequence {self.median_ratio_error:.2g} "
+            f"{self.tokens:,} tokens, {self.sequences:,} sequences: median |ratio - 1| of one {self.median_ratio_error:.2g} "
             f"(worst ratio {self.worst_ratio:.3g}), KL {self.kl:.2g} per token, {self.outside_clip:.1%} outside the clip range"
         )
 
