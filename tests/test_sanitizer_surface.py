@@ -135,3 +135,95 @@ def test_the_root_modules_own_operations_are_in_it_not_in_the_loop(tmp_path):
     line = next(i for i, text in enumerate(MASKED.splitlines(), 1) if "# the mask" in text)
     assert done.returncode == 1, done.stderr
     assert f"Attention forward (train.py:{line})" in done.stderr
+
+
+def test_a_nan_is_told_with_why_fix_and_the_next_command(tmp_path):
+    done = trace(tmp_path, MASKED, arguments=("full",))
+    assert done.returncode == 1
+    assert "[WARNING] Attention/torch.ops.aten._softmax(forward) makes NaN" in done.stderr
+    assert "why: a row of its input is -Inf throughout" in done.stderr
+    assert "\nfix: " in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("next: nanny trace --sanitize --start-step 0 train.py full")
+    assert max(map(len, done.stderr.splitlines())) <= 100
+    assert "next:" not in trace(tmp_path, MASKED).stderr
+
+
+def test_with_sanitize_the_other_tools_leave_its_step_alone_and_say_so(tmp_path):
+    done = trace(tmp_path, MASKED, "--sanitize", "--nan", "--compare")
+    assert "update_lost at qkv.weight" in done.stderr  # bfloat16 weights at this learning rate
+    assert done.stderr.count("hazard in") == 1
+    assert "NanInfTracker leaves out step 0" in done.stderr
+    assert "returns no tensor" not in done.stderr  # operations of the sanitizer's own
+
+
+def test_a_window_behind_the_end_of_the_script_is_told(tmp_path):
+    for option in ("--sanitize", "--nan"):
+        done = trace(tmp_path, MASKED, option, "--start-step", "50")
+        assert "nothing was looked at: --start-step is 50, training steps of the script: 2" in done.stderr
+
+
+def test_modules_that_do_not_exist_are_told(capsys):
+    model = nn.Sequential(nn.Linear(2, 2))
+    with NanInfTracker(modules="encoder.*"):
+        model(torch.randn(1, 2))
+    assert "no module is named like 'encoder.*'; there are: 0" in capsys.readouterr().err
+    with NanInfTracker(modules="0"):
+        model(torch.randn(1, 2))
+    assert "no module" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", [CompareWithCPU, NanInfTracker])
+def test_pure_fp16_adam_is_told_once_in_full_with_its_parameters(tool, capsys):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)).half()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
+    x, target = torch.randn(8, 16).half(), torch.randint(0, 4, (8,))
+    with tool(strict=True) as watch:
+        nn.functional.cross_entropy(model(x).float(), target).backward()
+        optimizer.step()
+    made = [f for f in watch.faults if f.bare_op == "addcdiv_"]
+    assert {f.place.site for f in made} <= {name for name, _ in model.named_parameters()}
+    assert len(made) > 1
+    assert len([f for f in watch.findings if "addcdiv_" in f.message]) == 1
+    told = capsys.readouterr().err
+    assert told.count("why: it divides by argument 2, which holds 0") == 1
+    assert "Adam/torch.ops.aten.addcdiv_(optimizer) [0.weight]" in told
+    assert "sanitize(model)" in told.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: torch.tensor([1e5]).half(), "float16 ends at 65504; the inputs reach 100000"),
+        (lambda: torch.tensor([12.0]).half().exp(), "exp of 12; float16 ends at 65504"),
+        (lambda: torch.tensor([1.0]) / torch.zeros(1), "divides by argument 1, which holds 0"),
+        (lambda: torch.tensor([-1.0, 2.0]).log(), "log of -1"),
+        (lambda: torch.tensor([-1.0, 2.0]).sqrt(), "sqrt of -1"),
+        (lambda: torch.tensor([300.0]).half() * 300, "float16 ends at 65504; the inputs reach 300"),
+    ],
+    ids=["cast", "exp", "div", "log", "sqrt", "mul"],
+)
+def test_the_ranges_of_the_inputs_tell_why(make, why):
+    model = nn.Module()
+    model.forward = make
+    with NanInfTracker(strict=True) as tracker:
+        model()
+    assert why in tracker.findings[0].message
+    assert tracker.findings[0].hint
+
+
+def test_the_grad_scalers_own_operations_are_compared():
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with CompareWithCPU(target_list=["*_amp_*"], strict=True) as watch:
+        scaler.scale(model(torch.randn(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert watch.tally.compared == 2
+    assert not any("no reference" in why for why in watch.tally.left_out)
+
+
+def test_a_module_that_is_not_there_is_told_without_a_traceback(tmp_path):
+    command = [sys.executable, "-m", "nanny.cli", "trace", "-m", "nothing.here"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, timeout=60)
+    assert (done.returncode, done.stderr.startswith("nanny: there is no module 'nothing.here'")) == (2, True)

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .judge.op_reason import reason_of
 from .observe.op_compare import CompareMode
 from .observe.op_dump import MOST_DUMPS, save_call
 from .observe.op_facts import Selection, patterns
@@ -32,7 +33,8 @@ from .observe.op_wide import Call, check_reference, results_of
 from .observe.whereabouts import Spot, Whereabouts
 from .op_records import OpFault, OpTally
 from .records import Finding, NannyError, NannyWarning, Severity
-from .show.op_log import fault_lines, op_line, step_header, tally_line
+from .show.numbers import listed
+from .show.op_log import fault_lines, next_line, op_line, step_header, tally_line
 
 _MOST_BLOCKS = 50  # faults that are told in full; further ones get a line each, and all are counted
 _MOST_LINES = 1000
@@ -89,8 +91,10 @@ class _Watch:
     """What both tools share: when they are on, where they write, what they found."""
 
     tool: str
+    script = ""  # the command line that `nanny trace` watches
     _make_mode: Callable[[Whereabouts], Any]
     _tally = OpTally()
+    _paused = False
 
     def __init__(
         self,
@@ -164,12 +168,24 @@ class _Watch:
         try:
             self._finish()
         finally:
+            unknown = self._unknown_modules(self._places.sites())
+            if unknown:
+                self._say(unknown)
             last = tally_line(self.tool, self.tally, len(self.faults), str(self.log_path) if self._to_file else "")
+            if self.faults:
+                last += "\n" + next_line(self.tool, self.faults[0], self.script)
             self._say(last)
             if self._stream is not None:
                 print(last, file=sys.stderr)
                 self._stream.close()
             self._tally, self._mode, self._stream = self._mode.tally, None, None
+
+    def _unknown_modules(self, sites: list[str]) -> str:
+        """Says so if nothing was watched because no module has such a name."""
+        if any(map(self._selection.wants_site, sites)) or not self._selection.modules:
+            return ""
+        asked = ", ".join(map(repr, self._selection.modules))
+        return f"[WARNING] no module is named like {asked}; there are: {listed(sites, 8) or 'none'}"
 
     def _make_folder(self) -> None:
         try:
@@ -199,8 +215,16 @@ class _Watch:
         if self._mode is not None:
             self._mode.active = self._in_window()
 
+    def pause(self, paused: bool = True) -> None:
+        """While another tool examines the step: its operations are not the program's."""
+        self._paused = paused
+        if self._mode is not None:
+            if paused:
+                self._finish()
+            self._mode.active = self._in_window()
+
     def _in_window(self) -> bool:
-        return self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
+        return not self._paused and self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream or sys.stderr, flush=True)
@@ -222,7 +246,9 @@ class _Watch:
             fault = replace(fault, dump=str(path) if path is not None else "")
             if path is None:
                 self._say(f"{fault.op}: not saved, its tensors are too large")
-        key = (fault.op, fault.place.site, fault.place.phase, fault.kind)
+        # one optimizer step does the same to every parameter: told once in full
+        site = "" if fault.place.phase == "optimizer" else fault.place.site
+        key = (fault.op, site, fault.place.phase, fault.kind)
         self._seen[key] = self._seen.get(key, 0) + 1
         if self._seen[key] == 1:
             self.findings.append(finding_of(fault))
@@ -244,7 +270,7 @@ class _Watch:
             self._say("\n".join(fault_lines(fault)))
         else:
             mark = "[ERROR]" if fault.kind == "mismatch" else "[WARNING]"
-            said = f"{_SAID[fault.kind]}, for the {times}. time"
+            said = f"{_SAID[fault.kind]}, seen {times} times now"
             self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said)}")
 
     def _trouble(self, error: Exception) -> None:
@@ -365,13 +391,14 @@ def finding_of(fault: OpFault) -> Finding:
     """A fault as every other command tells it."""
     code = "OP_MISMATCH" if fault.kind == "mismatch" else "OP_NONFINITE"
     gap = fault.gaps[0] if fault.gaps else None
+    reason = reason_of(fault)
+    why = gap.why if gap is not None else reason.why
     numbers = f"; worst {gap.worst.value:.6g} instead of {gap.worst.reference:.6g}" if gap is not None and gap.worst else ""
     return Finding(
         code=code,
         severity=Severity.ERROR if fault.kind == "mismatch" else Severity.WARNING,
-        message=f"{fault.bare_op} {_SAID[fault.kind]} ({fault.place.phase}){numbers}"
-        + (f"; {gap.why}" if gap and gap.why else ""),
-        hint=f"nanny replay {fault.dump}" if fault.dump else "",
+        message=f"{fault.bare_op} {_SAID[fault.kind]} ({fault.place.phase}){numbers}" + (f"; {why}" if why else ""),
+        hint=f"nanny replay {fault.dump}" if fault.dump else reason.fix,
         site=fault.culprit,
         step=fault.step,
         rank=fault.rank or None,

@@ -8,6 +8,9 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -48,11 +51,27 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise NannyError("nanny trace needs a script: nanny trace train.py ARGS..., or nanny trace -m package.train ARGS...")
     if not options.as_module and not Path(options.target[0]).is_file():
         raise NannyError(f"there is no script {options.target[0]!r}; for a module type: nanny trace -m {options.target[0]}")
+    if options.as_module:
+        _check_module(options.target[0])
+    if options.start_step < 0:
+        raise NannyError(f"--start-step {options.start_step}: steps are counted from 0")
     if not (options.compare or options.sanitize):
         options.nan = True
     if (options.atol is not None or options.rtol is not None) and not options.compare:
         raise NannyError("--atol and --rtol are tolerances of --compare; add it")
     return options
+
+
+def _check_module(name: str) -> None:
+    sys.path[0] = os.getcwd()  # as python -m does
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        found = None
+    if found is None:
+        raise NannyError(f"there is no module {name!r} here; for a script type: nanny trace path/to/script.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,6 +114,13 @@ class _Watched:
 
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
+        first = self._options.start_step
+        if self._step < first and (first > 0 or self._options.sanitize):  # else operations outside steps were watched
+            print(
+                f"nanny: nothing was looked at: --start-step is {first}, training steps of the script: {self._step + 1}\n"
+                "(counted from 0; a step begins with a forward call of a model in training mode)",
+                file=sys.stderr,
+            )
 
     def _begin(self, model: Any) -> None:
         self._step += 1
@@ -106,6 +132,9 @@ class _Watched:
             if self._step == self._options.start_step:
                 from .sanitize_step import sanitize
 
+                for tool in self._tools:
+                    tool.pause()
+                    print(f"nanny: {tool.tool} leaves out step {self._step}, which --sanitize examines", file=sys.stderr)
                 self._examined = sanitize(model, step=self._step)
                 self._examined.__enter__()
 
@@ -115,6 +144,10 @@ class _Watched:
             examined.__exit__(None, None, None)
             self._hazards = len(examined.hazards)
             print(examined, file=sys.stderr)
+            if examined.hazards and examined.hazards[0].cause:
+                print(f"\nnext: nanny rule {examined.hazards[0].cause}", file=sys.stderr)
+            for tool in self._tools:
+                tool.pause(False)
 
     @property
     def found(self) -> int:
@@ -142,6 +175,8 @@ def _tools(options: argparse.Namespace) -> list[Any]:
         tools.append(NanInfTracker(**shared))
     if options.compare:
         tools.append(CompareWithCPU(atol=options.atol, rtol=options.rtol, **shared))
+    for tool in tools:
+        tool.script = ("-m " if options.as_module else "") + shlex.join(options.target)
     return tools
 
 

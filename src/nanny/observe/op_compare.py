@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -151,11 +152,27 @@ class CompareMode(TorchDispatchMode):
             gaps = gaps_of(call, results, reference, self._tolerance, self._limits)
             if gaps:
                 self._faults += 1
-                return "fails to pass CompareWithCPU test", _fault(call, results, spot, "mismatch", gaps)
+                return "fails to pass CompareWithCPU test", self._fault(call, results, spot, "mismatch", gaps)
             kind = _nonfinite_made(call, results, spot.place.phase)
             if kind:
-                return f"makes {kind}, as its reference does", _fault(call, results, spot, kind, ())
+                return f"makes {kind}, as its reference does", self._fault(call, results, spot, kind, ())
             return "succeeds to pass CompareWithCPU test", None
+
+    def _fault(self, call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:
+        place = spot.resolved()
+        if place.phase == "optimizer":  # the parameter that it writes
+            names = self._places.storages()
+            name = next((n for t in results if (n := names.get(t.untyped_storage()._cdata))), "")
+            place = replace(place, site=name)
+        return OpFault(
+            op=long_name(call.func),
+            kind=kind,
+            place=place,
+            classes=spot.classes,
+            inputs=notes_of(call),
+            outputs=tuple(noted(t, "", measured=True) for t in results),
+            gaps=gaps,
+        )
 
     def _reference_of(self, call: Call) -> Reference | None:
         product = independent_product(call) if self._reference == "wide" else None
@@ -199,18 +216,6 @@ def _nonfinite_made(call: Call, results: list[Tensor], phase: str) -> str:
         return "nan" if nan else "inf"
     # a mask may become NaN, and be left out of the loss again; anything else that was given has been told of
     return "nan" if nan and phase != "loop" and all(v < math.inf for v in given) else ""
-
-
-def _fault(call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:
-    return OpFault(
-        op=long_name(call.func),
-        kind=kind,
-        place=spot.resolved(),
-        classes=spot.classes,
-        inputs=notes_of(call),
-        outputs=tuple(noted(t, "", measured=True) for t in results),
-        gaps=gaps,
-    )
 
 
 def notes_of(call: Call) -> tuple[TensorNote, ...]:

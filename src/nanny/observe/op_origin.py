@@ -43,6 +43,7 @@ class _Origin:
     on_purpose = False
     partial = False  # written into a part of its memory only
     name = ""  # of a parameter or buffer, or the collective that it arrived with
+    storage = 0  # of what an optimizer wrote
     arrived = False  # from another rank
     low = 0.0
     high = 0.0
@@ -226,6 +227,8 @@ class OriginMode(TorchDispatchMode):
                 if kind.puts_constants:
                     origin.on_purpose = puts_nonfinite(func, args, kwargs, tensor.dtype)
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+                if spot.place.phase == "optimizer":
+                    origin.storage = tensor.untyped_storage()._cdata
             if call is not None:
                 origin.call, origin.out = call, out
             self._enter(tensor, origin)
@@ -247,6 +250,8 @@ class OriginMode(TorchDispatchMode):
             elif origin.extreme and (self._is_given(origin) or any(i[0].state == EXPECTED for i in origin.inputs)):
                 origin.state = EXPECTED  # finfo.min as a mask: two of them make an infinity
             origin.ends = None
+        if found:
+            self._names = self._places.storages()
         faults = [(o, self._fault_of(o)) for o in found if self._is_wanted(o)]
         self._faults += len(faults)
         for origin in waiting:
@@ -331,6 +336,8 @@ class OriginMode(TorchDispatchMode):
                 passed_on=origin.passed_on,
                 passed_on_count=origin.passed_on_count,
             )
+        if origin.storage:
+            place = Place((self._names or {}).get(origin.storage, ""), place.module, place.phase, place.file, place.line)
         notes = [
             TensorNote(tuple(shape), short_dtype(dtype), str(i.device), i.low, i.high, str(at))
             for at, (i, shape, dtype) in enumerate(origin.inputs)

@@ -20,6 +20,7 @@ from .shadow import written_by
 REFERENCES = ("wide", "cpu_same_dtype")
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _HALF_TO_FLOAT = {torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default}
+_FP32_ONLY = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default, torch.ops.aten._amp_update_scale_.default}
 # What a kernel raises when it has no implementation for the wide type.
 KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 _CPU = torch.device("cpu")
@@ -84,8 +85,9 @@ def reference_of(call: Call, kind: str = "wide") -> Reference | None:
     """None if there is nothing wider to compare with."""
     if kind == "cpu_same_dtype":
         return Reference(tuple(run_wide(call, {})), False)
-    to = {} if moves_values(call.func) else _widths(call)
-    if not to and not moves_values(call.func) and all(t.device == _CPU for t in call.tensors()):
+    as_it_is = moves_values(call.func) or call.func in _FP32_ONLY
+    to = {} if as_it_is else _widths(call)
+    if not to and not as_it_is and all(t.device == _CPU for t in call.tensors()):
         return None
     try:
         return Reference(tuple(run_wide(call, to)), bool(to))

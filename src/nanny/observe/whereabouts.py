@@ -12,6 +12,7 @@ module returns, whether its input has a gradient or not, in place or not, checkp
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import weakref
@@ -75,6 +76,13 @@ class _Named(NamedTuple):
 
 
 _OUTSIDE = _Scope(Place(phase="loop"), Place(phase="backward"), "")
+
+
+def running_derivative() -> str:
+    """The forward operation whose derivative autograd computes now: `acos` in `AcosBackward0`; "" outside, or of a custom one."""
+    node: Any = _node()
+    found = re.fullmatch(r"([A-Z]\w*?)Backward\d+", node.name()) if node is not None else None
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found[1]).lower() if found else ""
 
 
 class Whereabouts:
@@ -151,6 +159,10 @@ class Whereabouts:
         """Names of the parameters and buffers that are known, by the address of their storage now."""
         named = [*self._buffers.values(), *self._parameters.values()]
         return {t.untyped_storage()._cdata: n.name for n in named if (t := n.thing()) is not None and t.layout == torch.strided}
+
+    def sites(self) -> list[str]:
+        """Every name that an operation may be placed at, in the order of the models."""
+        return [named.name for known in (self._names, self._parameters) for named in known.values() if named.name]
 
     def parameter_names(self) -> frozenset[str]:
         return frozenset(named.name for named in self._parameters.values())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Iterator
 
 from ..examine_records import Place
+from ..judge.op_reason import reason_of
 from ..op_records import Element, Gap, OpFault, OpTally, Replay, TensorNote
-from .numbers import deviation, short
+from .numbers import counted, deviation, short
+from .term import DEFAULT_WIDTH
 
 RULE = "=" * 28
 
@@ -61,16 +64,17 @@ def _tensors(fault: OpFault) -> Iterator[str]:
 
 def _gap(gap: Gap) -> Iterator[str]:
     share = f" ({100 * gap.differing / max(1, gap.output.size):.3g} % of {gap.output.size})"
-    yield f"Tensor values are not close: {gap.differing} elements differ{share}, beyond {gap.limit}"
+    yield f"Tensor values are not close: {counted(gap.differing, 'element')} beyond tolerance{share}"
+    yield f"tolerance: {gap.limit}"
     if gap.rel_l2 is not None:
         yield f"relative L2 error {deviation(gap.rel_l2)}"
     if gap.why:
-        yield gap.why
+        yield f"why: {gap.why}"
     if gap.differing > len(gap.elements):
         yield f"Too many indices (total {gap.differing}) to print, the first {len(gap.elements)}:"
     for element in gap.elements:
         yield _element(element, gap)
-    if gap.worst is not None:
+    if gap.worst is not None and gap.differing > 1:
         yield "worst: " + _element(gap.worst, gap)
     yield tensor_text(gap.output)
     yield tensor_text(gap.reference)
@@ -94,7 +98,11 @@ def _nonfinite(fault: OpFault) -> Iterator[str]:
         more = (
             f", and {fault.passed_on_count - len(fault.passed_on)} more" if fault.passed_on_count > len(fault.passed_on) else ""
         )
-        yield f"passed on by {fault.passed_on_count} operations: {shown}{more}"
+        yield from _wrapped(f"passed on by {counted(fault.passed_on_count, 'operation')}: {shown}{more}")
+    reason = reason_of(fault)
+    if reason.why:
+        yield from _wrapped(f"why: {reason.why}")
+        yield from _wrapped(f"fix: {reason.fix}")
     yield from _dump(fault)
 
 
@@ -113,12 +121,34 @@ def tally_line(tool: str, tally: OpTally, faults: int, where: str = "") -> str:
     """The last line: what was looked at, what was not and why."""
     if tool == "CompareWithCPU":
         left = ", ".join(f"{reason} {count}" for reason, count in tally.left_out.items())
-        text = f"{tally.operations} operations, {tally.compared} compared, {tally.faults} differ" + (
-            f"; not compared: {left}" if left else ""
+        made = max(0, faults - tally.faults)
+        text = (
+            f"{tally.operations} operations, {tally.compared} compared, {tally.faults} differ"
+            + (f", {made} made NaN or Inf" if made else "")
+            + (f"; not compared: {left}" if left else "")
         )
     else:
         text = f"{tally.operations} operations, {faults} made NaN or Inf"
-    return f"{tool}: {text}" + (f"; log: {where}" if where else "")
+    return "\n".join(_wrapped(f"{tool}: {text}" + (f"; log: {where}" if where else "")))
+
+
+def next_line(tool: str, fault: OpFault, script: str = "") -> str:
+    """What to type after the last line; `script`: the command line that `nanny trace` was given."""
+    if fault.dump:
+        return f"next: nanny replay {fault.dump}"
+    if fault.kind == "mismatch":
+        return (
+            f"next: nanny trace --compare --dump --op {fault.bare_op} {script}  # keeps its data for nanny replay"
+            if script
+            else f"next: {tool}(target_list=['{fault.op}'], dump_error_data=True) keeps its data for nanny replay"
+        )
+    if script:
+        return f"next: nanny trace --sanitize --start-step {fault.step} {script}  # what FP32 gives, and the cause"
+    return f"next: `with nanny.sanitize(model) as seen:` around step {fault.step}, then print(seen): the cause"
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, DEFAULT_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def replay_lines(replay: Replay) -> list[str]:
