@@ -63,6 +63,7 @@ class Suspect:
     repeats: int = 1  # how often this source line ran in this module during the step
     residual: bool = False  # the smaller addend was computed from the larger one
     differentiable: bool = True  # gradients were asked for
+    forward: str = ""  # in backward: the forward operation whose derivative is computed
     after: frozenset[str] = frozenset()  # operations that it descends from, the recent ones
     met: frozenset[str] = frozenset()  # operations that met its damage
     next: tuple[str, ...] = ()  # the first three of these

@@ -195,6 +195,7 @@ class Limits:
     damage_kept: float = _limit(0.5, "NUMERICS 2, row 2: EDQ below 0.5, more than half of an update or addend is lost")
     damage_flips: float = _limit(0.05, "derived: near-ties of a healthy router flip for about 1 % of the tokens")
     damage_ties: float = _limit(0.2, "derived: choices that low precision makes ties of; healthy scores hardly ever tie")
+    damage_cancelled: float = _limit(8.0, "NUMERICS 2, row 17: a difference below 8 roundoffs of its operands is mostly rounding")
     damage_branch: float = _limit(16.0, "NUMERICS 4.4: absorption of an addend is noticeable at 1/(16u) of the other")
     damage_repeats: float = _limit(8, "derived: a sum that a loop adds up, not a single addition")
     damage_phase: float = _limit(0.1, "NUMERICS 2, row 15: phase error in radians")

@@ -16,6 +16,7 @@ from .damage_numbers import Level, operand_numbers
 from .damage_tags import PASSES_ON, Doing, Roles, Seen, Tags
 from .names import short_dtype
 from .shadow import LOW
+from .whereabouts import running_derivative
 
 _ANCESTORS = 48
 _MOST_SUSPECTS = 4096
@@ -53,6 +54,8 @@ class Ledger:
         after = {self.names[o - 1] for t in step.tags for o in t.ancestors}
         doing.facts |= {"scalars": step.scalars, "after": frozenset(after), "repeats": step.repeats}
         doing.facts["differentiable"] = torch.is_grad_enabled()
+        if step.spot.place.phase == "backward":
+            doing.facts["forward"] = running_derivative()
         if len(self.suspects) < _MOST_SUSPECTS:
             self.suspects.append(doing)
         return doing

@@ -136,6 +136,11 @@ class Seen:
         self.scalars = scalars_in(op.args, op.kwargs)
 
     @property
+    def continues(self) -> bool:
+        """It takes what the same source line made just before: a running sum."""
+        return any(tag.made == self.previous for tag in self.tags)
+
+    @property
     def factor(self) -> float | None:
         return self.scalars[0] if self.name in ("mul", "lerp") and self.scalars else None
 

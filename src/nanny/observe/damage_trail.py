@@ -41,10 +41,13 @@ from .whereabouts import Spot
 
 ADDITIVE = frozenset(["add", "sub", "rsub", "sum", "cat", "stack", "mean"])
 ADDITIONS = frozenset(["add", "sub"])
+MOVES = frozenset(["cat", "stack"])  # side by side, and as exact as before
+SCATTERS = frozenset(["embedding_dense_backward", "embedding_bag_dense_backward", "index_put", "index_add", "scatter_add"])
 LOSSES = frozenset(["nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "mse_loss", "smooth_l1_loss", "l1_loss"])
 UNWRITTEN = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"])
 _FADES = 5.0  # blame is kept down to this part of the level at which it begins
 _JUMP = 4.0  # an operation that makes an error this many times larger is the one to ask
+_MOST_OF_IT = 2.0
 _Line = tuple[str, Any, int, str]
 
 
@@ -55,6 +58,7 @@ class Follower:
         self._ledger = ledger
         self._lines: Counter[_Line] = Counter()
         self._last_at: dict[_Line, int] = {}  # line -> the operation that ran there last
+        self._sums: dict[_Line, Doing] = {}  # line of a running sum -> its suspect
 
     def see(self, op: Operation, spot: Spot, overwritten: Mapping[int, Tensor]) -> None:
         """`overwritten`: values of low-precision tensors as they were before this operation wrote into them."""
@@ -73,6 +77,8 @@ class Follower:
         step = Seen(op, name, spot, inputs, tags, overwritten, self._lines[line] + 1, self._last_at.get(line, -1))
         if concerned:
             self._lines[line] += 1
+            if line in self._sums and step.continues:
+                self._sums[line].facts["repeats"] = step.repeats
             if name not in PASSES_ON:
                 self._last_at[line] = self._ledger.order
         for real, twin in zip(outs, twins):
@@ -132,6 +138,8 @@ class Follower:
         spoiled = tag.bad is not None and tag.reference_bad is None and not tag.quiet
         level = SPOILED if spoiled else level_of(real, twin) if span.finite or tag.quiet else EXACT
         graded = self._ledger.graded(level, real.dtype)
+        if step.name in MOVES and not spoiled:
+            graded = max((t.level for t in step.tags), default=0.0)
         lost = zeros(self._ledger, step, real, twin)
         whole = tag.whole or whole_numbers(self._ledger, step, real, twin)
         missing = self._missing(step, real)
@@ -160,7 +168,7 @@ class Follower:
         wanted = self._wanted(step)
         if wanted is not None and wanted.origin is not None:
             wanted.origin.met["target"] = None
-        if given:
+        if given and not self._made_by_kernel(step, real, level):
             additive = step.name in ADDITIVE
             worst = max(given, key=lambda t: t.error if additive else t.level)
             passes_on = worst.level >= graded / _JUMP or (additive and worst.error >= level.error / _JUMP)
@@ -171,6 +179,13 @@ class Follower:
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
         return same or self._error_suspect(step, real, twin, level, graded, behind)
 
+    def _made_by_kernel(self, step: Seen, real: Tensor, level: Level) -> bool:
+        """A scatter that adds up in 16 bits is wrong by itself, whatever the error of what it adds."""
+        if step.name not in SCATTERS or real.dtype not in LOW or step.written:
+            return False
+        own = own_error(step.op.func, step.op.args, step.op.kwargs, [real])
+        return own is not None and own >= max(self._ledger.threshold(real.dtype), level.plain / _MOST_OF_IT)
+
     def _wanted(self, step: Seen) -> Tag | None:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""
         args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
@@ -178,8 +193,16 @@ class Follower:
             return None
         return self._ledger.tags.find(args[1]) if carried(args[1]) else None
 
+    def _is_residual(self, step: Seen) -> bool:
+        """The smaller addend was computed from the larger one."""
+        pairs = [(rms_of(t), self._ledger.tags.find(t) or Tag()) for t in step.inputs[:2]]
+        (_, small), (_, large) = sorted(pairs, key=lambda pair: pair[0]) if len(pairs) == 2 else ((0.0, Tag()), (0.0, Tag()))
+        return large.made > 0 and large.made in small.ancestors
+
     def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing:
         doing = self._ledger.suspect(step, "error")
+        if step.name in ADDITIONS and step.continues:
+            self._sums[self._line(step.spot, step.name)] = doing
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
         doing.root = behind or missing or zeros_behind(step)
         outs = [t for t in tensors_in(step.op.out) if t.is_floating_point()]
@@ -203,6 +226,7 @@ class Follower:
             "reference_rms": rms_of(twin),
             "own": None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
             "operands": self._ledger.operands(step),
+            "residual": step.name in ADDITIONS and self._is_residual(step),
             "numbers": numbers,
         }
         return doing

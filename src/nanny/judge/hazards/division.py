@@ -49,6 +49,7 @@ def saturated_probability(suspect: Suspect, step: Step) -> Verdict | None:
         f"probabilities are exactly 0 or 1 in {form.name}, and {_then(suspect) if rounded else f'{meets} meets them'}",
         cause="saturated_probability_loss",
         remedy="take the loss on logits: binary_cross_entropy_with_logits, cross_entropy, log_softmax, logsigmoid",
+        op=suspect.forward or None,
     )
 
 
@@ -79,13 +80,15 @@ def zero_divisor(suspect: Suspect, step: Step) -> Verdict | None:
 @hazard("singular_backward", rank=40)
 def singular_backward(suspect: Suspect, step: Step) -> Verdict | None:
     """The derivative does not exist at this point (root or norm of zero), in FP32 as well"""
-    if suspect.trouble != "nonfinite" or not suspect.in_reference or not suspect.destroyed:
+    if suspect.trouble != "nonfinite" or not suspect.in_reference or not suspect.destroyed or suspect.place.phase == "optimizer":
         return None
     if suspect.in_backward:
         return Verdict(
-            f"the derivative at {suspect.op} is not finite although forward was: a root, norm or power of exactly zero",
+            f"the derivative of {suspect.forward or suspect.op} is not finite although forward was: "
+            "a root, norm or power of exactly zero",
             cause="singular_gradient",
             remedy="add eps inside the root, or use the library's norm; precision is not the reason",
+            op=suspect.forward or None,
         )
     only_gradients = "loss" not in suspect.reached and "output" not in suspect.reached
     from_data = bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)

@@ -66,10 +66,11 @@ def flush(suspect: Suspect, step: Step) -> Verdict | None:
 @hazard("accumulation", rank=62)
 def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
     """A kernel, or autograd itself, adds many terms up in the storage format"""
-    if not _jumps(suspect, step):
-        return None
     form = step.format_of(suspect)
     own = suspect.own
+    alone = suspect.trouble == "error" and suspect.op in _SCATTERS and own is not None and own >= suspect.plain / _TIMES_LARGER
+    if not alone and not _jumps(suspect, step):
+        return None
     if own is None and suspect.op in _SCATTERS:
         own = suspect.plain
     limit = step.limits.rel_l2_warn_roundoffs * form.unit_roundoff
@@ -130,10 +131,14 @@ def biased_rounding(suspect: Suspect, step: Step) -> Verdict | None:
 def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
     logs = "log_softmax" in suspect.after
-    if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect) or not step.harmful(suspect, certain=logs):
-        return None
     largest = max((o.rms for o in suspect.operands), default=0.0)
+    gone = suspect.reference_rms / (largest * step.format_of(suspect).unit_roundoff) if largest else 0.0  # in roundoffs
+    if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect):
+        return None
     if not largest or suspect.reference_rms * _BITS_LOST > largest:
+        return None
+    margins = logs and gone < 1 and all(o.producer == "sum" for o in suspect.operands)
+    if not margins and not step.harmful(suspect, certain=logs or gone < step.limits.damage_cancelled):
         return None
     chosen = _chosen(suspect)
     if chosen:
@@ -145,6 +150,7 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
         "reformulate (two passes, torch.var, cdist), or compute both sides and the difference in FP32",
         value=suspect.reference_rms / largest,
         limit=1 / _BITS_LOST,
+        consequence=max(suspect.consequence, step.limits.damage_certain) if margins else None,
     )  # fmt: skip
 
 
@@ -180,6 +186,8 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
     remedy = "remove the common part or rescale the loud channel before this operation, or compute it in FP32"
     if "log_softmax" in suspect.after:
         cause, remedy = "logprob_rounding", "keep log-probabilities and their sums in FP32"
+    elif _small_branch(suspect, step):
+        cause, remedy = "residual_absorption", "keep the residual stream in FP32, or normalise it"
     elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
     elif (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & _DIFFERENCES) or (
@@ -196,6 +204,14 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
     )
+
+
+def _small_branch(suspect: Suspect, step: Step) -> bool:
+    """A stream and a branch that was computed from it, too small to be added without loss."""
+    sizes = [o.rms for o in suspect.operands]
+    if not suspect.residual or len(sizes) != 2 or suspect.op != "add" or suspect.repeats >= step.limits.damage_repeats:
+        return False
+    return min(sizes) < step.limits.damage_branch * step.format_of(suspect).unit_roundoff * max(sizes)
 
 
 def _makes_logits(suspect: Suspect) -> bool:
