@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from query_recordings import Recipe, nanny, record
 from torch import nn
 
 from nanny import CompareWithCPU, NanInfTracker, sanitize
 from nanny.observe import events
 from nanny.observe.op_steps import StepClock
 from nanny.observe.whereabouts import _is_user_file
-from nanny.records import NannyError
+from nanny.records import Finding, NannyError, Severity
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -86,11 +87,10 @@ def test_a_folder_that_cannot_be_made_is_told_before_training_starts(tmp_path, o
 def test_the_demo_is_a_users_file_and_a_console_script_is_nobodys():
     import sysconfig
 
-    import nanny.demo
-    import nanny.ops
+    from nanny import demo, ops
 
-    assert _is_user_file(nanny.demo.__file__)
-    assert not _is_user_file(nanny.ops.__file__)
+    assert _is_user_file(demo.__file__)
+    assert not _is_user_file(ops.__file__)
     assert not _is_user_file(os.path.join(sysconfig.get_paths()["scripts"], "nanny"))
     assert not _is_user_file("<frozen runpy>")
     assert _is_user_file(__file__)
@@ -227,3 +227,13 @@ def test_a_module_that_is_not_there_is_told_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "nanny.cli", "trace", "-m", "nothing.here"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT, timeout=60)
     assert (done.returncode, done.stderr.startswith("nanny: there is no module 'nothing.here'")) == (2, True)
+
+
+def test_a_place_without_measurements_is_answered_with_its_findings(tmp_path):
+    told = Finding("OP_NONFINITE", Severity.ERROR, "bmm makes Inf", site="op:bmm", step=3)
+    record(tmp_path / "nanny_logs", Recipe(layers={"fc": (0.0, -4.0)}, steps=12, findings=(told,)))
+    done = nanny("layer", "op:bmm", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "bmm makes Inf" in done.stdout
+    assert "nanny rule OP_NONFINITE" in done.stdout
+    assert nanny("layer", "op:mm", cwd=tmp_path).returncode == 2

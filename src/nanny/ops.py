@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .judge.op_reason import reason_of
+from .judge.op_reason import SAID, finding_of
 from .observe.op_compare import CompareMode
 from .observe.op_dump import MOST_DUMPS, save_call
 from .observe.op_facts import Selection, patterns
@@ -32,7 +32,7 @@ from .observe.op_origin import OriginMode
 from .observe.op_wide import Call, check_reference, results_of
 from .observe.whereabouts import Spot, Whereabouts
 from .op_records import OpFault, OpTally
-from .records import Finding, NannyError, NannyWarning, Severity
+from .records import Finding, NannyError, NannyWarning
 from .show.numbers import listed
 from .show.op_log import fault_lines, next_line, op_line, step_header, tally_line
 
@@ -257,7 +257,7 @@ class _Watch:
         self._write(fault, self._seen[key])
         if self._stop:
             raise NannyError(
-                f"{fault.op} at {fault.culprit} {_SAID[fault.kind]}; stopped because the data of the first fault was asked for"
+                f"{fault.op} at {fault.culprit} {SAID[fault.kind]}; stopped because the data of the first fault was asked for"
                 + (f". Run it again with: nanny replay {fault.dump}" if fault.dump else "")
             )
 
@@ -270,21 +270,13 @@ class _Watch:
             self._say("\n".join(fault_lines(fault)))
         else:
             mark = "[ERROR]" if fault.kind == "mismatch" else "[WARNING]"
-            said = f"{_SAID[fault.kind]}, seen {times} times now"
+            said = f"{SAID[fault.kind]}, seen {times} times now"
             self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said)}")
 
     def _trouble(self, error: Exception) -> None:
         warnings.warn(
             f"{self.tool} could not do its work and is off now ({type(error).__name__}: {error})", NannyWarning, stacklevel=2
         )
-
-
-_SAID = {
-    "mismatch": "differs from its reference",
-    "nan": "makes NaN",
-    "inf": "makes Inf out of finite numbers",
-    "came_in": "reads NaN or Inf from outside",
-}
 
 
 class CompareWithCPU(_Watch):
@@ -385,26 +377,6 @@ class NanInfTracker(_Watch):
     def _finish(self) -> None:
         if self._mode is not None and self._mode.active:
             self._mode.deliver()
-
-
-def finding_of(fault: OpFault) -> Finding:
-    """A fault as every other command tells it."""
-    code = "OP_MISMATCH" if fault.kind == "mismatch" else "OP_NONFINITE"
-    gap = fault.gaps[0] if fault.gaps else None
-    reason = reason_of(fault)
-    why = gap.why if gap is not None else reason.why
-    numbers = f"; worst {gap.worst.value:.6g} instead of {gap.worst.reference:.6g}" if gap is not None and gap.worst else ""
-    return Finding(
-        code=code,
-        severity=Severity.ERROR if fault.kind == "mismatch" else Severity.WARNING,
-        message=f"{fault.bare_op} {_SAID[fault.kind]} ({fault.place.phase}){numbers}" + (f"; {why}" if why else ""),
-        hint=f"nanny replay {fault.dump}" if fault.dump else reason.fix,
-        site=fault.culprit,
-        step=fault.step,
-        rank=fault.rank or None,
-        file=fault.place.file,
-        line=fault.place.line,
-    )
 
 
 def _rank() -> int:

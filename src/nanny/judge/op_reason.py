@@ -1,4 +1,4 @@
-"""Why an operation made NaN or Inf, as far as the ranges of its inputs tell, and what to do about it. No torch."""
+"""Why an operation made NaN or Inf, as far as the ranges of its inputs tell, and what to do: a fault as a finding. No torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from typing import NamedTuple
 
 from ..formats import format_of
 from ..op_records import OpFault, TensorNote
-from ..records import NannyError
+from ..records import Finding, NannyError, Severity
 from ..show.numbers import short
 
 _DIVISOR = {"div": 1, "addcdiv": 2, "reciprocal": 0, "rsqrt": 0}
 _LOGS = frozenset(["log", "log2", "log10"])
 _NO_REASON = "", ""
+SAID = {
+    "mismatch": "differs from its reference",
+    "nan": "makes NaN",
+    "inf": "makes Inf out of finite numbers",
+    "came_in": "reads NaN or Inf from outside",
+}
 
 
 class Reason(NamedTuple):
@@ -30,6 +36,26 @@ def reason_of(fault: OpFault) -> Reason:
     if not all(map(_finite, fault.inputs)):
         return _of_infinity(name, fault)
     return _of_domain(name, fault) or _of_range(name, fault)
+
+
+def finding_of(fault: OpFault) -> Finding:
+    """A fault as every other command tells it."""
+    code = "OP_MISMATCH" if fault.kind == "mismatch" else "OP_NONFINITE"
+    gap = fault.gaps[0] if fault.gaps else None
+    reason = reason_of(fault)
+    why = gap.why if gap is not None else reason.why
+    numbers = f"; worst {gap.worst.value:.6g} instead of {gap.worst.reference:.6g}" if gap is not None and gap.worst else ""
+    return Finding(
+        code=code,
+        severity=Severity.ERROR if fault.kind == "mismatch" else Severity.WARNING,
+        message=f"{fault.bare_op} {SAID[fault.kind]} ({fault.place.phase}){numbers}" + (f"; {why}" if why else ""),
+        hint=f"nanny replay {fault.dump}" if fault.dump else reason.fix,
+        site=fault.culprit,
+        step=fault.step,
+        rank=fault.rank or None,
+        file=fault.place.file,
+        line=fault.place.line,
+    )
 
 
 def _came_in(fault: OpFault) -> Reason:

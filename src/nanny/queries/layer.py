@@ -66,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def answer(args: argparse.Namespace) -> Answer:
     with open_run(args.db, args.run) as source:
         sites = {kind: reader.sites(source.db, source.run.id, kind) for kind in kinds_of(source, args.kind)}
+        told = [f for f in in_order(findings_of(source, None, *(args.step or (None, None)))) if f.site == args.name]
+        if told and not any(site.name == args.name for members in sites.values() for site in members):
+            return _findings_only(args.name, told, source)
         name = chosen_name(args.name, list(dict.fromkeys(site.name for members in sites.values() for site in members)))
         first, last = args.step or (None, None)
         histories = [_history(source, kind, members, name, first, last) for kind, members in sites.items()]
@@ -92,6 +95,23 @@ def answer(args: argparse.Namespace) -> Answer:
         flat=_flat(found),
         data=_data(name, found, own),
         next=[command("stats", "--step", _worst_step(found)), *([command("layer", inner[0])] if inner else [])],
+    )
+
+
+def _findings_only(name: str, findings: list[Finding], source: Source) -> Answer:
+    """A place that has findings and no measurements: an operation (`op:bmm`), the data, the loss scale."""
+    lines = [
+        Line(f"{name} in {title_of(source)}", "strong", 4),
+        Line("an operation or another place that is not measured", indent=4),
+    ]
+    for finding in findings[:FINDINGS_SHOWN]:
+        lines += [Line(""), *finding_lines(finding)]
+    if len(findings) > FINDINGS_SHOWN:
+        lines.append(Line(f"… and {len(findings) - FINDINGS_SHOWN} more findings"))
+    steps = [f.step for f in findings if f.step is not None]
+    following = [source.command("stats", "--step", steps[0])] if steps else []
+    return Answer(
+        lines=lines, flat=_flat([]), data=_data(name, [], findings), next=[f"nanny rule {findings[0].code}", *following]
     )
 
 
