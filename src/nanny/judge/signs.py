@@ -396,5 +396,8 @@ def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     below = [i for i in range(peak) if known[i] <= 2 * base]
     start = below[-1] if below else 0
     broke = not np.isfinite(values[at[peak] + 1 :]).all()
+    settled = start >= 4 and peak - start <= 1
+    if settled and not broke and float(np.median(known[-max(3, len(known) // 4) :])) < 0.7 * known[peak]:
+        return None  # one jump from a settled level that is being learnt away: another task, a strange batch
     stays = peak >= len(known) - 2 or broke or float(np.median(known[peak:])) > factor**0.5 * base
     return (int(at[start]), int(at[peak])) if stays else None

@@ -87,7 +87,8 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Suspicion]:
         if len(before) < 4 or len(after) < 2:
             continue
         usual, thrown = float(np.median(before[-8:])), float(np.median(after))
-        if usual > 0 and thrown > signs.limits.loss_ratio * usual and thrown > 0.5 * began:
+        rises = float(after.max()) > 1.5 * float(after[0])  # by the updates; a new task is only learnt away
+        if rises and usual > 0 and thrown > signs.limits.loss_ratio * usual and thrown > 0.5 * began:
             yield Suspicion(
                 culprit="optimizer",
                 score=LIKELY + 0.05,
