@@ -212,6 +212,14 @@ def test_the_ranges_of_the_inputs_tell_why(make, why):
     assert tracker.findings[0].hint
 
 
+def test_a_range_that_cannot_be_the_reason_is_not_given_as_one():
+    model = nn.Module()
+    model.forward = lambda: torch.tensor([2.0]).half() * 60000.0
+    with NanInfTracker(strict=True) as tracker:
+        model()
+    assert "ends at" not in tracker.findings[0].message
+
+
 def test_the_grad_scalers_own_operations_are_compared():
     model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu", init_scale=8.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -117,10 +117,20 @@ def _of_range(name: str, fault: OpFault) -> Reason:
         return Reason(
             f"exp of {short(reach)}; {ends}", "subtract the maximum first (softmax and logsumexp do), or keep it in FP32"
         )
-    fix = "make the values smaller before it, or keep it in FP32" + (" or BF16" if out.dtype == "float16" else "")
+    if not _can_reach(largest, fault.inputs):
+        return Reason(*_NO_REASON)  # a constant did it, which is not noted
+    wider = {"float16": ", or keep it in FP32 or BF16", "float32": ""}.get(out.dtype, ", or keep it in FP32")
+    fix = f"make the values smaller before it{wider}"
     if fault.place.phase == "backward" and out.dtype == "float16":
         fix = f"once in a while: nothing, the GradScaler lowers its scale; at every step: {fix}"
     return Reason(f"{ends}; the inputs reach {short(reach)}", fix)
+
+
+def _can_reach(largest: float, inputs: tuple[TensorNote, ...]) -> bool:
+    """A sum of products of the two largest inputs, or the square of one."""
+    reaches = sorted((max(map(abs, _ends(note)), default=0.0) for note in inputs), reverse=True)
+    longest = max((length for note in inputs for length in note.shape), default=1)
+    return reaches[0] * max(1.0, reaches[1] if len(reaches) > 1 else reaches[0]) * longest > largest
 
 
 def _ends(note: TensorNote) -> tuple[float, ...]:
