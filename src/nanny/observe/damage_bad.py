@@ -92,6 +92,8 @@ def settle(
 ) -> None:
     if bad.order != ledger.order:
         bad.meets(step.name)
+        if bad.trouble == "given" and step.name in SOFTMAXES and step.spot.place.phase == "forward":
+            _masked_throughout(ledger, step, real)
         return
     if "share" in bad.facts:
         return
@@ -112,7 +114,23 @@ def settle(
     if step.name in SOFTMAXES and span.nan and isinstance(step.op.args[1], int):
         source = step.op.args[0]
         bad.facts["numbers"] = {
-            "masked_rows": float((source == -math.inf).all(step.op.args[1]).double().mean()),
+            "masked_rows": _masked_rows(step),
             "plus_infinity": bool((source == math.inf).any()),
             "nan_in": bool(source.isnan().any()),
         }
+
+
+def _masked_rows(step: Seen) -> float:
+    source, dim = step.op.args[:2]
+    return float((source == -math.inf).all(dim).double().mean()) if isinstance(dim, int) else 0.0
+
+
+def _masked_throughout(ledger: Ledger, step: Seen, real: Tensor) -> None:
+    """Weights are NaN already; rows that are masked throughout would be NaN with any weights, and may be what spoilt them."""
+    rows = _masked_rows(step)
+    if not rows or not any(d.trouble == "given" and d.facts["operands"][0].role == "parameter" for d in ledger.suspects):
+        return
+    doing = ledger.suspect(step, "nonfinite")
+    doing.facts |= {"share": rows, "count": real.numel(), "dtype": short_dtype(real.dtype), "nan": True, "in_reference": True}
+    doing.facts["numbers"] = {"masked_rows": rows}
+    doing.destroyed = doing.destroyed_reference = True

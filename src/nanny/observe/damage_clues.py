@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,8 @@ DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomi
     "median",
     "mode",
 }
+_MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
+LOOKUPS = frozenset(["embedding", "index", "index_select", "gather", "one_hot", "scatter"])
 _MAY_BE_WHOLE = frozenset(["to_copy", "arange", "cumsum", "linspace", "embedding", "add", "mul", "sum", "index", "copy", "stack"])
 _PROTECTS = frozenset(["add", "clamp_min", "clamp", "maximum", "where", "sub", "rsub", "full", "fill", "masked_fill", "addcmul"])
 
@@ -65,7 +69,29 @@ def _whole_numbers_cast(ledger: Ledger, step: Seen) -> Doing | None:
     return None if lost is None else _integers(ledger, step, source, lost)
 
 
-def _integers(ledger: Ledger, step: Seen, real: Tensor, lost: dict[str, float]) -> Doing:
+def stored_numbers(ledger: Ledger, step: Seen, real: Tensor) -> None:
+    """Whole numbers that were stored in 16 bits before the step, beyond what these count, and are read back as integers."""
+    source = step.inputs[0] if step.inputs else real
+    if step.name != "to_copy" or source.dtype not in LOW or real.dtype not in (torch.int64, torch.int32):
+        return
+    if ledger.tags.find(real) is not None:  # rounded within the step: that has its suspect
+        return
+    beyond = source.abs() > format_of(source.dtype).exact_integers
+    share = float(beyond.double().mean())
+    if not share or not bool((source == source.round()).all()) or not _are_rounded(source[beyond], ledger):
+        return
+    numbers = {"largest": float(source.abs().max()), "stored": True, "collisions": 0.0}
+    doing = _integers(ledger, step, source, {"changed": share, **numbers})
+    ledger.tags.put(real, Tag("to_copy", order=ledger.order, ids=doing))
+
+
+def _are_rounded(numbers: Tensor, ledger: Ledger) -> bool:
+    """Ids use the last bit of the format half of the time; multiples of a power of two, which it holds exactly, never."""
+    last_bits = torch.frexp(numbers.float()).mantissa.abs() / format_of(numbers.dtype).unit_roundoff % 2
+    return len(numbers.unique()) >= _MANY_NUMBERS and float(last_bits.mean()) >= ledger.limits.damage_last_bit
+
+
+def _integers(ledger: Ledger, step: Seen, real: Tensor, lost: dict[str, Any]) -> Doing:
     doing = ledger.suspect(step, "integers")
     doing.facts |= {"dtype": short_dtype(real.dtype), "count": real.numel(), "share": lost["changed"], "numbers": lost}
     doing.facts["operands"] = ledger.named(step)

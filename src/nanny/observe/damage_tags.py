@@ -19,7 +19,6 @@ from .whereabouts import Spot
 
 PASSES_ON = frozenset(["to_copy", "clone", "copy", "detach", "alias", "expand", "contiguous"])  # the value stays the same
 _SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
-_JUMP_SEEN = 2.0
 _SWEEP_OPS = 256
 
 
@@ -45,10 +44,9 @@ class Doing:
         if op not in PASSES_ON:
             self.met[op] = None
 
-    @property
-    def jumped(self) -> bool:
+    def jumped(self, times: float) -> bool:
         """It made its error itself; else a slowly growing one only became visible there."""
-        made = self.facts.get("level", math.inf) >= _JUMP_SEEN * self.facts.get("input_level", 0.0)
+        made = self.facts.get("level", math.inf) >= times * self.facts.get("input_level", 0.0)
         return made and self.op not in _SELECTS
 
 
@@ -72,6 +70,7 @@ class Tag:
     reference_quiet: bool = False
     zeros: Doing | None = None
     whole: Doing | None = None
+    ids: Doing | None = None  # whole numbers that were stored in 16 bits
     absorbed: Doing | None = None  # an addend is missing in it
     ancestors: frozenset[int] = frozenset()
 

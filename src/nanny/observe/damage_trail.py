@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .beside import carried
 from .damage_bad import badness, settle
-from .damage_clues import absorbed, decision, whole_numbers, zeros, zeros_behind
+from .damage_clues import LOOKUPS, absorbed, decision, stored_numbers, whole_numbers, zeros, zeros_behind
 from .damage_ledger import Ledger
 from .damage_numbers import (
     EXACT,
@@ -45,9 +45,6 @@ MOVES = frozenset(["cat", "stack"])  # side by side, and as exact as before
 SCATTERS = frozenset(["embedding_dense_backward", "embedding_bag_dense_backward", "index_put", "index_add", "scatter_add"])
 LOSSES = frozenset(["nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "mse_loss", "smooth_l1_loss", "l1_loss"])
 UNWRITTEN = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"])
-_FADES = 5.0  # blame is kept down to this part of the level at which it begins
-_JUMP = 4.0  # an operation that makes an error this many times larger is the one to ask
-_MOST_OF_IT = 2.0
 _Line = tuple[str, Any, int, str]
 
 
@@ -81,11 +78,15 @@ class Follower:
                 self._sums[line].facts["repeats"] = step.repeats
             if name not in PASSES_ON:
                 self._last_at[line] = self._ledger.order
+        for tag in tags:
+            if tag.ids is not None and name in LOOKUPS:
+                tag.ids.meets(name)
         for real, twin in zip(outs, twins):
             if real.is_floating_point():
                 self._floating(step, real, twin)
             elif concerned and twin is not None and not real.is_complex() and real.numel():
                 decision(self._ledger, step, real, twin)
+                stored_numbers(self._ledger, step, real)
 
     @staticmethod
     def _line(spot: Spot, name: str) -> _Line:
@@ -146,7 +147,7 @@ class Follower:
         origin = None
         if spoiled:
             origin = tag.bad
-        elif graded > self._ledger.threshold(real.dtype) / _FADES:
+        elif graded > self._ledger.threshold(real.dtype) / self._ledger.limits.damage_fades:
             origin = self._blame(step, real, twin, level, graded, whole or missing)
         return replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
 
@@ -169,10 +170,10 @@ class Follower:
         if wanted is not None and wanted.origin is not None:
             wanted.origin.met["target"] = None
         if given and not self._made_by_kernel(step, real, level):
-            additive = step.name in ADDITIVE
+            additive, jump = step.name in ADDITIVE, self._ledger.limits.damage_jump
             worst = max(given, key=lambda t: t.error if additive else t.level)
-            passes_on = worst.level >= graded / _JUMP or (additive and worst.error >= level.error / _JUMP)
-            if worst.origin is not None and (passes_on or worst.origin.jumped):
+            passes_on = worst.level >= graded / jump or (additive and worst.error >= level.error / jump)
+            if worst.origin is not None and (passes_on or worst.origin.jumped(self._ledger.limits.damage_made)):
                 return worst.origin
         if graded <= self._ledger.threshold(real.dtype):
             return None
@@ -184,7 +185,7 @@ class Follower:
         if step.name not in SCATTERS or real.dtype not in LOW or step.written:
             return False
         own = own_error(step.op.func, step.op.args, step.op.kwargs, [real])
-        return own is not None and own >= max(self._ledger.threshold(real.dtype), level.plain / _MOST_OF_IT)
+        return own is not None and own >= max(self._ledger.threshold(real.dtype), level.plain / self._ledger.limits.damage_made)
 
     def _wanted(self, step: Seen) -> Tag | None:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""

@@ -10,18 +10,24 @@ from . import Step, Verdict, hazard
 @hazard("integers", rank=16)
 def integers(suspect: Suspect, step: Step) -> Verdict | None:
     """Whole numbers (ids, positions, counts) beyond what the format counts exactly"""
-    if suspect.trouble != "integers" or not (suspect.destroyed or step.harmful(suspect, certain=True)):
+    stored = suspect.numbers.get("stored", False) and bool(suspect.met)
+    if suspect.trouble != "integers" or not (stored or suspect.destroyed or step.harmful(suspect, certain=True)):
         return None
     form = step.format_of(suspect)
     largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
     angles = bool({"sin", "cos"} & suspect.met) and "wide angle" not in suspect.met  # rounded before there was an angle
     return Verdict(
         f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
-        f"{share(suspect.share)} change, {share(collisions)} fall together",
+        + (
+            f"{share(suspect.share)} of them are beyond, and {suspect.next[0]} looks them up"
+            if stored
+            else f"{share(suspect.share)} change, {share(collisions)} fall together"
+        ),
         cause="position_precision_loss" if angles else "integer_in_low_precision",
         remedy="keep them as integers or in FP32 until they are no longer counted",
         value=largest,
         limit=float(form.exact_integers),
+        consequence=max(suspect.consequence, suspect.share) if stored else None,
         site="data:input" if any(o.role == "input" for o in suspect.operands) and not suspect.place.site else None,
     )
 

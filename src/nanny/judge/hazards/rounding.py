@@ -15,13 +15,11 @@ _SCATTERS = frozenset(
 _SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
 _DIFFERENCES = frozenset(["sub", "rsub"])
 _READS_LOGITS = frozenset(["log_softmax", "sigmoid", "binary_cross_entropy_with_logits", "mse_loss", "smooth_l1_loss", "softmax"])
-_TIMES_LARGER = 2.0
-_BITS_LOST = 8.0  # result this many times smaller than what went in
 
 
 def _jumps(suspect: Suspect, step: Step) -> bool:
     """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
-    made = suspect.level >= _TIMES_LARGER * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
+    made = suspect.level >= step.limits.damage_made * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
     return suspect.trouble == "error" and made and suspect.op not in _SELECTS
 
 
@@ -68,7 +66,12 @@ def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
     """A kernel, or autograd itself, adds many terms up in the storage format"""
     form = step.format_of(suspect)
     own = suspect.own
-    alone = suspect.trouble == "error" and suspect.op in _SCATTERS and own is not None and own >= suspect.plain / _TIMES_LARGER
+    alone = (
+        suspect.trouble == "error"
+        and suspect.op in _SCATTERS
+        and own is not None
+        and own >= suspect.plain / step.limits.damage_made
+    )
     if not alone and not _jumps(suspect, step):
         return None
     if own is None and suspect.op in _SCATTERS:
@@ -135,7 +138,7 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     gone = suspect.reference_rms / (largest * step.format_of(suspect).unit_roundoff) if largest else 0.0  # in roundoffs
     if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect):
         return None
-    if not largest or suspect.reference_rms * _BITS_LOST > largest:
+    if not largest or suspect.reference_rms * step.limits.damage_bits_lost > largest:
         return None
     margins = logs and gone < 1 and all(o.producer == "sum" for o in suspect.operands)
     if not margins and not step.harmful(suspect, certain=logs or gone < step.limits.damage_cancelled):
@@ -149,7 +152,7 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep log-probabilities and their sums in FP32" if logs else
         "reformulate (two passes, torch.var, cdist), or compute both sides and the difference in FP32",
         value=suspect.reference_rms / largest,
-        limit=1 / _BITS_LOST,
+        limit=1 / step.limits.damage_bits_lost,
         consequence=max(suspect.consequence, step.limits.damage_certain) if margins else None,
     )  # fmt: skip
 
