@@ -16,6 +16,7 @@ MATMULS = frozenset(["mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linea
 SUMS = frozenset(["add", "add_", "sub", "sub_", "rsub", "addcdiv", "lerp", "index_add", "scatter_add", "cat", "stack"])
 DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "log_", "log2", "log10", "log1p", "true_divide", "sqrt",
                        "pow", "logit", "atanh", "floor_divide", "remainder", "fmod"])  # fmt: skip
+ROOTS = frozenset(["sqrt", "rsqrt", "pow", "acos", "asin", "acosh", "atanh"])  # NaN: a difference went below 0 or past 1
 SOFTMAXES = frozenset(["softmax", "log_softmax", "safe_softmax", "masked_softmax"])
 CASTS = frozenset(["to_copy", "copy_", "to", "half", "copy"])
 LOSSES = frozenset(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss_forward", "nll_loss", "binary_cross_entropy",
@@ -65,8 +66,10 @@ def _forward(at: Break, signs: Signs) -> str:
         return "attention_logit_overflow_fp16"
     if at.op in MATMULS or at.op in SUMS:
         return "activation_overflow_fp16" if not at.nan or at.dtype == "float16" else ""
+    if at.op in ROOTS and at.nan and at.in_reference is False:
+        return "catastrophic_cancellation"
     if at.op in DIVISIONS and at.in_reference is False:
-        return "eps_underflow_fp16"
+        return "eps_underflow_fp16" if "float16" in (at.dtype, signs.facts.amp_dtype) else ""
     if not at.op and at.dtype == "float16" and not at.nan:
         return "activation_overflow_fp16" if (at.input_absmax or 0.0) < FP16.overflow_at else "input_out_of_range_fp16"
     return ""

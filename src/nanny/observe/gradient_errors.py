@@ -23,12 +23,12 @@ class GradientNumbers(NamedTuple):
     reference_zero_share: float
     nonfinite: bool
     reference_nonfinite: bool
-    count: int
+    elements: int
     tag: Tag | None
 
     @property
     def reference_rms(self) -> float:
-        return self.reference_norm / math.sqrt(max(self.count, 1))
+        return self.reference_norm / math.sqrt(max(self.elements, 1))
 
 
 def measured_gradient(grad: Tensor, twin: Tensor, scale: float, tag: Tag | None) -> GradientNumbers:
@@ -47,7 +47,7 @@ def measured_gradient(grad: Tensor, twin: Tensor, scale: float, tag: Tag | None)
         reference_zero_share=zeros if same else 1 - int(torch.count_nonzero(wide)) / max(wide.numel(), 1),
         nonfinite=not finite,
         reference_nonfinite=not reference_finite,
-        count=real.numel(),
+        elements=real.numel(),
         tag=tag,
     )
 

@@ -336,7 +336,7 @@ class Sanitizer:
             facts=facts,
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
-            suspects=suspects_of(doings, size, sum(g.count for g in self._gradients.values())),
+            suspects=suspects_of(doings, size, sum(g.elements for g in self._gradients.values())),
         )
 
     def _settle_consequences(self, facts: dict[str, Any]) -> None:
@@ -352,7 +352,7 @@ class Sanitizer:
                 tag.origin.energy += gradient.error_norm**2
                 tag.origin.reached.add(name)
                 if gradient.zero_share == 1 and gradient.reference_rms > _NOISE * loudest:
-                    tag.origin.silenced += gradient.count
+                    tag.origin.silenced += gradient.elements
         with aside():
             poisoned = []
             for name, owner in (*self._owners.items(), *self._buffers.items()):

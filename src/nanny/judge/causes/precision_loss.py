@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from ..accounts import as_named, by_break, by_hazard
 from ..cause_registry import CERTAIN, Suspicion, cause
+from ..producers import cause_of
 from ..signs import Signs
 
 
 def _silent(signs: Signs, name: str) -> Iterator[Suspicion]:
     """A hazard that the examined steps name, unless louder trouble hides it; or the first bad number, if it speaks for this."""
     at = signs.break_
-    if at is not None and at.hint == name and at.in_reference is not True:
+    if at is not None and name in (at.hint, cause_of(at, signs)) and at.in_reference is not True:
         yield by_break(signs, at, CERTAIN)
     elif at is None or not signs.harmed:
         yield from by_hazard(signs, name)
