@@ -78,15 +78,17 @@ class Follower:
                 self._sums[line].facts["repeats"] = step.repeats
             if name not in PASSES_ON:
                 self._last_at[line] = self._ledger.order
-        for tag in tags:
-            if tag.ids is not None and name in LOOKUPS:
-                tag.ids.meets(name)
+        ids = next((tag.ids for tag in tags if tag.ids is not None), None)
+        if ids is not None and name in LOOKUPS:
+            ids.meets(name)
         for real, twin in zip(outs, twins):
             if real.is_floating_point():
                 self._floating(step, real, twin)
             elif concerned and twin is not None and not real.is_complex() and real.numel():
                 decision(self._ledger, step, real, twin)
                 stored_numbers(self._ledger, step, real)
+            elif ids is not None:
+                self._ledger.tags.put(real, Tag(name, order=self._ledger.order, ids=ids))
 
     @staticmethod
     def _line(spot: Spot, name: str) -> _Line:
@@ -189,10 +191,13 @@ class Follower:
 
     def _wanted(self, step: Seen) -> Tag | None:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""
-        args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
-        if len(args) < 2 or not args[0].requires_grad or args[1].requires_grad or step.name not in LOSSES:
+        args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and carried(a)]
+        by_hand = step.name == "sub" and step.spot.place.phase == "loop"
+        if len(args) < 2 or not (step.name in LOSSES or by_hand) or args[0].requires_grad == args[1].requires_grad:
             return None
-        return self._ledger.tags.find(args[1]) if carried(args[1]) else None
+        tag = self._ledger.tags.find(args[args[0].requires_grad])
+        logs = tag is not None and tag.origin is not None and "log_softmax" in tag.origin.facts.get("after", ())
+        return None if by_hand and logs else tag  # a margin of two policies has no target
 
     def _is_residual(self, step: Seen) -> bool:
         """The smaller addend was computed from the larger one."""
@@ -202,7 +207,7 @@ class Follower:
 
     def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing:
         doing = self._ledger.suspect(step, "error")
-        if step.name in ADDITIONS and step.continues:
+        if step.name in ADDITIONS:
             self._sums[self._line(step.spot, step.name)] = doing
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
         doing.root = behind or missing or zeros_behind(step)
