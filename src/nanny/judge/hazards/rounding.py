@@ -140,8 +140,10 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
         return None
     if not largest or suspect.reference_rms * step.limits.damage_bits_lost > largest:
         return None
-    margins = logs and gone < 1 and all(o.producer == "sum" for o in suspect.operands)
-    if not margins and not step.harmful(suspect, certain=logs or gone < step.limits.damage_cancelled):
+    stored_low = suspect.dtype in ("bfloat16", "float16")  # FP32 sums of logits in bf16 are what the remedy makes
+    margins = logs and stored_low and gone < 1 and all(o.producer == "sum" for o in suspect.operands)
+    certain = stored_low if logs else gone < step.limits.damage_cancelled
+    if not margins and not step.harmful(suspect, certain=certain):
         return None
     chosen = _chosen(suspect)
     if chosen:
