@@ -8,6 +8,7 @@ import math
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,10 @@ from torch.amp.grad_scaler import GradScaler
 from training import mlp, store_of, train
 
 import nanny
-from nanny import MixedPrecisionNanny, NannyError, Severity, auto_diff
+from nanny import MixedPrecisionNanny, NannyError, NannyWarning, Severity, auto_diff
 from nanny.cli import main as command
 from nanny.diagnose import diagnose, examine
+from nanny.judge.cause_registry import all_causes
 from nanny.observe.examiner import ExaminationPlan, Examiner
 from nanny.store import reader
 
@@ -331,3 +333,16 @@ def test_a_forward_pass_after_the_block_ends_the_examination():
         model(torch.randn(2, 8))
     assert not Examiner.busy
     monitor.close()
+
+
+def test_a_fault_in_a_cause_reaches_neither_the_script_nor_its_exit_code(monkeypatch, tmp_path, capsys):
+    def broken(signs):
+        raise AttributeError("a bug of ours")
+
+    nanny = MixedPrecisionNanny(mlp(), output_dir=tmp_path)
+    with nanny.step(0):
+        pass
+    monkeypatch.setitem(all_causes(), "dead_relu", replace(all_causes()["dead_relu"], function=broken))
+    with pytest.warns(NannyWarning, match="a bug of ours"):
+        nanny.close()
+    assert "nanny: next:" in capsys.readouterr().err

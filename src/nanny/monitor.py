@@ -268,6 +268,12 @@ class MixedPrecisionNanny:
             self._told = best
             self._say(best)
 
+    def _best_diagnosis(self) -> Diagnosis | None:
+        """At the end of the run, outside every hook: a fault of ours must not reach the script here either."""
+        found: list[Diagnosis] = []
+        self._recorder.guard(lambda: found.extend(self.diagnoses()))()
+        return found[0] if found else None
+
     def _say(self, one: Diagnosis) -> None:
         if self._live is not None:
             self._live.say("\n".join(f"nanny: {text}" for text in diagnosis_lines(one)))
@@ -374,7 +380,7 @@ class MixedPrecisionNanny:
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         count = len(self._gathering.examinations)
         examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
-        best = next(iter(self.diagnoses()), None)
+        best = self._best_diagnosis()
         if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):
             self._say(best)
         for text in closing_lines(

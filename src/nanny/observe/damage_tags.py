@@ -11,14 +11,13 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ..hazard_records import Suspect
+from ..hazard_records import SELECTS, Suspect
 from .beside import key_of
 from .damage_numbers import scalars_in
 from .shadow import Operation, written_by
 from .whereabouts import Spot
 
 PASSES_ON = frozenset(["to_copy", "clone", "copy", "detach", "alias", "expand", "contiguous"])  # the value stays the same
-_SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
 _SWEEP_OPS = 256
 
 
@@ -47,7 +46,7 @@ class Doing:
     def jumped(self, times: float) -> bool:
         """It made its error itself; else a slowly growing one only became visible there."""
         made = self.facts.get("level", math.inf) >= times * self.facts.get("input_level", 0.0)
-        return made and self.op not in _SELECTS
+        return made and self.op not in SELECTS
 
 
 @dataclass(frozen=True)

@@ -291,7 +291,7 @@ def _next(states: Sequence[RankState], culprit: Finding | None) -> list[str]:
         return [imagine]
     of_rank = [state.source for state in states if state.source.run.rank == culprit.rank]
     there = of_rank[0] if of_rank else source
-    out = [source.command("alerts"), f"nanny rule {culprit.code}"]
+    out = [there.command("diagnose"), source.command("alerts"), f"nanny rule {culprit.code}"]
     kinds = reader.kinds(there.db, there.run.id)
     if any(site.name == culprit.site for kind in kinds for site in reader.sites(there.db, there.run.id, kind)):
         out.append(there.command("layer", culprit.site))

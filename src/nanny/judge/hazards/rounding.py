@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...hazard_records import Suspect
+from ...hazard_records import SELECTS, Suspect
 from ...show.numbers import share, short
 from . import Step, Verdict, hazard
 
@@ -12,7 +12,6 @@ _SCATTERS = frozenset(
     ["embedding_dense_backward", "index_put", "index_put_impl", "index_add", "scatter_add", "scatter_reduce", "unsafe_index_put",
      "embedding_bag_dense_backward", "index_reduce"]
 )  # fmt: skip
-_SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
 _DIFFERENCES = frozenset(["sub", "rsub"])
 _READS_LOGITS = frozenset(["log_softmax", "sigmoid", "binary_cross_entropy_with_logits", "mse_loss", "smooth_l1_loss", "softmax"])
 
@@ -20,7 +19,7 @@ _READS_LOGITS = frozenset(["log_softmax", "sigmoid", "binary_cross_entropy_with_
 def _jumps(suspect: Suspect, step: Step) -> bool:
     """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
     made = suspect.level >= step.limits.damage_made * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
-    return suspect.trouble == "error" and made and suspect.op not in _SELECTS
+    return suspect.trouble == "error" and made and suspect.op not in SELECTS
 
 
 def _inherent(suspect: Suspect) -> bool:

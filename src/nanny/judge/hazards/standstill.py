@@ -21,7 +21,7 @@ def residual(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep the residual stream in FP32, or normalise it",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=max(suspect.consequence, 1 - min(max(suspect.kept or 0.0, 0.0), 1.0)),
+        consequence=max(suspect.consequence, _lost(suspect)),
     )
 
 
@@ -36,7 +36,7 @@ def average(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep the average in FP32",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
+        consequence=_lost(suspect),
         site="loop:ema" if suspect.place.phase == "loop" and not suspect.place.site else None,
     )
 
@@ -54,7 +54,7 @@ def accumulator(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="accumulate in FP32 (or count in integers), and cast the result",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
+        consequence=_lost(suspect),
     )
 
 
@@ -70,7 +70,7 @@ def update_lost(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep FP32 master weights (autocast over FP32 parameters), or round stochastically",
         value=suspect.unchanged,
         limit=step.limits.unchanged_share_warn,
-        consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
+        consequence=_lost(suspect),
         site=suspect.operands[0].name,
     )
 
@@ -102,7 +102,7 @@ def gradient_sum(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="accumulate gradients in FP32 buffers",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
+        consequence=_lost(suspect),
         site=suspect.operands[0].name,
     )
 
@@ -120,9 +120,14 @@ def state_still(suspect: Suspect, step: Step) -> Verdict | None:
         remedy="keep this state in FP32",
         value=suspect.unchanged,
         limit=step.limits.unchanged_share_warn,
-        consequence=1 - min(max(suspect.kept or 0.0, 0.0), 1.0),
+        consequence=_lost(suspect),
         site="optimizer" if optimizer else operand.name or None,
     )
+
+
+def _lost(suspect: Suspect) -> float:
+    """The share of what was added that did not arrive."""
+    return 1 - min(max(suspect.kept or 0.0, 0.0), 1.0)
 
 
 def _is_state(suspect: Suspect, role: str) -> bool:
