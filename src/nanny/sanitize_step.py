@@ -61,7 +61,7 @@ class Sanitized:
     __repr__ = __str__
 
 
-class _ScaleSeen:
+class _ScaleSeen(events.PartListener):
     """The loss scale that the step itself uses, when its GradScaler was not handed over."""
 
     def __init__(self) -> None:
@@ -72,16 +72,6 @@ class _ScaleSeen:
 
     def loss_scaled(self, scaler: Any, loss: Any, scaled: Any) -> None:
         self._scaler = scaler
-
-    def __getattr__(self, name: str) -> Any:
-        """The other events tell nothing of the scale."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return _ignore
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    return None
 
 
 def sanitize(

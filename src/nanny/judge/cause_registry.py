@@ -6,14 +6,13 @@ root cause and the rest stands in its chain.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from inspect import cleandoc
 
 from ..diagnosis_records import Diagnosis
 from .evidence import Evidence
+from .folder import import_all, paragraph
 from .signs import Signs, signs_of
 
 CERTAIN, LIKELY, POSSIBLE = 0.95, 0.8, 0.6
@@ -47,8 +46,7 @@ class Cause:
     doc: str = field(default="", compare=False)
 
     def paragraph(self, head: str) -> str:
-        _, _, rest = self.doc.partition(f"{head}:")
-        return " ".join(rest.split("\n\n")[0].split())
+        return paragraph(self.doc, head)
 
 
 _CAUSES: dict[str, Cause] = {}
@@ -66,8 +64,7 @@ def all_causes() -> dict[str, Cause]:
     """Every cause in `judge/causes`, by name."""
     from . import causes
 
-    for module in sorted(m.name for m in pkgutil.iter_modules(causes.__path__)):
-        importlib.import_module(f"{causes.__name__}.{module}")
+    import_all(causes)
     return _CAUSES
 
 

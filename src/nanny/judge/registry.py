@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..records import Finding, Severity, StepRecord
 from .culprit import modules_between
+from .folder import import_all, paragraph
 from .history import RunHistory
 
 
@@ -39,8 +38,7 @@ class Rule:
     @property
     def hint(self) -> str:
         """The `Fix:` paragraph of the docstring, on one line."""
-        _, _, fix = self.doc.partition("Fix:")
-        return " ".join(fix.split("\n\n")[0].split())
+        return paragraph(self.doc, "Fix")
 
 
 _RULES: dict[str, Rule] = {}
@@ -58,8 +56,7 @@ def all_rules() -> dict[str, Rule]:
     """Every rule in `judge/rules`, by code."""
     from . import rules
 
-    for module in sorted(m.name for m in pkgutil.iter_modules(rules.__path__)):
-        importlib.import_module(f"{rules.__name__}.{module}")
+    import_all(rules)
     return _RULES
 
 

@@ -40,6 +40,19 @@ _listeners: list[Listener] = []
 _undo: list[Callable[[], None]] = []
 
 
+class PartListener:
+    """A listener that hears only the events for which it has a method."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _ignore
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    return None
+
+
 def listen(listener: Listener) -> None:
     """Idempotent."""
     if listener in _listeners:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from . import events
 
 
-class StepClock:
+class StepClock(events.PartListener):
     """Calls `begin(model)` before the first training forward, and before the one that follows when every optimizer has stepped.
 
     A step that a GradScaler skips is a step.
@@ -57,13 +57,3 @@ class StepClock:
 
     def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         self.after_optimizer_step(optimizer)
-
-    def __getattr__(self, name: str) -> Any:
-        """The other events do not end a step."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return _ignore
-
-
-def _ignore(*_: Any, **__: Any) -> None:
-    return None

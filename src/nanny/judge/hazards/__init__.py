@@ -7,9 +7,8 @@ do all the time (tails that flush, masks of -inf, near-ties) is claimed only if 
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from ...examine_records import Examination, Hazard
 from ...formats import FORMATS, Format, format_of
 from ...hazard_records import Suspect
 from ...limits import Limits
+from ..folder import import_all
 
 LOSSES = frozenset(["mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "nll_loss_forward", "kl_div", "cross_entropy_loss"])
 
@@ -95,8 +95,7 @@ def hazard(name: str, rank: int) -> Callable[[Any], Any]:
 
 
 def all_kinds() -> list[Kind]:
-    for module in sorted(m.name for m in pkgutil.iter_modules(__path__)):
-        importlib.import_module(f"{__name__}.{module}")
+    import_all(sys.modules[__name__])
     return sorted(KINDS.values(), key=lambda kind: kind.rank)
 
 
