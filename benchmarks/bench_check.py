@@ -1,5 +1,7 @@
 """Speed and memory of `nanny check`: files per second with two workers, and the time for one file with start-up.
 
+For instance:
+
     python -m benchmarks check [FOLDER]
 """
 

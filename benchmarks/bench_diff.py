@@ -81,6 +81,7 @@ def cost() -> bool:
 
     ok = True
     for title, own, bar in (("without own errors", False, PLAIN_BAR), ("with own errors", True, OWN_BAR)):
+
         def diff(own: bool = own) -> None:
             auto_diff(model, x, "bf16", loss_fn=_loss, own=own)
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nanny.formats import FIRST_BIN, HISTOGRAM_BINS
-from nanny.records import SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
+from nanny.core.finding import Finding, Severity
+from nanny.core.formats import FIRST_BIN, HISTOGRAM_BINS
+from nanny.core.step import SAMPLE_STATS, RunInfo, Sample, Site
 from nanny.store.writer import RunWriter
 
 SITES, STEPS, FINDINGS, REPETITIONS = 1000, 1000, 200, 5
@@ -62,7 +63,7 @@ def main() -> int:
         size = Path(path).stat().st_size / 1e6
         print(f"{SITES} sites x {STEPS} steps, {size:.0f} MB; whole processes, fastest of {REPETITIONS}")
         print(f"  import numpy        {seconds_of(['-c', 'import numpy, sqlite3, argparse']):6.2f} s")
-        ask = ["-m", "nanny.query"]
+        ask = ["-m", "nanny.runs.command"]
         summary = seconds_of([*ask, "summary", "--db", path])
         print(f"  summary             {summary:6.2f} s")
         for command in (["alerts"], ["stats", "--step", "500"], ["layer", "encoder.layer.500.attention.dense"], ["runs"]):

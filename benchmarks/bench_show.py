@@ -30,9 +30,10 @@ from typing import Any
 
 import numpy as np
 
-from nanny.formats import FIRST_BIN, HISTOGRAM_BINS, LOWEST_EXPONENT
-from nanny.records import GRADIENT_STATS, SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
-from nanny.store.recording import EVERY_STEP_UNTIL, THIN
+from nanny.core.finding import Finding, Severity
+from nanny.core.formats import FIRST_BIN, HISTOGRAM_BINS, LOWEST_EXPONENT
+from nanny.core.step import GRADIENT_STATS, SAMPLE_STATS, RunInfo, Sample, Site
+from nanny.monitor.recording import EVERY_STEP_UNTIL, THIN
 from nanny.store.writer import RunWriter
 
 FINDINGS = 60

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nanny.formats import FIRST_BIN, HISTOGRAM_BINS
-from nanny.records import SAMPLE_STATS, Finding, RunInfo, Sample, Severity, Site
+from nanny.core.finding import Finding, Severity
+from nanny.core.formats import FIRST_BIN, HISTOGRAM_BINS
+from nanny.core.step import SAMPLE_STATS, RunInfo, Sample, Site
 from nanny.store.reader import connect, samples
 from nanny.store.writer import RunWriter
 

@@ -40,7 +40,7 @@ def measure_case(shape: str, source: str, target: str) -> dict[str, object]:
 
     import torch
 
-    from nanny.tensor import analyze_tensor
+    from nanny.tensor.run import analyze_tensor
 
     size = [int(n) for n in shape.split("x")]
     x = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(getattr(torch, source))

@@ -1,5 +1,7 @@
 """The pictures in docs/images: a small transformer in fp16 that breaks, as its report shows it.
 
+For instance:
+
     python docs/screenshots.py        (needs the extras web and dev, and a Chromium)
 """
 
@@ -15,8 +17,8 @@ import torch
 from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor, nn
 
-from nanny.monitor import MixedPrecisionNanny
-from nanny.report import write_report
+from nanny.monitor.watch import MixedPrecisionNanny
+from nanny.web.report import write_report
 
 IMAGES = Path(__file__).resolve().parent / "images"
 WIDTH, BLOCKS, TOKENS, STEPS = 32, 8, 64, 160

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from query_recordings import nanny
+from runs.query_recordings import nanny
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 if TYPE_CHECKING:
-    from nanny.diagnosis_records import Diagnosis
+    from nanny.diagnose.records import Diagnosis
 
 torch.set_num_threads(1)  # tiny tensors; and some kernels' results depend on the number of threads
 
@@ -157,8 +157,8 @@ def _number(loss: Any) -> float:
 
 def diagnosed(case: Case) -> list[Diagnosis]:
     """Trains under the nanny's eyes, as a user would, and asks what is wrong."""
-    from nanny.diagnose import diagnose
-    from nanny.monitor import MixedPrecisionNanny
+    from nanny.diagnose.run import diagnose
+    from nanny.monitor.watch import MixedPrecisionNanny
 
     torch.manual_seed(0)
     training = case.build()

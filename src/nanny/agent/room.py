@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..records import NannyError
+from ..core.finding import NannyError
 from ..store.files import is_store_name, stores_below
 
 MOST_STORES = 200

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ..records import NannyError
+from ..core.finding import NannyError
 from .results import RunOutput
 from .room import Room
 

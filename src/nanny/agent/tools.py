@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ..records import Finding, NannyError, Severity
-from ..show.jsontext import finite
+from ..core.finding import Finding, NannyError, Severity
+from ..core.plain_json import finite
 from .results import (
     Anomaly,
     CheckResult,
@@ -93,7 +93,7 @@ class Tools:
         lang: Annotated[Literal["en", "zh"], "zh: in Chinese, where there is such a page"] = "en",
     ) -> Explanation:
         """Explain a finding's code or a cause: mechanism, how it shows, failing and repaired code."""
-        from ..rule import page_markdown, page_of
+        from ..show.pages import page_markdown, page_of
 
         page = page_of(name, lang)
         return Explanation(page.code, "cause" if page.by == "nanny diagnose" else "rule", page_markdown(page))
@@ -224,7 +224,7 @@ class Tools:
 
     def diagnose(self, db: Db = None, run: Run = None) -> DiagnosisList:
         """The root causes of what went wrong in a run, best first, with evidence, remedy and how to confirm. Empty if healthy."""
-        from ..diagnose import diagnose
+        from ..diagnose.run import diagnose
 
         found = diagnose(self.room.store(db), run)
         summary = self.run_summary(db, run)
@@ -264,15 +264,15 @@ class Tools:
         return data
 
     def _answer(self, command: str, db: str | None, run: int | None, *words: str) -> Any:
-        from ..query import ask
+        from ..runs.command import ask
 
         flags = [f"--db={db}"] if db else []
         flags += [f"--run={run}"] if run is not None else []
         return ask([command, "--format=json", *flags, *words])[0]
 
     def _first_nonfinite_loss(self, place: str, run: int | None) -> int | None:
-        from ..queries.source import open_run
-        from ..queries.whatif import first_nonfinite_loss
+        from ..runs.source import open_run
+        from ..runs.whatif import first_nonfinite_loss
 
         with open_run(place, run) as source:
             return first_nonfinite_loss(source)

@@ -6,8 +6,8 @@ import ast
 import re
 from dataclasses import replace
 
-from ..formats import FORMATS
-from ..optable import DTYPES, TENSOR_TYPES
+from ..core.formats import FORMATS
+from ..core.ops import DTYPES, TENSOR_TYPES
 from . import calls
 from .source import ClassInfo, dotted
 from .trace import Frame

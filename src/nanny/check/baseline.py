@@ -11,9 +11,9 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from ..records import Finding, NannyError
+from ..core.finding import Finding, NannyError
+from ..core.plain_json import to_text
 from ..show.findings import Lines
-from ..show.jsontext import to_text
 from ..show.reports import relative
 
 VERSION = 1
@@ -22,9 +22,7 @@ Key = tuple[str, str, str]  # file, code, text
 
 def write_baseline(path: str, findings: Sequence[Finding], lines: Lines) -> None:
     counts = Counter(_key(finding, lines, path) for finding in findings)
-    entries = [
-        {"file": file, "code": code, "text": text, "count": count} for (file, code, text), count in sorted(counts.items())
-    ]
+    entries = [{"file": file, "code": code, "text": text, "count": count} for (file, code, text), count in sorted(counts.items())]
     try:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(to_text({"version": VERSION, "findings": entries}) + "\n")

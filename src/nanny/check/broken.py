@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ..records import Finding, Severity
+from ..core.finding import Finding, Severity
 
 # What Python 3 says about constructs of Python 2.
 _PYTHON_2 = (

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..records import NannyError, Severity
+from ..core.finding import NannyError, Severity
 from ..show.findings import in_order, render_concise, render_statistics, render_text, statistics, summary, worst_code
 from ..show.term import wants_colour, width_of
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
@@ -105,12 +105,12 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
     if form == "concise":
         return "\n".join(part for part in (render_concise(findings, colour), summary(findings, len(report.files))) if part)
     if form in ("json", "jsonl"):
-        from ..show.jsontext import render_json, render_jsonl
+        from ..core.plain_json import render_json, render_jsonl
 
         return render_json(findings) if form == "json" else render_jsonl(findings)
     here = os.getcwd()
     if form == "sarif":
-        from ..rule import all_pages
+        from ..show.pages import all_pages
         from ..show.sarif import render_sarif
 
         return render_sarif(findings, {code: page.text for code, page in all_pages().items()}, here)
@@ -124,7 +124,7 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
 def _statistics(report: Report, form: str, colour: bool) -> str:
     if form == "text":
         return render_statistics(report.findings, colour) or summary([], len(report.files))
-    from ..show.jsontext import to_text
+    from ..core.plain_json import to_text
 
     return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(report.findings)])
 

@@ -1,5 +1,7 @@
 """`[tool.nanny]` in pyproject.toml, found by walking up from the checked path.
 
+For instance:
+
     [tool.nanny]
     select = ["SCALER", "NUM"]
     ignore = ["REGION_DEPRECATED"]
@@ -20,8 +22,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ..formats import format_of
-from ..records import Finding, NannyError
+from ..core.finding import Finding, NannyError
+from ..core.formats import format_of
 from .suppress import selects
 from .walk import matches_path
 
@@ -98,7 +100,7 @@ def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
     out = tuple(pattern.strip().upper() for pattern in patterns)
     if not out:
         return ()
-    from ..rule import checker_codes, nearest
+    from ..show.pages import checker_codes, nearest
 
     known = checker_codes()
     for pattern in out:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from ..records import Finding
+from ..core.finding import Finding
 from . import calls, statements
 from .registry import Hit, Rule, event_rules, rules_on
 from .relevance import relevant_functions

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from ..records import Finding, NannyError
+from ..core.finding import Finding, NannyError
 from ..show.findings import in_order
 from .broken import broken_code, too_deep
 from .config import Config, amp_dtype_name, device_name, find_config

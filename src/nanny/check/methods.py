@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..optable import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
+from ..core.ops import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from . import calls, managers, statements
 from .attributes import child_of
 from .dtypes import on_device, result

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..records import Finding
+from ..core.finding import Finding
 
 PYTHON_MAGICS = frozenset(("%%time", "%%timeit", "%%capture", "%%prun", "%%python", "%%python3"))
 _MAGIC_LINE = re.compile(r"^(\s*)(?:[%!].*|\?+\s*[\w.]+.*|[\w.]+\?+\s*)$")

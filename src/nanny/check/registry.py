@@ -16,7 +16,7 @@ from functools import cache
 from inspect import cleandoc
 from typing import Any
 
-from ..records import Severity
+from ..core.finding import Severity
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..records import Finding, NannyError, Severity
+from ..core.finding import Finding, NannyError, Severity
 from .broken import broken_code
 
 Path = tuple[str | int, ...]

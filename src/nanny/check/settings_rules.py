@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..formats import FORMATS, format_of
-from ..limits import Limits
-from ..records import NannyError, Severity
+from ..core.finding import NannyError, Severity
+from ..core.formats import FORMATS, format_of
+from ..core.limits import Limits
 from .registry import all_rules, rule
 from .settings import Problem, Settings
 

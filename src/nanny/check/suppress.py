@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from ..records import Finding
+from ..core.finding import Finding
 
 EVERYTHING = frozenset({""})  # the empty prefix is a prefix of every code
 _CODES = r"(?P<colon>\s*:\s*(?P<codes>[A-Z]\w*(?:(?:\s*,\s*|\s+)[A-Z]\w*)*)?)?"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..optable import ALIASES, CONTAINERS, CREATES
+from ..core.ops import ALIASES, CONTAINERS, CREATES
 from . import attributes, calls, expressions, methods, sequences
 from .dtypes import result
 from .optimizers import is_optimizer, new_optimizer

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ..records import NannyError
+from ..core.finding import NannyError
 
 KINDS = {".py": "python", ".ipynb": "notebook", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 SKIPPED_FOLDERS = frozenset(

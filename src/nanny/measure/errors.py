@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from ..diff_records import DimensionError, ErrorStats
-from ..formats import Format
-from ..limits import Limits
+from ..core.formats import Format
+from ..core.limits import Limits
+from ..diff.records import DimensionError, ErrorStats
 
 _SAMPLE = 1024  # elements behind the quantiles
 _EXACT = 1 << 15  # up to here sums are taken in fp64

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..formats import (
+from ..core.formats import (
     ABOVE_BIN,
     BELOW_BIN,
     FIRST_BIN,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..formats import HISTOGRAM_BINS
-from ..records import TensorStats
+from ..core.formats import HISTOGRAM_BINS
 from . import transfer
 from .flatten import PIECE, as_line, pieces
 from .histogram import SAMPLE, ExponentCounts
@@ -193,6 +193,39 @@ class PendingRows:
         full = np.zeros((len(self._counts), HISTOGRAM_BINS), dtype=np.int64)
         full[self._owners] = histograms
         return values, full
+
+
+@dataclass(frozen=True)
+class TensorStats:
+    """What one pass over a tensor tells. `minimum`, `maximum` and what follows from them are NaN if any element is NaN."""
+
+    count: int
+    minimum: float
+    maximum: float
+    sum_squares: float
+    mean: float
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    histogram: tuple[int, ...] = ()  # formats.HISTOGRAM_BINS, of a sample; empty if not taken
+
+    @property
+    def nonfinite(self) -> bool:
+        return self.count > 0 and not (abs(self.minimum) < float("inf") and abs(self.maximum) < float("inf"))
+
+    @property
+    def absmax(self) -> float:
+        if self.minimum != self.minimum or self.maximum != self.maximum:
+            return float("nan")
+        return max(abs(self.minimum), abs(self.maximum))
+
+    @property
+    def norm(self) -> float:
+        return float(self.sum_squares**0.5)
+
+    @property
+    def rms(self) -> float:
+        return float((self.sum_squares / self.count) ** 0.5) if self.count else 0.0
 
 
 def measure_tensors(tensors: Sequence[Tensor], *, histogram: bool = False) -> list[TensorStats]:

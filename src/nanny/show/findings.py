@@ -11,8 +11,8 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ..records import Finding, Severity
-from .numbers import counted
+from ..core.finding import Finding, Severity
+from ..core.numbers import counted
 from .term import DEFAULT_WIDTH, painted
 
 Lines = Mapping[tuple[str, int | None], Sequence[str]]  # (file, cell) -> its lines
@@ -49,9 +49,7 @@ def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
     return "\n".join(lines)
 
 
-def render_text(
-    findings: Sequence[Finding], lines: Lines | None = None, colour: bool = False, width: int = DEFAULT_WIDTH
-) -> str:
+def render_text(findings: Sequence[Finding], lines: Lines | None = None, colour: bool = False, width: int = DEFAULT_WIDTH) -> str:
     """Each finding with the code it is about, the message and what to do."""
     return "\n\n".join(_block(finding, lines or {}, colour, width) for finding in findings)
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import TARGETS, format_of
-from ..records import Finding, NannyError, Severity
+from ..core.finding import Finding, NannyError, Severity
+from ..core.formats import TARGETS, format_of
+from ..core.numbers import counted, power_of_two, short, shortened
 from .findings import visible
-from .numbers import counted, power_of_two, short, shortened
 
 try:
     import matplotlib

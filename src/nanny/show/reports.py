@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..records import Finding, Severity
+from ..core.finding import Finding, Severity
+from ..core.plain_json import to_text
 from .findings import one_line, place
-from .jsontext import to_text
 
 GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
 GITLAB = {Severity.ERROR: "major", Severity.WARNING: "minor", Severity.INFO: "info"}

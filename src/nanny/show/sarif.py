@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import __version__
-from ..records import Finding, Severity
-from .jsontext import to_text
+from ..core.finding import Finding, Severity
+from ..core.plain_json import to_text
 from .reports import fingerprints, relative
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.numbers import short, shortened
+from ..core.plain_json import to_text
 from .findings import visible
-from .jsontext import to_text
-from .numbers import short, shortened
 from .term import DEFAULT_WIDTH, painted
 
 FORMATS = ("text", "json", "csv", "markdown")

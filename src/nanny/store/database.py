@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..records import RunInfo, Sample, Site
+from ..core.step import RunInfo, Sample, Site
 from . import schema
 from .encode import FINDING_COLUMNS, clean_text, from_json, to_json
 from .files import network_file_system, store_name

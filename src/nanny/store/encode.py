@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ..records import Finding, Severity
+from ..core.finding import Finding, Severity
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PLACE = ("rank", "file", "line", "column", "end_line", "end_column", "cell")

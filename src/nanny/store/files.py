@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from ..records import NannyError
+from ..core.finding import NannyError
 
 DEFAULT_FOLDER = "nanny_logs"
 _NO_RUNS = frozenset([".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"])

@@ -7,8 +7,8 @@ import zlib
 
 import numpy as np
 
-from ..formats import HISTOGRAM_BINS
-from ..records import Sample
+from ..core.formats import HISTOGRAM_BINS
+from ..core.step import Sample
 
 
 def pack_sample(sample: Sample) -> tuple[str, str, bytes]:

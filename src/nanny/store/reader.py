@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from ..examine_records import Examination
-from ..records import Finding, NannyError, Severity, Site
+from ..core.examination import Examination
+from ..core.finding import Finding, NannyError, Severity
+from ..core.step import Site
 from . import schema
 from .encode import FINDING_COLUMNS, dataclass_of, finding_of, from_json
 from .files import find_stores

@@ -68,7 +68,7 @@ CREATE TABLE histogram (
     kind TEXT NOT NULL,
     step INTEGER NOT NULL,
     n INTEGER NOT NULL,
-    data BLOB NOT NULL,                      -- zlib of uint16, little endian: n rows of counts, see nanny.formats
+    data BLOB NOT NULL,                      -- zlib of uint16, little endian: n rows of counts, see nanny.core.formats
     UNIQUE (run, kind, step)
 );
 
@@ -102,7 +102,7 @@ CREATE INDEX finding_step ON finding (run, step);
 CREATE TABLE examination (
     run INTEGER NOT NULL REFERENCES run(id),
     step INTEGER NOT NULL,
-    data TEXT NOT NULL,                      -- JSON object: nanny.examine_records.Examination; non-finite numbers as texts
+    data TEXT NOT NULL,                      -- JSON object: nanny.core.examination.Examination; non-finite numbers as texts
     PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
 

@@ -29,8 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..examine_records import Examination
-from ..records import Finding, NannyWarning, RunInfo, Sample, Site
+from ..core.examination import Examination
+from ..core.finding import Finding, NannyWarning
+from ..core.step import RunInfo, Sample, Site
 from .database import RUN_COLUMNS, WritingStore, open_for_writing
 from .encode import clean_text, finding_row, to_json
 from .files import store_name

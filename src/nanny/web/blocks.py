@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..records import Finding, NannyError
+from ..core.finding import Finding, NannyError
 from ..show.findings import STYLES, place
 from ..show.tables import Line
 from .figures import EXTRA

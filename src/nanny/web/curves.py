@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..queries.source import Source
+from ..runs.source import Source
 from ..store import reader
 from .arrays import packed
 

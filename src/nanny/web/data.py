@@ -20,15 +20,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
-from .. import knowledge
-from ..diagnose import diagnose
-from ..formats import TARGETS
-from ..queries.alerts import findings_of, in_order, repeats
-from ..queries.source import Source, open_job, open_run
-from ..query import ask
-from ..records import Finding, NannyError
+from ..core.finding import Finding, NannyError
+from ..core.formats import TARGETS
+from ..core.plain_json import finite
+from ..diagnose import knowledge
+from ..diagnose.run import diagnose
+from ..runs.alerts import findings_of, in_order, repeats
+from ..runs.command import ask
+from ..runs.source import Source, open_job, open_run
 from ..show.findings import visible
-from ..show.jsontext import finite
 from ..store import reader
 from .curves import curves_of
 from .exponents import histograms_of, layer_histogram

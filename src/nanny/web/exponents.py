@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, FP16, LAST_BIN, LOWEST_EXPONENT, NONFINITE_BIN, ZERO_BIN
-from ..queries.ranges import shares
-from ..queries.source import Source
+from ..core.formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, FP16, LAST_BIN, LOWEST_EXPONENT, NONFINITE_BIN, ZERO_BIN
+from ..runs.ranges import shares
+from ..runs.source import Source
 from ..store import reader
 from .arrays import codes_of, packed
 from .columns import groups_of, order_keys

@@ -11,8 +11,8 @@ import math
 from collections.abc import Collection
 from typing import Any
 
-from ..formats import FORMATS, TARGETS, Format
-from ..records import NannyError
+from ..core.finding import NannyError
+from ..core.formats import FORMATS, TARGETS, Format
 
 ROWS = ("loss", "grad_norm", "lr", "scale")
 HEIGHTS = {"findings": 0.07, "loss": 0.34, "grad_norm": 0.27, "lr": 0.12, "scale": 0.20}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..queries.source import Source
-from ..queries.stats import KINDS, kinds_of, stats_of
-from ..records import Site
+from ..core.step import Site
+from ..runs.source import Source
+from ..runs.stats import KINDS, kinds_of, stats_of
 from ..store import reader
 from .arrays import codes_of, packed
 from .columns import ABSENT, groups_of, order_keys, pooled, reach

@@ -21,8 +21,8 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from ..records import NannyError
-from ..show.jsontext import finite
+from ..core.finding import NannyError
+from ..core.plain_json import finite
 from ..show.tables import Line, Table
 from .arrays import CODES
 from .document_words import said, said_figure, said_line, said_table

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..queries.alerts import severity_counts
-from ..queries.source import open_job
-from ..query import ask
-from ..records import NannyError, Severity
+from ..core.finding import NannyError, Severity
+from ..runs.alerts import severity_counts
+from ..runs.command import ask
+from ..runs.source import open_job
 from ..store import reader
 from ..store.files import is_store_name, stores_below
 

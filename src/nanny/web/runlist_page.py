@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..show.numbers import shortened
+from ..core.numbers import shortened
 from .page import asset
 from .runlist import Job, Rank
 from .strings import STRINGS
@@ -126,5 +126,5 @@ def _page(title: str, body: str, lang: str, refresh: int | None) -> str:
         f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8">{again}'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{html.escape(title)}</title><style>{asset('page.css')}</style></head>"
-        f'<body><header><b>nanny</b></header><main>{body}</main></body></html>'
+        f"<body><header><b>nanny</b></header><main>{body}</main></body></html>"
     )

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from ..records import NannyError
-from ..show.jsontext import to_text
+from ..core.finding import NannyError
+from ..core.plain_json import to_text
 from ..store.files import last_written
 from .data import changes_since, layer_data, page_data, whatif_data
 from .page import plotly_source, policy, render

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...formats import BF16, FP16, Format
-from ...optable import SHAPE
-from ...records import Severity
+from ...core.finding import Severity
+from ...core.formats import BF16, FP16, Format
+from ...core.ops import SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 from ..values import HALF, Value, ancestors, constant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...records import Severity
+from ...core.finding import Severity
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 

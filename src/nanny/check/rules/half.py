@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...formats import FP16
-from ...optable import LOSSES, NORM_LAYERS, SHAPE
-from ...records import Severity
+from ...core.finding import Severity
+from ...core.formats import FP16
+from ...core.ops import LOSSES, NORM_LAYERS, SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
 from ..training import half_parameters, has_master_copy, is_trained, trains_after

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ...optable import LOSSES, SHAPE
-from ...records import Severity
+from ...core.finding import Severity
+from ...core.ops import LOSSES, SHAPE
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
 from ..values import HALF, Value

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...records import Severity
-from ..protocol import (
+from ...core.finding import Severity
+from ..protocol import (  # fmt: skip
     after,
     backward_for,
     before,
@@ -18,7 +18,7 @@ from ..protocol import (
     same_object,
     scaler_of,
     window_keys,
-)  # fmt: skip
+)
 from ..registry import Hit, rule
 from ..source import dotted
 from ..trace import Event, FileView, Trace, can_meet

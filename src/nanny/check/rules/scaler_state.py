@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ...limits import Limits
-from ...records import Severity
+from ...core.finding import Severity
+from ...core.limits import Limits
 from ..guards import AMP
 from ..protocol import is_disabled, scaler_of
 from ..registry import Hit, rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...records import Severity
+from ...core.finding import Severity
 from ..guards import AMP
 from ..protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
 from ..registry import Hit, rule

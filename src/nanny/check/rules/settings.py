@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ...limits import Limits
-from ...records import Severity
+from ...core.finding import Severity
+from ...core.limits import Limits
 from ..registry import Hit, rule
 from ..trace import Event, FileView, Trace
 from ..values import Value

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...optable import NEEDS_FLOAT, SHAPE, autocast_list
-from ...records import Severity
+from ...core.finding import Severity
+from ...core.ops import NEEDS_FLOAT, SHAPE, autocast_list
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 from ..values import HALF, Value, ancestors

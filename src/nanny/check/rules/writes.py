@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ...records import Severity
+from ...core.finding import Severity
 from ..registry import Hit, rule
 from ..trace import Event, FileView
 from ..values import HALF, Value, ancestors

@@ -1,0 +1,7 @@
+"""`python -m nanny COMMAND ...` is `nanny COMMAND ...`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,166 @@
+"""`nanny mcp`: lets an AI agent check code, read runs, get the diagnosis and the knowledge behind it.
+
+    nanny mcp --root .                    over standard input and output, for a client that starts it
+    nanny mcp --root . --http 8765        streamable HTTP on this machine only
+
+It reads below `--root` and writes nothing. With `--allow-run` it also offers diff and trace, which execute the user's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+from ..core.finding import NannyError
+from .prompts import PROMPTS
+from .room import Room
+from .running import RunningTools
+from .tools import Tools
+
+TOOLS = (
+    "check_code",
+    "explain",
+    "list_runs",
+    "run_summary",
+    "findings",
+    "first_anomaly",
+    "layer_history",
+    "compare_runs",
+    "diagnose",
+    "what_if",
+)
+RUNNING = ("diff", "trace")
+INSTRUCTIONS = """nanny says what goes wrong numerically in mixed-precision (FP16/BF16) PyTorch training, where and why.
+Before training: check_code. For a recorded run: list_runs, first_anomaly, diagnose, then explain the cause and check_code on
+the culprit's file. Rules and causes are also resources (nanny://rule/CODE). NaN and infinities are texts."""
+
+
+def build_server(room: Room, allow_run: bool = False) -> Any:
+    """The server with its tools, prompts and resources; the protocol is imported here and nowhere else."""
+    try:
+        from mcp.server import MCPServer
+        from mcp_types import ToolAnnotations
+    except ImportError:
+        raise NannyError("the MCP server needs the extra `mcp`; type `pip install 'precision-nanny[mcp]'`") from None
+    from .. import __version__
+
+    server = MCPServer("nanny", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    looks = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
+    tools = Tools(room)
+    for name in TOOLS:
+        server.add_tool(_one_sentence(getattr(tools, name)), name=name, annotations=looks)
+    if allow_run:
+        runs = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
+        running = RunningTools(room)
+        for name in RUNNING:
+            server.add_tool(_one_sentence(getattr(running, name)), name=name, annotations=runs)
+    for prompt in PROMPTS:
+        server.prompt(description=prompt.__doc__)(prompt)
+    _add_resources(server, tools)
+    return server
+
+
+def _one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """What the user or the agent can mend reaches the model; anything else is our bug and keeps its traceback in the log."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @functools.wraps(tool)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return tool(*args, **kwargs)
+        except NannyError as error:
+            raise ToolError(str(error)) from None
+        except SystemExit:  # argparse has put its own sentence on the log
+            raise ToolError("an argument is not understood; see the tool's schema") from None
+
+    told.__signature__ = _described(tool)  # type: ignore[attr-defined]
+    return told
+
+
+def _described(tool: Callable[..., Any]) -> inspect.Signature:
+    """The signature with the words of `Annotated[type, "words"]` as the protocol's descriptions."""
+    from pydantic import Field
+
+    hints = get_type_hints(tool, include_extras=True)
+
+    def described(hint: Any) -> Any:
+        words = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, str)]
+        return Annotated[hint.__origin__, Field(description=words[0])] if words else hint
+
+    signature = inspect.signature(tool)
+    parameters = [p.replace(annotation=described(hints[name])) for name, p in signature.parameters.items()]
+    return signature.replace(parameters=parameters, return_annotation=hints["return"])
+
+
+def _add_resources(server: Any, tools: Tools) -> None:
+    from ..show.pages import all_names, page_markdown, page_of
+    from ..store.schema import schema_page
+
+    for name, title in all_names():
+        read = functools.partial(lambda name: page_markdown(page_of(name)), name)
+        server.resource(f"nanny://rule/{name}", name=name, description=title, mime_type="text/markdown")(read)
+
+    @server.resource("nanny://schema", name="schema", description="The tables of a store", mime_type="text/markdown")
+    def schema() -> str:
+        return schema_page()
+
+    @server.resource("nanny://run/{run}/summary", name="summary", description="The verdict on a run", mime_type="text/markdown")
+    def summary(run: int) -> str:
+        from ..runs.command import ask
+        from ..show.tables import rendered
+
+        return rendered(ask(["summary", f"--db={tools.room.store(None)}", f"--run={run}"])[0], "markdown")
+
+
+def main(argv: Sequence[str]) -> int:
+    options = _parser().parse_args(list(argv))
+    root = Path(options.root).resolve()
+    if not root.is_dir():
+        raise NannyError(f"{options.root}: no such folder; --root names the folder that the agent may read")
+    db = None if options.db is None else Path(options.db).resolve()
+    if db is not None and not db.exists():
+        raise NannyError(f"{options.db}: no such file or folder; --db names a metrics.db or its folder")
+    if options.http is not None:
+        _say_if_taken(options.http)
+    server = build_server(Room(root, db), options.allow_run)
+    os.chdir(root)
+    if options.http is None:
+        server.run("stdio")
+    else:
+        print(f"nanny: MCP on http://127.0.0.1:{options.http}/mcp, for this machine only; Ctrl-C ends it", file=sys.stderr)
+        server.run("streamable-http", host="127.0.0.1", port=options.http)
+    return 0
+
+
+def _say_if_taken(port: int) -> None:
+    """The server itself would tell it with a traceback, after it has greeted."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise NannyError(f"cannot listen on 127.0.0.1:{port} ({error.strerror or error}); name another --http") from error
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nanny mcp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--root", default=".", metavar="DIR", help="the folder that the agent may read (default: this one)")
+    parser.add_argument("--db", metavar="PATH", help="the store that is meant when a question names none")
+    parser.add_argument("--http", type=_port, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
+    parser.add_argument("--allow-run", action="store_true", help="also offer diff and trace, which execute the user's code")
+    return parser

@@ -1,0 +1,102 @@
+"""The `nanny` command: picks which feature's `main(argv)` to call, and imports only that one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from ..core.finding import NannyError
+
+# name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
+COMMANDS = {
+    "check": ("nanny.check.command", "find mixed-precision mistakes in source code, before training"),
+    "tensor": ("nanny.tensor.run", "what fp16, bf16 or fp8 would do to a stored tensor"),
+    "diff": ("nanny.diff.run", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
+    "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
+    "replay": ("nanny.ops.replay", "run a dumped operation again beside its reference"),
+    "run": ("nanny.monitor.command", "run a training script under the monitor, without changing it"),
+    "diagnose": ("nanny.diagnose.run", "the root causes of what went wrong in a recorded run"),
+    "summary": ("nanny.runs.command", "verdict on a recorded run, first culprit first"),
+    "alerts": ("nanny.runs.command", "findings of a run, with filters"),
+    "stats": ("nanny.runs.command", "statistics of every layer at one step"),
+    "layer": ("nanny.runs.command", "history of one layer, parameter or gradient"),
+    "runs": ("nanny.runs.command", "the runs in a file or folder"),
+    "compare": ("nanny.runs.command", "where two runs part"),
+    "whatif": ("nanny.runs.command", "would this run have survived in another format?"),
+    "export": ("nanny.runs.command", "a run as csv, parquet or tensorboard"),
+    "snapshot": ("nanny.runs.command", "a portable copy of a live run"),
+    "sql": ("nanny.runs.command", "a read-only query"),
+    "tail": ("nanny.runs.command", "follow a live run in the terminal"),
+    "report": ("nanny.web.report", "a run as one HTML file that opens without network"),
+    "ui": ("nanny.web.ui", "the page on a run in the browser, live"),
+    "plot": ("nanny.web.plot", "pictures of a run for papers and chat"),
+    "rule": ("nanny.show.pages", "explain a finding's code"),
+    "mcp": ("nanny.agent.server", "let an AI agent check code and read runs"),
+    "doctor": ("nanny.cli.doctor", "versions, devices, and what is missing for which command"),
+    "demo": ("nanny.cli.demo", "see the tool work on a small real training run"),
+}
+SHARED = {"nanny.runs.command"}
+# these take --db before their name, too
+READ_RUNS = {*SHARED, "nanny.diagnose.run", "nanny.web.report", "nanny.web.ui", "nanny.web.plot"}
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: nanny [--version] COMMAND ...",
+            "",
+            "The nanny of mixed-precision training. Commands:",
+            "",
+            *lines,
+            "",
+            "nanny COMMAND --help says more about one of them.",
+        ]
+    )
+
+
+def split_db(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Takes a `--db PATH` that stands before the sub-command off the front."""
+    head: list[str] = []
+    rest = list(argv)
+    while rest and rest[0].startswith("--db"):
+        take = 1 if rest[0].startswith("--db=") else 2
+        head, rest = head + rest[:take], rest[take:]
+    return head, rest
+
+
+def run_command(argv: Sequence[str]) -> int:
+    head, rest = split_db(argv)
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if rest else 2
+    if rest[0] in ("-V", "--version"):
+        from .. import __version__
+
+        print(f"nanny {__version__}")
+        return 0
+    name = rest[0]
+    if name not in COMMANDS:
+        raise NannyError(f"there is no command {name!r}; type `nanny --help` for the list")
+    module = COMMANDS[name][0]
+    if head and module not in READ_RUNS:
+        raise NannyError(f"`nanny {name}` reads no run, so --db has no meaning for it")
+    main_of = importlib.import_module(module).main
+    return int(main_of([*([name] if module in SHARED else []), *head, *rest[1:]]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0: clean, 1: findings, 2: usage or internal error."""
+    try:
+        return run_command(sys.argv[1:] if argv is None else argv)
+    except NannyError as error:
+        print(f"nanny: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `nanny alerts | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130

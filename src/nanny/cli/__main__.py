@@ -1,0 +1,7 @@
+"""`python -m nanny.cli COMMAND ...` is `nanny COMMAND ...`."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

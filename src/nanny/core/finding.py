@@ -1,0 +1,70 @@
+"""`Finding`: something wrong, whoever saw it. `NannyError`: something the user can fix.
+
+Every feature speaks in findings, so each output format and each exit code is written once.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class NannyError(Exception):
+    """Something the user can fix. The message says what was wrong, where, and what to type."""
+
+
+class NannyWarning(UserWarning):
+    """The nanny could not do its own work; training is not affected."""
+
+
+class Severity(enum.IntEnum):
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+    @classmethod
+    def parse(cls, text: str) -> Severity:
+        try:
+            return cls[text.strip().upper()]
+        except KeyError:
+            raise NannyError(f"unknown severity {text!r}; use one of: info, warning, error") from None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something wrong: what, where, with which numbers, and what to do about it."""
+
+    code: str
+    severity: Severity
+    message: str
+    hint: str = ""
+    site: str = ""  # module path, parameter, operation: a place that is measured
+    step: int | None = None
+    rank: int | None = None
+    file: str = ""
+    line: int | None = None
+    column: int | None = None  # 1-based, like line
+    end_line: int | None = None
+    end_column: int | None = None
+    cell: int | None = None  # notebook cell, 1-based
+    value: float | None = None
+    limit: float | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """The place in a word: `model.py:12` for code, the site's name for a running model."""
+        if not self.file:
+            return self.site
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields that say something, with the severity by name; see `show.jsontext` for non-finite numbers."""
+        out: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value not in (None, "") and not (f.name == "evidence" and not value):
+                out[f.name] = value.name if isinstance(value, Severity) else value
+        return out

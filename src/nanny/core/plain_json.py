@@ -1,0 +1,68 @@
+"""JSON that every reader accepts: a bare NaN or Infinity is not JSON, so non-finite numbers become strings.
+
+`to_text(value)` is used by every command; `render_json` and `render_jsonl` are the checker's list of findings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from .finding import Finding
+
+
+def finite(value: Any) -> Any:
+    """The same value with NaN and infinities as "NaN", "Infinity" and "-Infinity", enum members by their name."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(finite(key)): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(finite(item) for item in value)
+    return value
+
+
+def to_text(value: Any, indent: int | None = 2) -> str:
+    """Plain ASCII, so that it survives every terminal and locale; `indent=None` gives one line."""
+    return json.dumps(finite(value), indent=indent, allow_nan=False)
+
+
+def rule_url(code: str) -> str:
+    """Where the page of a rule stands in the documentation."""
+    return f"docs/rules.md#{code.lower()}"
+
+
+def _position(row: int | None, column: int | None) -> dict[str, int] | None:
+    return None if row is None else {"row": row, "column": column or 1}
+
+
+def finding_object(finding: Finding) -> dict[str, Any]:
+    """A finding in source code has always the same nine keys; one of a run has the fields that say something."""
+    if not finding.file:
+        return finding.to_json()
+    return {
+        "code": finding.code,
+        "severity": finding.severity.name,
+        "message": finding.message,
+        "filename": finding.file,
+        "location": _position(finding.line or 1, finding.column),
+        "end_location": _position(finding.end_line, finding.end_column),
+        "cell": finding.cell,
+        "hint": finding.hint,
+        "url": rule_url(finding.code),
+    }
+
+
+def render_json(findings: Sequence[Finding]) -> str:
+    return to_text([finding_object(finding) for finding in findings])
+
+
+def render_jsonl(findings: Iterable[Finding]) -> str:
+    return "\n".join(to_text(finding_object(finding), indent=None) for finding in findings)

@@ -1,0 +1,191 @@
+"""What is known of a run and of one training step: `RunInfo`, `Site`, `Sample`, `StepRecord` and its parts.
+
+Frozen and plain, without tensors: whatever judges, stores or shows works from these alone, so the same rule runs live, on a
+stored run and on literals in a test. Nothing here imports torch or touches a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One training process, as it introduces itself to the store."""
+
+    started: float
+    argv: tuple[str, ...] = ()
+    torch: str = ""
+    world_size: int = 1
+    rank: int = 0
+    amp_dtype: str = ""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place that is measured. Its position among the sites of its kind is its column in every sample of that kind."""
+
+    kind: str  # output, output_grad, weight, grad, update, buffer
+    name: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Numbers of all sites of one kind at one step: `stats` names the rows, each row is one float32 per site.
+
+    The first row is always `count`; it is 0 for a site that was not measured at this step. Zero and non-finite values in
+    the other rows are measured values. Sites met later than this step are simply not in it.
+    """
+
+    kind: str
+    step: int
+    stats: tuple[str, ...]
+    data: bytes  # float32, little endian, stat-major: len(stats) rows of n sites
+    histograms: bytes = b""  # uint16, little endian, n sites x formats.HISTOGRAM_BINS; empty if not taken
+
+    @property
+    def sites(self) -> int:
+        return len(self.data) // (4 * len(self.stats)) if self.stats else 0
+
+
+SAMPLE_STATS = ("count", "min", "max", "norm", "mean", "nan", "posinf", "neginf")
+GRADIENT_STATS = ("count", "norm", "min", "max")  # what every step keeps of every gradient
+UPDATE_STATS = ("count", "unchanged", "update_rms", "weight_rms")  # of the parameters, where an optimizer step was probed
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """Host numbers of all sites of one kind at one step; every column has one entry per name, `count` 0 means not measured."""
+
+    names: tuple[str, ...]
+    columns: Mapping[str, Any]  # stat name -> numpy array
+    dtypes: tuple[str, ...] = ()
+    histograms: Any = None  # numpy [sites, HISTOGRAM_BINS]
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A module call whose output was not finite, in the order of execution."""
+
+    site: str
+    module: str  # class name
+    dtype: str
+    nan: int
+    posinf: int
+    neginf: int
+    count: int
+    counted: bool = True  # False: nan, posinf and neginf only say whether there are any
+    inputs_clean: bool | None = None  # neither NaN nor +Inf came in (-Inf is what masks are made of); None: could not be known
+    has_parameters: bool = False
+    bad_parameters: tuple[str, ...] = ()  # its own parameters that are not finite
+    finite_absmax: float = 0.0  # largest finite magnitude in the output
+    input_absmax: float = 0.0
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """What autograd's graph tells about the first bad number of a forward pass that nobody traced."""
+
+    op: str  # the operation that made it
+    inside: str = ""  # a parameter that this operation itself uses
+    after: str = ""  # the parameter nearest before it
+    weight: str = ""  # the parameter that was itself bad
+    from_data: bool = False  # bad before the first operation
+    dtype: str = ""  # of the tensor in which it was seen
+    nan: bool = True  # False: only infinities
+    sure: bool = True  # False: the operation kept nothing to prove it; the bad number may have come from a little before
+    size: float | None = None  # largest magnitude of the operation's result in FP32, where it could be computed again
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A norm that grows by a factor in every call of a module (time steps) or in every layer, within one step."""
+
+    direction: str  # forward, backward
+    site: str  # the module that is called again and again, or the one that holds the layers
+    unit: str  # calls, layers
+    calls: int
+    factor: float  # from the first to the last
+
+    @property
+    def each(self) -> float:
+        return float(self.factor ** (1 / max(self.calls - 1, 1)))
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one optimizer step did to the parameters, by a sample of their elements."""
+
+    name: str  # parameter
+    dtype: str
+    lr: float
+    count: int  # sampled elements with a non-zero gradient
+    unchanged: int  # of these, left bit-identical
+    update_rms: float
+    weight_rms: float
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Facts about one optimizer that decide how it rounds."""
+
+    name: str  # class
+    rounds_to_nearest: bool  # torch's own: no stochastic rounding, no hidden master copy
+    fused: bool
+    lr: float
+    eps: float | None = None
+    beta2: float | None = None
+    param_dtype: str = ""  # the narrowest
+    state_dtype: str = ""  # the narrowest of exp_avg_sq / momentum
+    eps_ratio: float | None = None  # median sqrt(v_hat)/eps over elements with v > 0
+    weight_decay: float = 0.0
+    decoupled: bool = False  # the decay is p *= 1 - lr * weight_decay, as in AdamW
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """All that is known about one training step, on the host."""
+
+    step: int
+    seconds: float | None = None  # from its begin to the next one's
+    loss: float | None = None
+    lr: float | None = None
+    scale: float | None = None  # in force during backward
+    scale_after: float | None = None
+    growth_interval: int | None = None
+    skipped: bool = False  # GradScaler refused the step
+    stepped: bool = False  # an optimizer was asked to step (skipped or not)
+    traced: bool = False
+    clipped: float | None = None  # max_norm, if gradients were clipped; what is recorded of them is from before
+    clipped_scaled: bool = False
+    stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
+    grads: SiteTable | None = None
+    outputs: SiteTable | None = None
+    output_grads: SiteTable | None = None
+    weights: SiteTable | None = None
+    buffers: SiteTable | None = None
+    bad_calls: tuple[BadCall, ...] = ()
+    autopsy: Autopsy | None = None
+    singular: Autopsy | None = None  # what can have broken backward, if forward and loss are finite and gradients are not
+    between: tuple[str, ...] = ()  # modules that ran, at the last traced step, between the autopsy's layer and the next
+    root_site: str = ""  # the model itself, as a site
+    zero_outputs: tuple[str, ...] = ()  # fp16 outputs that are all zero although the input is not
+    called: frozenset[str] = frozenset()  # modules that ran on data, on a traced step
+    updates: tuple[Update, ...] = ()
+    optimizers: tuple[OptimizerState, ...] = ()
+    amp_dtype: str = ""  # "" means no autocast was seen
+    examined: bool = False
+    calls: tuple[str, ...] = ()  # what the loop did, in order: scale, backward, unscale, clip, step, update, zero_grad
+    backwards: int = 0
+    loss_dtype: str = ""
+    loss_factor: float | None = None  # a number by which the loss was multiplied by hand right before backward
+    growths: tuple[Growth, ...] = ()
+    new_scaler: bool = False  # a GradScaler that no step before has used
+    scale_given: bool = False  # update() was told the scale
+    scale_static: bool = False  # the scaler in use can neither fall nor rise

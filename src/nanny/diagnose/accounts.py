@@ -1,0 +1,117 @@
+"""How a cause tells what was seen: the same numbers in the same words, whichever cause they speak for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ..core.formats import FP16
+from .breaks import Break, where_of
+from .registry import CERTAIN, LIKELY, POSSIBLE, Suspicion
+from .signs import Signs
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+_TORCH_NAMES = {"to_copy": "to", "copy": "copy_"}
+
+
+def as_named(culprit: str) -> str:
+    """Operations by the name a user would type: `op:_to_copy` is a call of `.to()`."""
+    kind, colon, name = culprit.partition(":")
+    if kind != "op" or not colon:
+        return culprit
+    plain = name.lstrip("_")
+    return f"op:{_TORCH_NAMES.get(plain, plain)}"
+
+
+def by_break(signs: Signs, at: Break, score: float, *more: str, culprit: str = "") -> Suspicion:
+    """The suspicion that the first bad number speaks for."""
+    where = culprit or as_named(at.hazard.culprit if at.hazard is not None and at.hazard.cause else at.culprit)
+    return Suspicion(
+        culprit=where,
+        score=score,
+        evidence=(*_seen(at), *more, *_verdict(at), *_harm(signs)),
+        chain=chain_of(signs, at, where),
+        step=at.step,
+        where=at.where,
+        precision_caused=None if at.in_reference is None else not at.in_reference,
+    )
+
+
+def _seen(at: Break) -> Iterator[str]:
+    what = "NaN" if at.nan else "infinity"
+    maker = f"`{at.op}`" if at.op else "an operation"
+    inside = f" in `{at.culprit}`" if not at.culprit.startswith(("op:", "data")) else ""
+    came = f" from inputs up to {number(at.input_absmax)}" if at.input_absmax else ""
+    yield f"step {at.step}: the first {what} comes out of {maker}{inside}" + (f" ({at.dtype})" if at.dtype else "") + came
+    if at.expected is not None and math.isfinite(at.expected):
+        over = f", beyond the {number(FP16.max)} of fp16" if at.expected > FP16.max else ""
+        yield f"in FP32 the same result reaches {number(at.expected)}{over}"
+    if at.hazard is not None and at.hazard.message:
+        yield at.hazard.message
+
+
+def _verdict(at: Break) -> Iterator[str]:
+    if at.in_reference is True:
+        yield "the FP32 twin of the same step breaks there too: precision is not the reason"
+    elif at.in_reference is False and at.source == "examination":
+        yield "the FP32 twin of the same step stays finite there"
+
+
+def _harm(signs: Signs) -> Iterator[str]:
+    facts = signs.facts
+    total, _, at_end = signs.skips
+    if at_end and at_end == total and total > 1:
+        yield f"{total} of {facts.steps} steps skipped, none after it succeeded"
+    elif total:
+        yield f"{total} of {facts.steps} steps skipped"
+    elif facts.bad_steps:
+        yield f"{facts.bad_steps} of {facts.steps} steps with a non-finite loss or gradient"
+
+
+def chain_of(signs: Signs, at: Break, culprit: str) -> tuple[str, ...]:
+    links = [f"{culprit}: {'NaN' if at.nan else 'inf'}" + (f" out of {at.op}" if at.op else "")]
+    incident = next((i for i in signs.facts.incidents if i.step >= at.step), None)
+    if incident is not None:
+        passed = [c.site for c in incident.calls if c.site not in (culprit, signs.facts.root_site)]
+        links += [f"passed on by {passed[0]}"] if passed else []
+        if incident.loss is not None and not math.isfinite(incident.loss):
+            links.append(f"loss {incident.loss}")
+        if incident.bad_grads:
+            links.append(f"{len(incident.bad_grads)} gradients {'NaN' if incident.nan else 'inf'}")
+        links.append("optimizer step skipped" if incident.skipped else "weights spoilt" if incident.bad_grads else "")
+    return tuple(link for link in links if link)
+
+
+def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Suspicion]:
+    """The worst hazard that speaks for a cause by itself; earlier operations of the step before later ones."""
+    found = [(e, h) for e, h in signs.hazards(name) if h.consequence > lowest]
+    if not found:
+        return
+    worst = max(h.consequence for _, h in found)
+    exam, hazard = next((e, h) for e, h in sorted(found, key=lambda p: (p[0].step, p[1].order)) if h.consequence >= 0.25 * worst)
+    seen = len({e.step for e, _ in found})
+    if worst < signs.limits.damage_consequence and seen < max(2.0, 0.5 * len(signs.evidence.examinations)):
+        return  # little, and not always: what healthy runs show now and then
+    times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
+    error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if _told(exam.gradient_error) else ""
+    score = LIKELY if hazard.consequence >= 0.1 else POSSIBLE + 0.1
+    if name == signs.lead:
+        score = CERTAIN if worst >= 0.5 else score + 0.08
+    yield Suspicion(
+        culprit=as_named(hazard.culprit),
+        score=score - 0.1 * hazard.in_reference,
+        evidence=tuple(t for t in (f"step {exam.step}: {hazard.message}", error, times) if t),
+        chain=(f"{hazard.culprit}: {hazard.kind} in {hazard.op}", *(("wrong gradients",) if error else ())),
+        step=exam.step,
+        where=where_of(hazard.place),
+        precision_caused=not hazard.in_reference,
+        remedy=hazard.remedy,
+    )
+
+
+def _told(error: float | None) -> bool:
+    return error is not None and math.isfinite(error) and error > 0

@@ -1,0 +1,121 @@
+"""Numbers too small for fp16."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...core.examination import Examination, GradientError
+from ...core.formats import FP16
+from ..accounts import by_break, by_hazard
+from ..producers import cause_of
+from ..registry import CERTAIN, LIKELY, Suspicion, cause
+from ..signs import Signs
+
+_RANGE = FP16.min_subnormal / FP16.max  # what is smaller beside the largest, no loss scale can lift
+
+
+def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None:
+    """The examined step with most weights that lost their gradient to zeros: those weights, and their share of all elements.
+
+    By number, not by energy: Adam divides each gradient by its own size, so that a small one counts as much as a large one.
+    """
+    sizes = signs.facts.sizes
+    best: tuple[Examination, list[GradientError], float] | None = None
+    for exam in signs.clean_exams:
+        known = [g for g in exam.gradients if 0 < g.reference_norm < math.inf and not g.nonfinite]
+        largest = max((g.reference_norm for g in known), default=0.0)
+        known = [g for g in known if g.reference_norm / math.sqrt(sizes.get(g.name, 1)) > _RANGE * largest]
+        gone = [
+            g for g in known
+            if g.error > signs.limits.diff_grad_error and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
+        ]  # fmt: skip
+        total = sum(sizes.get(g.name, 1) for g in known)
+        share = sum(sizes.get(g.name, 1) for g in gone) / total if total else 0.0
+        if gone and (best is None or share > best[2]):
+            best = exam, gone, share
+    return best
+
+
+def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
+    found = _lost(signs)
+    if found is None or found[2] < signs.limits.lost_gradient_elements or signs.amp_dtype not in ("float16", ""):
+        return
+    exam, gone, share = found
+    flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
+    if flush is None and (exam.hazards or share <= 0.5):
+        return  # zeros with another reason, or in a part that a healthy run can spare
+    if scaled != (exam.scale is not None and signs.facts.scaler_steps > 0):
+        return
+    whole = [g for g in gone if g.norm == 0]
+    worst = max(whole or gone, key=lambda g: g.reference_norm)
+    yield Suspicion(
+        culprit="scaler.scale" if scaled else worst.name,
+        score=CERTAIN,
+        evidence=(
+            f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose over half of their size beside FP32",
+            f"`{worst.name}`: {worst.zero_share:.0%} of its gradient is exactly 0, in FP32 {worst.reference_zero_share:.0%}; its "
+            f"norm should be {worst.reference_norm:.2g}",
+            f"fp16 makes 0 of everything up to {FP16.flush_at:.2g}; "
+            + (f"the loss scale is {exam.scale:g}" if exam.scale else "there is no loss scaling"),
+            *((flush.message,) if flush is not None and flush.message else ()),
+        ),
+        chain=("small gradients of activations", "below 3e-8 fp16 stores 0", "weights get no gradient"),
+        step=exam.step,
+        precision_caused=True,
+    )
+
+
+@cause("grad_underflow_no_scaling", "underflow")
+def grad_underflow(signs: Signs) -> Iterator[Suspicion]:
+    """Gradients below 3e-8 become 0 in an fp16 backward pass without loss scaling.
+
+    Fix: use torch.amp.GradScaler, or BF16, whose range is that of FP32.
+
+    Confirm: multiply the loss by 65536 for one step: the zeros disappear.
+    """
+    yield from _underflow(signs, scaled=False)
+
+
+@cause("loss_scale_too_low", "underflow")
+def loss_scale_too_low(signs: Signs) -> Iterator[Suspicion]:
+    """There is a GradScaler, but its scale is too small for these gradients.
+
+    Fix: raise init_scale (65536 is the default) or shorten growth_interval.
+
+    Confirm: set the scale to 65536 for one step: the zeros disappear and nothing overflows.
+    """
+    yield from _underflow(signs, scaled=True)
+
+
+@cause("eps_underflow_fp16", "underflow")
+def eps_underflow(signs: Signs) -> Iterator[Suspicion]:
+    """A protecting epsilon (1e-8, 1e-12) is 0 in fp16, so a division or logarithm meets 0.
+
+    Fix: compute this in FP32, or use an eps of at least 6.1e-5, inside the root.
+
+    Confirm: torch.tensor(eps, dtype=torch.float16) is 0.
+    """
+    at = signs.break_
+    if at is not None:
+        if cause_of(at, signs) == "eps_underflow_fp16":
+            yield by_break(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+        elif at.phase == "backward" and at.hint == "eps_underflow_fp16" and at.in_reference is False:
+            yield by_break(signs, at, CERTAIN)
+    else:
+        yield from by_hazard(signs, "eps_underflow_fp16")
+
+
+@cause("product_underflow_fp16", "underflow")
+def product_underflow(signs: Signs) -> Iterator[Suspicion]:
+    """A product of many factors below 1 is 0 in fp16, and its logarithm -inf.
+
+    Fix: add logarithms instead of multiplying, or multiply in FP32.
+
+    Confirm: every factor is above 0, their product in fp16 is 0.
+    """
+    at = signs.break_
+    if at is not None and at.hint == "product_underflow_fp16":
+        yield by_break(signs, at, CERTAIN)
+    elif at is None:
+        yield from by_hazard(signs, "product_underflow_fp16")

@@ -1,0 +1,57 @@
+"""The knowledge base: one page per cause that a diagnosis may name, in English and Chinese, beside this file.
+
+A page begins with `# cause: one sentence` and `Family: ...` (Chinese: `类别: ...`); then come the same sections in the same
+order, two of them with a program: the one that fails, the repaired one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ...core.finding import NannyError
+
+LANGUAGES = ("en", "zh")
+SECTIONS = {
+    "en": ("Mechanism", "How it shows", "Numbers", "Fails", "Repaired", "Confirm", "Sources"),
+    "zh": ("机制", "表现", "数字", "出错的代码", "修好的代码", "确认", "来源"),
+}
+
+_HERE = Path(__file__).parent
+_HEAD = re.compile(r"# (?P<name>\w+): (?P<title>.+)\n+(?:Family|类别): *(?P<family>\w+)\n+")
+_CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class CausePage:
+    name: str
+    family: str
+    title: str  # what happens, in one sentence
+    text: str  # all of the page, in Markdown
+    body: str  # the sections
+
+    def sections(self) -> dict[str, str]:
+        parts = re.split(r"^## (.+)$", self.body, flags=re.MULTILINE)
+        return {name: text.strip() for name, text in zip(parts[1::2], parts[2::2])}
+
+    def programs(self) -> tuple[str, ...]:
+        """The Python blocks: the one that fails, the repaired one."""
+        return tuple(_CODE.findall(self.text))
+
+
+@cache
+def causes(language: str = "en") -> dict[str, CausePage]:
+    """Every page by the name of its cause."""
+    if language not in LANGUAGES:
+        raise NannyError(f"the knowledge base has no language {language!r}; use one of: {', '.join(LANGUAGES)}")
+    return {path.stem: _read(path) for path in sorted((_HERE / language).glob("*.md"))}
+
+
+def _read(path: Path) -> CausePage:
+    text = path.read_text(encoding="utf-8")
+    head = _HEAD.match(text)
+    if head is None:
+        raise ValueError(f"{path} does not begin with '# cause: sentence' and 'Family: ...'")
+    return CausePage(head["name"], head["family"], head["title"], text, text[head.end() :])

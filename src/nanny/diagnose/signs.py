@@ -1,0 +1,403 @@
+"""The signs of a run: what its evidence means, before any cause is named.
+
+Where the first bad number arose and whether FP32 would have had it too, whether bad steps pass by themselves, whether loss and
+gradients run away, how far the gradients are from those of FP32. Causes ask here, so that each question is answered once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ..core.examination import Examination, Hazard
+from ..core.formats import FP16
+from ..core.limits import Limits
+from ..core.step import Growth
+from .breaks import STEP_HAPPENS, Break, break_of
+from .evidence import Evidence, Incident, RunFacts
+
+LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+PROVED = ("overflow", "exp_range", "constant_lost", "integers")  # by the number itself, whatever it led to
+
+
+@dataclass(frozen=True)
+class Runaway:
+    """Loss or gradients that grew by orders of magnitude while all was still finite."""
+
+    start: int  # last step at the old level
+    step: int  # the worst one
+    name: str  # loss or gradient norm
+    low: float
+    high: float
+
+    @property
+    def factor(self) -> float:
+        return self.high / self.low if self.low else math.inf
+
+
+@dataclass(frozen=True)
+class Signs:
+    evidence: Evidence
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.evidence.facts
+
+    @property
+    def limits(self) -> Limits:
+        return self.evidence.limits
+
+    # non-finite numbers
+
+    @cached_property
+    def losing_steps(self) -> Sequence[Incident]:
+        """Bad steps that the loss scale's search does not explain: the forward pass was bad, or nobody skipped the update."""
+        return [i for i in self.facts.incidents if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.calls)]
+
+    @cached_property
+    def skips(self) -> tuple[int, int, int]:
+        """Skipped steps, the longest run of them after the first that passed, and how many were skipped at the very end."""
+        _, values = self.evidence.curve("skipped")
+        total = int(values.sum())
+        longest = now = 0
+        passed = False
+        for skipped in values:
+            now = now + 1 if skipped else 0
+            passed = passed or not skipped
+            if passed:
+                longest = max(longest, now)
+        return total, longest, now
+
+    @cached_property
+    def scale_search_failed(self) -> bool:
+        """Skips that go on: at the end of the run after a step had passed, or longer than any search for a scale."""
+        total, longest, at_end = self.skips
+        if not total:
+            return False
+        _, scales = self.evidence.curve("scale")
+        low = bool(len(scales)) and float(scales[-1]) < self.limits.scale_floor
+        return longest >= self.limits.scale_skips_error or (at_end == total and (low or at_end > 16)) or low
+
+    @cached_property
+    def harmed(self) -> bool:
+        """Non-finite numbers have done harm: weights or loss went bad, or steps are skipped for good."""
+        return bool(self.losing_steps) or self.scale_search_failed
+
+    @cached_property
+    def broken_exams(self) -> Sequence[Examination]:
+        """Examined steps with a first bad number of their own: not those that only inherited bad weights."""
+        first_loss = next((i.step for i in self.facts.incidents if not i.skipped), None)
+        return [e for e in self.evidence.examinations if e.first_bad is not None and (first_loss is None or e.step <= first_loss)]
+
+    @cached_property
+    def break_(self) -> Break | None:
+        """The first bad number that did harm."""
+        first = self.first_bad_step
+        in_forward = [e for e in self.broken_exams if _reaches_loss(e)]
+        if in_forward and (first is None or in_forward[0].step <= first + 64):
+            best = in_forward[0]
+            told = self._by_incident()
+            if told is not None and told.from_data and told.step < best.step:
+                return told  # one bad batch; what broke later is another matter
+            return break_of(best)
+        told = self._by_incident()
+        if told is not None and told.phase != "backward":
+            return told
+        if not self.harmed:
+            return None
+        backward = [e for e in self.broken_exams if any(g.nonfinite for g in e.gradients)]
+        if backward:  # the last: a loss scale that was still being searched broke the earlier ones
+            return break_of(backward[-1])
+        return told
+
+    @property
+    def first_bad_step(self) -> int | None:
+        return self.losing_steps[0].step if self.losing_steps else self.evidence.first_bad_step
+
+    def _by_incident(self) -> Break | None:
+        """From the loss's graph or the traced modules, for a step that was not examined."""
+        for incident in self.losing_steps:
+            autopsy = incident.autopsy
+            site = {"input": "data:input", "loss": ""}.get(incident.site, incident.site)
+            if incident.code == "WEIGHT_NONFINITE":
+                continue
+            if autopsy is not None and not autopsy.weight:
+                op = autopsy.op.lstrip("_")
+                if site in ("", self.facts.root_site):
+                    site = f"op:{op}"
+                if autopsy.from_data:
+                    site = "data:input"
+                decided = self._reference_by_size(autopsy.dtype, autopsy.size)
+                return Break(
+                    incident.step, op, site, "forward", autopsy.nan, autopsy.dtype, expected=autopsy.size, in_reference=decided,
+                    from_data=autopsy.from_data, source="graph",
+                )  # fmt: skip
+            if incident.calls and site:
+                call = next((c for c in incident.calls if c.inputs_clean is not False), incident.calls[0])
+                clean = any(c.inputs_clean is not False for c in incident.calls)
+                return Break(
+                    incident.step, "", site if clean else "data:input", "forward", bool(call.nan), call.dtype, module=call.module,
+                    input_absmax=call.input_absmax, from_data=not clean, source="trace",
+                )  # fmt: skip
+            if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
+                op = incident.singular.op if incident.singular is not None and incident.nan else ""
+                at = f"op:{op}" if op else incident.bad_grads[-1]
+                return Break(incident.step, op, at, "backward", incident.nan, source="gradients")
+        return None
+
+    def _reference_by_size(self, dtype: str, size: float | None) -> bool | None:
+        return False if dtype == "float16" and size is not None and math.isfinite(size) and size >= FP16.max else None
+
+    def attends(self, at: Break) -> bool:
+        """A product of two activations whose result a softmax turns into weights."""
+        for exam in self.evidence.examinations:
+            if exam.step == at.step:
+                later = [h for h in exam.hazards if h.order > at.order and h.op.lstrip("_") in ("softmax", "safe_softmax")]
+                return bool(later) or at.order < 0
+        return False
+
+    # runaway growth
+
+    @cached_property
+    def runaway(self) -> Runaway | None:
+        """The loss and the gradients both grew out of proportion: one of them by orders of magnitude, the other with it."""
+        loss, norm = (self._grown(name) for name in ("loss", "grad_norm"))
+        if loss is None or norm is None:
+            return None
+        for one, other, limit in ((loss, norm, self.limits.runaway_loss), (norm, loss, self.limits.runaway_grad)):
+            if one.factor >= limit and other.factor >= self.limits.loss_ratio:
+                return one
+        return None
+
+    def _grown(self, name: str) -> Runaway | None:
+        steps, values = self.evidence.curve(name)
+        found = _growth(values, self.limits.loss_ratio)
+        if found is None:
+            return None
+        start, worst = found
+        return Runaway(int(steps[start]), int(steps[worst]), name, float(values[start]), float(values[worst]))
+
+    @cached_property
+    def learns(self) -> bool:
+        """The loss has come down from where it began."""
+        _, values = self.evidence.curve("loss")
+        values = values[np.isfinite(values)]
+        quarter = max(1, len(values) // 4)
+        return len(values) >= 4 and float(np.median(values[-quarter:])) < 0.95 * float(np.median(values[:quarter]))
+
+    @cached_property
+    def growth(self) -> Growth | None:
+        """Geometric growth within one step, before any training can have made it."""
+        known = [*self.facts.growths] if self._untrained(self.facts.growths_step) else []
+        for exam, growths in self.fact("growth"):
+            if self._untrained(exam.step):
+                known += [_growth_of(where, numbers) for where, numbers in growths.items()]
+        limits = self.limits
+        growing = [g for g in known if g.factor > limits.growth_whole and g.each > limits.growth_each]
+        # backward mirrors forward, also where it only passes: forward tells who does it
+        return max(growing, key=lambda g: (g.direction == "forward", g.factor), default=None)
+
+    def _untrained(self, step: int | None) -> bool:
+        """No optimizer step has succeeded before this one, or one at most."""
+        if step is None:
+            return False
+        steps, skipped = self.evidence.curve("skipped")
+        before = skipped[steps < step]
+        return step <= 1 or (len(before) > 0 and bool(before.all()))
+
+    @cached_property
+    def fading_in_time(self) -> Growth | None:
+        """A gradient that fades over the calls of one module."""
+        fading = [g for g in self.facts.growths if g.factor < 1 and g.direction == "backward"]
+        return min(fading, key=lambda g: g.factor, default=None)
+
+    @cached_property
+    def exploded_at_once(self) -> bool:
+        """Gradients beyond any usual size, or bad numbers, at the first step: before the learning rate could matter."""
+        steps, norms = self.evidence.curve("grad_norm")
+        first = self.first_bad_step
+        began_bad = first is not None and len(steps) > 0 and first <= int(steps[0])
+        return began_bad or (len(norms) > 0 and float(norms[0]) > self.limits.grad_rail_high)
+
+    def ran_away_before(self, at: Break) -> bool:
+        """Loss or gradients had grown by orders before the number went bad: it is a consequence."""
+        away = self.runaway
+        return away is not None and away.start < at.step and away.step <= at.step and not self.wrong_before(away.start + 1)
+
+    def wrong_before(self, step: int) -> bool:
+        """An examined step before this one had gradients that FP32 would not have given."""
+        return any((e.gradient_error or 0.0) > self.limits.diff_grad_warn and e.step < step for e in self.clean_exams)
+
+    def twin_agrees(self, step: int) -> bool:
+        seen = [e for e in self.clean_exams if e.step < step and e.gradient_error is not None]
+        return bool(seen) and not self.wrong_before(step)
+
+    @cached_property
+    def weights_lost(self) -> bool:
+        """Bad numbers were written into the weights: after a bad step that nobody skipped, all later ones are bad."""
+        _, losses = self.evidence.curve("loss")
+        written = any(not i.skipped and i.bad_grads for i in self.facts.incidents)
+        return written and len(losses) > 0 and not math.isfinite(float(losses[-1]))
+
+    @cached_property
+    def converged(self) -> bool:
+        _, losses = self.evidence.curve("loss")
+        known = losses[np.isfinite(losses)]
+        return len(known) > 1 and abs(float(known[-1])) <= self.limits.converged * abs(float(np.max(known)))
+
+    @cached_property
+    def fade(self) -> tuple[str, float, float, float, bool] | None:
+        """(parameter, ratio, its rms, the last layer's rms, FP32 agrees) of gradients that fade on the way back to the first."""
+        exam = next((e for e in reversed(self.evidence.examinations) if e.gradients and e.first_bad is None), None)
+        sizes = self.facts.sizes
+        if exam is not None:
+            norms = {g.name: (g.reference_norm, g.norm) for g in exam.gradients if not g.name.endswith("bias")}
+        else:
+            norms = {g.name: (g.norm, g.norm) for g in self.facts.levels if not g.name.endswith("bias")}
+        known = [(n, *norms[n]) for n in self.facts.parameters if n in norms and sizes.get(n, 0) > 1]  # in the model's order
+        rms = [(n, r / math.sqrt(sizes[n]), v) for n, r, v in known if 0 < r < math.inf]
+        if len(rms) < self.limits.fade_layers:
+            return None
+        third = len(rms) // 3
+        head = float(np.median([r for _, r, _ in rms[:third]]))
+        tail = float(np.median([r for _, r, _ in rms[-third:]]))
+        middle = float(np.median([r for _, r, _ in rms[third:-third]]))
+        if not head < middle < tail or head > self.limits.fade_ratio * tail:
+            return None
+        name, least, _ = min(rms[:third], key=lambda item: item[1])
+        return name, least / tail, least, tail, exam is not None
+
+    @cached_property
+    def dead_units(self) -> tuple[str, float, int] | None:
+        """(activation, share of its units that are off, examined steps) that is worst off at its best step."""
+        least: dict[str, float] = {}
+        seen = [e for e in self.evidence.examinations if "dead_units" in e.facts and e.first_bad is None]
+        for exam in seen:
+            for site, share in exam.facts["dead_units"].items():
+                least[site] = min(least.get(site, 1.0), share)
+        if not least:
+            return None
+        site = max(least, key=lambda name: least[name])
+        return site, least[site], len(seen)
+
+    @cached_property
+    def one_hot_attention(self) -> tuple[str, float, float, int] | None:
+        """(site, entropy, largest logit, examined steps) of an attention that sees one key only, at every examined step."""
+        entropy: dict[str, list[float]] = {}
+        logits: dict[str, float] = {}
+        for exam in self.evidence.examinations:
+            for site, numbers in exam.facts.get("attention", {}).items():
+                entropy.setdefault(site, []).append(float(numbers["entropy"]))
+                logits[site] = max(logits.get(site, 0.0), float(numbers["logit_max"]))
+        limits = self.limits
+        found = [
+            s for s, e in entropy.items()
+            if max(e) < limits.attention_entropy and limits.attention_logit < logits[s] < math.inf
+        ]  # fmt: skip
+        if not found:
+            return None
+        site = min(found, key=lambda s: max(entropy[s]))
+        return site, max(entropy[site]), logits[site], len(entropy[site])
+
+    @cached_property
+    def zeroed_in_the_loop(self) -> tuple[Examination, float] | None:
+        """(examined step, norm of its gradients) if backward gives gradients and the optimizer always finds zeros."""
+        read = [g for g in self.facts.levels if g.steps]
+        if not read or any(g.zeros < g.steps for g in read) or not any(g.dtype == "float16" for g in read):
+            return None
+        for exam in self.clean_exams:
+            norm = math.sqrt(sum(g.norm**2 for g in exam.gradients if not g.nonfinite))
+            if norm > 0:
+                return exam, norm
+        return None
+
+    # silent errors
+
+    @cached_property
+    def clean_exams(self) -> Sequence[Examination]:
+        return [e for e in self.evidence.examinations if e.first_bad is None and e.gradient_error is not None]
+
+    @cached_property
+    def gradient_error(self) -> float:
+        """Median over the examined steps whose loss and gradients are finite."""
+        errors = [e.gradient_error for e in self.clean_exams if e.gradient_error is not None and math.isfinite(e.gradient_error)]
+        return float(np.median(errors)) if errors else 0.0
+
+    def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
+        for exam in self.evidence.examinations:
+            for hazard in exam.hazards:
+                if self._cause(hazard) == cause:
+                    yield exam, hazard
+
+    def _cause(self, hazard: Hazard) -> str:
+        """A choice inside a module that is trained itself routes; a target comes from outside or from a frozen teacher."""
+        if hazard.cause != "target_in_low_precision" or not hazard.place.site:
+            return hazard.cause
+        trained = any(g.name.startswith(f"{hazard.place.site}.") for g in self.facts.levels or self.facts.early_levels)
+        return "router_low_precision" if trained else hazard.cause
+
+    @cached_property
+    def lead(self) -> str:
+        """The cause that most examined steps put first: the earliest operation among those that do most of the harm."""
+        votes: dict[str, float] = {}
+        for exam in self.evidence.examinations:
+            known = [h for h in exam.hazards if h.cause and (exam.first_bad is None or not math.isinf(h.consequence))]
+            worst = max((min(h.consequence, 1.0) for h in known), default=0.0)
+            first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
+            if first is not None:
+                proof = 2.0 if first.kind in PROVED else 1.0
+                name = self._cause(first)
+                votes[name] = votes.get(name, 0.0) + proof * (0.5 + 0.5 * worst)
+        return max(votes, key=lambda name: votes[name], default="")
+
+    def fact(self, name: str) -> Iterator[tuple[Examination, Any]]:
+        for exam in self.evidence.examinations:
+            if name in exam.facts:
+                yield exam, exam.facts[name]
+
+    @property
+    def amp_dtype(self) -> str:
+        return self.facts.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
+
+
+def signs_of(evidence: Evidence) -> Signs:
+    return Signs(evidence)
+
+
+def _reaches_loss(exam: Examination) -> bool:
+    first = exam.first_bad
+    if first is None or first.place.phase in STEP_HAPPENS:
+        return False
+    return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
+
+
+def _growth_of(where: str, numbers: Mapping[str, Any]) -> Growth:
+    """From `site op phase` and what the sanitizer saw of an operation that ran again and again."""
+    site, _, phase = where.rsplit(" ", 2)
+    calls = int(numbers["calls"])
+    return Growth("backward" if phase == "backward" else "forward", site, "calls", calls, float(numbers["factor"]) ** (calls - 1))
+
+
+def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
+    """(last index at the low level, index of the peak), if values rose by `factor` above their beginning and stayed there."""
+    at = np.flatnonzero(np.isfinite(values) & (values > 0))
+    if len(at) < 3:
+        return None
+    known = values[at]
+    base = float(np.median(known[: max(3, len(known) // 8)]))
+    peak = int(np.argmax(known))
+    if known[peak] < factor * base:
+        return None
+    below = [i for i in range(peak) if known[i] <= 2 * base]
+    start = below[-1] if below else 0
+    broke = not np.isfinite(values[at[peak] + 1 :]).all()
+    settled = start >= 4 and peak - start <= 1
+    if settled and not broke and float(np.median(known[-max(3, len(known) // 4) :])) < 0.7 * known[peak]:
+        return None  # one jump from a settled level that is being learnt away: another task, a strange batch
+    stays = peak >= len(known) - 2 or broke or float(np.median(known[peak:])) > factor**0.5 * base
+    return (int(at[start]), int(at[peak])) if stays else None

@@ -1,0 +1,389 @@
+"""From the numbers of `auto_diff` to findings, the first culprit first. No torch: a report is judged from its records alone.
+
+A layer is blamed for its *own* error, and seriously only if the damage reaches the outputs or the gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..core.finding import Finding, Severity
+from ..core.formats import Format, format_of
+from ..core.limits import Limits
+from ..core.numbers import counted, deviation, listed, share, short
+from .blame import (
+    Blame,
+    confirmed,
+    consequence,
+    first_culprit,
+    first_fault,
+    graded,
+    gradient_limit,
+    loss_is_spoiled,
+    named_site,
+    plain_op,
+    warn_limit,
+)
+from .records import LOSS, CallDiff, DiffReport, GradDiff, OpFault
+
+LOOK_FOR = "look for a difference of close numbers, a large offset, or sums in half"
+IN_THE_LOSS = "compute the loss in FP32 from output.float(), and from logits, not from probabilities that round to 0 or 1"
+DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "pow", "linalg_vector_norm", "norm"])
+DECISION_OPS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
+
+
+def judge_diff(
+    report: DiffReport, limits: Limits | None = None, rel_warn: float | None = None, rel_error: float | None = None
+) -> tuple[Finding, ...]:
+    limits = limits or Limits()
+    if report.failure is not None:
+        return (_raises(report),)
+    found = [
+        *_reference_trouble(report),
+        *_spoiled(report),
+        *_loss_spoiled(report),
+        *_own_errors(report, limits),
+        *_integers(report, limits),
+        *_accumulated(report, limits),
+        *_after_the_cause(report, limits, _gradients(report, limits)),
+        *_flips(report, limits),
+        *_plain_rule(report, rel_warn, rel_error),
+    ]
+    return tuple(sorted(found, key=lambda f: -f.severity))
+
+
+def keep_wide(report: DiffReport) -> str:
+    if report.policy == "full":
+        return "keep this part in FP32: its weights with .float(), on inputs cast with .float()"
+    return f"keep this part in FP32: with torch.autocast({report.device!r}, enabled=False): ... on inputs cast with .float()"
+
+
+def _raises(report: DiffReport) -> Finding:
+    failure = report.failure
+    assert failure is not None
+    return Finding(
+        "TARGET_RAISES",
+        Severity.ERROR,
+        f"the model runs in FP32, but raises in {report.target}: {failure.message}",
+        hint="an operation has no kernel for this type, or types are mixed: cast its inputs with .float()",
+        site=failure.site,
+    )
+
+
+def _reference_trouble(report: DiffReport) -> Iterator[Finding]:
+    """The FP32 counterfactual: what the reference has too, precision did not cause."""
+    if report.input_nan:
+        yield Finding(
+            "REFERENCE_NONFINITE",
+            Severity.WARNING,
+            f"the sample holds {report.input_nan} NaN: precision is not the cause of what follows",
+            hint="look at the data; save a sample without NaN to learn about precision",
+            site="data:input",
+            value=float(report.input_nan),
+        )
+        return
+    bad = [c for c in report.calls if c.error.reference_nan]
+    infinite = [c for c in report.outputs if c.error.reference_inf]
+    if not bad and not infinite:
+        return
+    first = (bad or infinite)[0]
+    what = f"{first.error.reference_nan} NaN" if first.error.reference_nan else f"{first.error.reference_inf} infinities"
+    yield Finding(
+        "REFERENCE_NONFINITE",
+        Severity.WARNING,
+        f"the {report.reference} reference has {what} here too: precision is not the cause",
+        hint="look for the cause in the data, the weights or the code (log or sqrt of 0, division by 0), not in the format",
+        site=first.name,
+        value=float(first.error.reference_nan or first.error.reference_inf),
+    )
+
+
+def _spoiled(report: DiffReport) -> Iterator[Finding]:
+    """NaN or Inf that the reference does not have, at the call that made it."""
+    spoiled = [c for c in report.calls if c.error.spoiled]
+    makers = [c for c in spoiled if not c.inputs_spoiled] or spoiled[:1]
+    if not makers:
+        return
+    first = makers[0]
+    target = format_of(report.target)
+    own_reach = first.error.reference_absmax
+    why = _why_not_finite(report, first, target)
+    passed_on = [c.name for c in spoiled if c is not first]
+    tail = f"; passed on to {listed(passed_on)}" if passed_on else ""
+    yield Finding(
+        "DIFF_NONFINITE",
+        Severity.ERROR,
+        f"{first.error.nan} NaN and {first.error.inf} Inf of {first.error.count} in {report.target}, "
+        f"finite in {report.reference}: {why}{tail}",
+        hint=keep_wide(report) + "; or normalise, clamp or rescale before it; bf16 has the range of FP32",
+        site=named_site(report, first),
+        value=float(first.error.spoiled),
+        evidence={"passed_on": passed_on, "reference_absmax": own_reach},
+    )
+
+
+def _loss_spoiled(report: DiffReport) -> Iterator[Finding]:
+    """Outputs that are finite, and a loss that is not."""
+    if not loss_is_spoiled(report) or any(c.error.spoiled for c in report.calls):
+        return
+    fault = first_fault(report, LOSS)
+    why = _why_of_fault(fault, format_of(report.target)) if fault else f"an operation in it left the range of {report.target}"
+    yield Finding(
+        "LOSS_NONFINITE",
+        Severity.ERROR,
+        f"the outputs are finite, but the loss is {short(report.loss)} "
+        f"({report.reference}: {short(report.reference_loss, 6)}): {why}",
+        hint="compute the loss in FP32: loss_fn(output.float(), target)",
+        site=f"op:{plain_op(fault.op)}" if fault else LOSS,
+        value=report.loss,
+    )
+
+
+def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
+    fault = first_fault(report, call.site)
+    if fault is not None:
+        return _why_of_fault(fault, target)
+    reach = call.error.reference_absmax
+    if reach >= target.overflow_at:
+        return f"the reference reaches {short(reach)}, {target.name} ends at {short(target.max)}"
+    return f"an operation inside left the range of {target.name} ({short(target.min_subnormal)} to {short(target.max)})"
+
+
+def _why_of_fault(fault: OpFault, target: Format) -> str:
+    if fault.reference_absmax >= target.overflow_at:
+        ends = f"{target.name} ends at {short(target.max)}"
+        return f"`{fault.op}` makes the first: the reference reaches {short(fault.reference_absmax)}, {ends}"
+    if fault.op in DIVISIONS and fault.input_absmin and fault.input_absmin[-1] == 0:
+        return f"`{fault.op}` makes the first: it meets a 0 that is none in the reference"
+    return f"`{fault.op}` makes the first, of finite values up to {short(max(fault.input_absmax, default=0.0))}"
+
+
+def _own_errors(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    blame = first_culprit(report, limits)
+    if blame is not None:
+        yield _own_error(report, blame, consequence(report, limits), limits)
+
+
+def _own_error(report: DiffReport, blame: Blame, reach: Severity, limits: Limits) -> Finding:
+    target = format_of(report.target)
+    limit = warn_limit(report, limits)
+    whose = "its own operations are" if blame.module else "the operations of the model's own forward are"
+    if blame.module == LOSS:
+        whose = "the loss function makes gradients of exact outputs that are"
+    if blame.plain >= (blame.centred or 0.0) or blame.plain > limit:
+        what = f"{whose} {deviation(blame.plain)} off" + (" on exact inputs" if blame.module != LOSS else "")
+    else:
+        what = (
+            f"{whose} only {deviation(blame.plain)} off, but that is {deviation(blame.centred)} of what varies over "
+            f"the batch: a large common part hides it from {target.name}"
+        )
+    begins = f", from `{blame.op}` on" if blame.op and not blame.site.startswith("op:") else ""
+    place = _place(blame.call) if blame.call else ""
+    also = f"; also {listed(list(blame.others))}" if blame.others else ""
+    calm = "" if reach > Severity.INFO else "; outputs and gradients do not suffer from it"
+    return Finding(
+        "LAYER_ERROR",
+        reach,
+        f"{what}{begins}{place}; rounding alone explains {share(target.unit_roundoff)}{_repaired(report, blame)}{also}{calm}",
+        hint=IN_THE_LOSS if blame.module == LOSS else f"{keep_wide(report)}; {LOOK_FOR}",
+        site=blame.site,
+        value=blame.worst,
+        limit=limit,
+        evidence={"own_rel_l2": blame.plain, "own_centred": blame.centred, "op": blame.op, "also": list(blame.others)},
+    )
+
+
+def _repaired(report: DiffReport, blame: Blame) -> str:
+    trial = blame.trial
+    if trial is None:
+        return ""
+    gradient = f", the gradient's {deviation(trial.gradient)}" if trial.gradient is not None else ""
+    return f"; with it in FP32 the output error is {deviation(trial.output)}{gradient}"
+
+
+def _place(call: CallDiff) -> str:
+    """Where along its dimensions the error sits, if it sits somewhere."""
+    spots = [d for d in call.dimensions if d.size > 2 and d.error_share > 0.5]
+    if not spots:
+        return ""
+    spot = max(spots, key=lambda d: d.error_share * d.size)
+    return f", {share(spot.error_share)} of it at index {spot.index} of dimension {spot.dim}"
+
+
+def _integers(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    """Serious where something suffers: whole numbers may also be plain features, for which a roundoff is no harm."""
+    suffering = {c.site for c in report.calls if c.own is not None and graded(c.own, report, limits) > warn_limit(report, limits)}
+    for lost in report.integers:
+        target = format_of(report.target)
+        matters = lost.site in suffering or consequence(report, limits) > Severity.INFO
+        yield Finding(
+            "INTEGERS_ROUNDED",
+            Severity.WARNING if matters else Severity.INFO,
+            f"`{lost.op}` makes whole numbers up to {short(lost.largest)} in {target.name}, which is exact only to "
+            f"{target.exact_integers}: {share(lost.changed)} of them change",
+            hint="keep positions, ids, counts and timesteps in int64 or FP32 until they are scaled",
+            site=lost.site if lost.site not in ("", LOSS) else f"op:{plain_op(lost.op)}",
+            value=lost.changed,
+        )
+
+
+def _accumulated(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    """Outputs that are off although no single layer is."""
+    limit = warn_limit(report, limits)
+    off = [c for c in report.outputs if graded(c.error, report, limits) > limit and not c.error.spoiled]
+    blamed = any(c.error.spoiled for c in report.calls) or first_culprit(report, limits) is not None
+    if not off or blamed:
+        return
+    worst = max(off, key=lambda c: c.error.worst)
+    first = next(c for c in report.calls if graded(c.error, report, limits) > limit)
+    floor = report.output_floor or 0.0
+    amplified = floor * limits.diff_floor_times >= worst.error.worst
+    reason = (
+        f"rounding each layer's output once changes the {report.reference} output by {share(floor)} too: "
+        f"the model amplifies any change"
+        if amplified
+        else "no single layer makes it: small errors add up"
+    )
+    severity = Severity.WARNING if worst.error.worst < limits.rel_l2_error else Severity.ERROR
+    if amplified or worst.error.worst < limits.rel_mark_error:
+        severity = Severity.INFO
+    yield Finding(
+        "ERROR_ADDS_UP",
+        severity,
+        f"the output is {deviation(worst.error.worst)} off; the error passes {share(limit)} first at {first.name}; {reason}",
+        hint="keep the residual stream or the recurrent state in FP32, or normalise between the layers",
+        site=first.name,
+        value=worst.error.worst,
+        limit=limit,
+    )
+
+
+def _after_the_cause(report: DiffReport, limits: Limits, found: Iterator[Finding]) -> Iterator[Finding]:
+    """A gradient that suffers from a layer or a loss that is blamed already is information."""
+    blamed = [*_loss_spoiled(report), *(f for f in _own_errors(report, limits) if f.severity > Severity.INFO)]
+    for one in found:
+        if blamed and (one.code != "GRADIENT_NONFINITE" or loss_is_spoiled(report)):
+            one = replace(one, severity=Severity.INFO, message=f"{one.message}; follows from {blamed[0].site}", hint="")
+        yield one
+
+
+def _gradients(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    if any(c.error.spoiled for c in report.calls):
+        return  # backward only repeats it
+    spoiled = [g for g in report.activation_gradients if g.error.spoiled]
+    parameters = [g for g in report.gradients if g.error.spoiled]
+    if spoiled or parameters:
+        yield _gradient_spoiled(report, spoiled, parameters)
+        return
+    yield from _gradient_lost(report, limits)
+    total = report.total
+    limit = gradient_limit(report, limits)
+    if total is None or total.rel_l2 <= limit:
+        return
+    worst = max(report.gradients, key=lambda g: g.error.rel_l2 * math.sqrt(g.energy) if g.energy else 0.0)
+    source = next((g for g in report.activation_gradients if g.name and g.error.rel_l2 > limit), None)
+    floor = deviation(report.gradient_floor)
+    since = f"; in backward order it passes {share(limit)} first at {source.name}" if source else ""
+    site, reason = _maker_of_gradient_error(report, limits, worst)
+    yield Finding(
+        "GRADIENT_ERROR",
+        Severity.ERROR if total.rel_l2 >= limits.diff_grad_error else Severity.WARNING,
+        f"the whole gradient is {deviation(total.rel_l2)} off (a change of one rounding moves it by {floor}), most of it in "
+        f"{worst.name} ({deviation(worst.error.rel_l2)}){since}{reason}",
+        hint=f"{keep_wide(report)}, so that its gradient is computed and summed in FP32 too",
+        site=site,
+        value=total.rel_l2,
+        limit=limit,
+    )
+
+
+def _maker_of_gradient_error(report: DiffReport, limits: Limits, worst: GradDiff) -> tuple[str, str]:
+    """The parameter whose own gradient sum is off, the module whose backward is, or the one that a trial run names."""
+    assert report.total is not None
+    own = sum(g.energy * g.own**2 for g in report.gradients if g.own is not None)
+    if math.sqrt(own) >= report.total.rel_l2 / 2:
+        most = max((g for g in report.gradients if g.own is not None), key=lambda g: g.energy * (g.own or 0.0) ** 2)
+        return most.name, f"; the sum behind the gradient of {most.name} is itself {deviation(most.own)} off on exact gradients"
+    trial = confirmed(report, limits)
+    if trial is not None:
+        return trial.site, f"; with {trial.site} in FP32 it is {deviation(trial.gradient)}"
+    loud = [g for g in report.activation_gradients if g.own is not None and g.own > warn_limit(report, limits)]
+    if loud and loud[0].own_site not in ("", LOSS):
+        return loud[0].own_site, f"; the backward of {loud[0].own_site} is itself {deviation(loud[0].own)} off on exact gradients"
+    return worst.name, ""
+
+
+def _gradient_spoiled(report: DiffReport, spoiled: Sequence[GradDiff], parameters: Sequence[GradDiff]) -> Finding:
+    first = (spoiled or parameters)[0]
+    clean = [g for g in report.activation_gradients if not g.error.spoiled and g.name and g.order < first.order]
+    maker = clean[-1].name if spoiled and clean else first.name  # its output's gradient is the last that is finite
+    fault = next((f for f in report.faults if f.backward), None)
+    why = ""
+    if fault is not None:
+        maker = fault.site if fault.site not in ("", LOSS) else f"op:{plain_op(fault.op)}"
+        why = f"; {_why_of_fault(fault, format_of(report.target))}"
+    scale = report.total.loss_scale if report.total else 1.0
+    return Finding(
+        "GRADIENT_NONFINITE",
+        Severity.ERROR,
+        f"the forward pass is finite, but its backward makes {first.error.nan} NaN and {first.error.inf} Inf at loss scale "
+        f"{short(scale)}, finite in {report.reference}; {counted(len(parameters), 'parameter')} hit{why}",
+        hint="a singular backward (sqrt, division, norm at 0) or an overflow: compute it in FP32, with an eps that it can hold",
+        site=maker,
+        value=float(first.error.spoiled),
+        evidence={"parameters": [g.name for g in parameters]},
+    )
+
+
+def _gradient_lost(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    gone = [g for g in report.gradients if g.error.all_zero and g.error.reference_norm > 0]
+    weight = sum(g.energy for g in gone)
+    if not gone:
+        return
+    is_residue = (report.gradient_floor or 0.0) >= 1  # near an optimum: what is left of terms that cancel
+    fault = first_fault(report, LOSS) or first_fault(report, "")
+    why = f"; {_why_of_fault(fault, format_of(report.target))}" if fault else ""
+    yield Finding(
+        "GRADIENT_LOST",
+        Severity.ERROR if weight > limits.diff_energy_share and not is_residue else Severity.INFO,
+        f"{counted(len(gone), 'parameter')} without any gradient in {report.target} that have one in {report.reference}: "
+        f"{listed([g.name for g in gone])}; {share(weight)} of the whole gradient{why}",
+        hint="train fp16 with a GradScaler; if it has one, this part's gradient is below its range: rescale it or use bf16",
+        site=f"op:{plain_op(fault.op)}" if fault else gone[0].name,
+        value=weight,
+        limit=limits.diff_energy_share,
+    )
+
+
+def _flips(report: DiffReport, limits: Limits) -> Iterator[Finding]:
+    for flip in report.flips:
+        if flip.share > limits.diff_flip_warn:
+            decides = flip.op in DECISION_OPS
+            yield Finding(
+                "DECISION_FLIPS",
+                Severity.WARNING if decides else Severity.INFO,
+                f"`{flip.op}` decides otherwise than in {report.reference} for {share(flip.share)} of {flip.count}",
+                hint="compute what is compared (router logits, scores) in FP32" if decides else "",
+                site=flip.site if flip.site not in ("", LOSS) else f"op:{plain_op(flip.op)}",
+                value=flip.share,
+                limit=limits.diff_flip_warn,
+            )
+
+
+def _plain_rule(report: DiffReport, rel_warn: float | None, rel_error: float | None) -> Iterator[Finding]:
+    """The user's own limits of the relative error, for every call."""
+    for call in report.calls:
+        over_error = rel_error is not None and call.error.rel_l2 > rel_error
+        over_warn = rel_warn is not None and call.error.rel_l2 > rel_warn
+        if over_error or over_warn:
+            limit = rel_error if over_error else rel_warn
+            yield Finding(
+                "REL_ERROR",
+                Severity.ERROR if over_error else Severity.WARNING,
+                f"relative error {deviation(call.error.rel_l2)}, above the limit of {share(limit)} that was asked for",
+                site=call.name,
+                value=call.error.rel_l2,
+                limit=limit,
+            )

@@ -1,0 +1,277 @@
+"""One batch through a model in both precisions at once: forward, loss and backward, with everything put back afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.finding import NannyError
+from ..core.numbers import listed, shortened
+from ..measure.errors import relative_l2
+from ..watch.snapshot import KeptState, kept_state
+from ..watch.twins import CarriedShadows
+from .gradients import parameter_gradients, with_totals
+from .pairs import PairWatcher
+from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
+from .records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpError, OpFault
+from .separate_runs import separate_run
+from .settings import Settings, loss_of
+
+FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One batch, measured."""
+
+    calls: Sequence[CallDiff]
+    activation_gradients: Sequence[GradDiff]
+    gradients: tuple[GradDiff, ...]
+    total: GradTotals | None
+    loss: float | None
+    reference_loss: float | None
+    notes: tuple[str, ...]
+    loss_own: float | None = None
+    reseeds: Mapping[str, int] = field(default_factory=dict)
+    flips: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    operations: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
+    flops: Mapping[str, int] = field(default_factory=dict)
+    integers: Mapping[tuple[str, str], IntegerLoss] = field(default_factory=dict)
+    faults: tuple[OpFault, ...] = ()
+    op_errors: tuple[OpError, ...] = ()
+    mixes: Mapping[str, Mix] = field(default_factory=dict)
+    other_ways: tuple[str, ...] = ()  # sites where the reference would have gone another way
+    interrupted: bool = False  # the calls are those that were seen until then
+
+
+def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> Pass | Failure:
+    """One pass; again with a smaller loss scale if fp16 gradients overflow, or without oneDNN if it lacks a kernel."""
+    scales = (1.0,) if settings.target.name != "fp16" else FP16_SCALES
+    if settings.loss_scale is not None:
+        scales = (settings.loss_scale,)
+    did_without = False
+    outcome: Pass | Failure | None = None
+    scale = 1.0
+    for scale in scales:
+        outcome = _one_pass(model, batch, target, settings, scale, nullcontext())
+        if isinstance(outcome, Failure) and "primitive" in outcome.message:
+            did_without = True
+            outcome = _one_pass(model, batch, target, settings, scale, without_onednn())
+        if isinstance(outcome, Failure) or not _overflowed_in_backward(outcome):
+            break
+    assert outcome is not None
+    if isinstance(outcome, Failure):
+        return outcome
+    if outcome.other_ways or outcome.reseeds:
+        outcome = _beside_separate_runs(model, batch, target, settings, scale, outcome)
+    if did_without:
+        note = "oneDNN has no kernel for this model in the target type here; run without it"
+        outcome = replace(outcome, notes=(*outcome.notes, note))
+    return outcome
+
+
+def _overflowed_in_backward(outcome: Pass) -> bool:
+    forward = any(call.error.spoiled for call in outcome.calls) or not math.isfinite(outcome.loss or 0.0)
+    return not forward and any(g.error.spoiled for g in outcome.gradients)
+
+
+def _one_pass(
+    model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, kernels: AbstractContextManager[Any]
+) -> Pass | Failure:
+    dtype = getattr(torch, settings.target.torch_name)
+    watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.closely, settings.on_call)
+    watcher.loss_scale = scale
+    args, kwargs = batch
+    error: Exception | None = None
+    with ExitStack() as stack:
+        state = stack.enter_context(kept_state(model, (args, kwargs, target)))
+        wide = torch.float64 if settings.reference == "fp64" else torch.float32
+        shadows = CarriedShadows(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
+        stack.enter_context(kernels)
+        stack.enter_context(watcher.watching(model, shadows))
+        if settings.policy == "full":
+            stack.enter_context(cast_model(model, dtype, shadows, settings.wide))
+            args, kwargs = cast_inputs((args, kwargs), dtype, shadows)
+        stack.enter_context(kept_wide(model, settings.wide, settings.policy, dtype, settings.device))
+        stack.enter_context(torch.set_grad_enabled(settings.backward))
+        try:
+            with shadows, precision(settings.policy, dtype, settings.device):
+                output = model(*args, **kwargs)
+                loss, note = loss_of(output, target, settings) if settings.backward else (None, "")
+            own_loss = None if loss is None else shadows.own_value(loss)
+            if loss is not None:
+                with shadows:
+                    (loss * scale).backward()
+        except KeyboardInterrupt:
+            if not watcher.calls:
+                raise
+            return replace(_measured(model, watcher, shadows, None, None, scale, settings, []), interrupted=True)
+        except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
+            error = raised
+        else:
+            notes = [*_changes(state), *_left_out(model), *([note] if note else [])]
+            return _measured(model, watcher, shadows, loss, own_loss, scale, settings, notes)
+    assert error is not None
+    return _without_shadows(model, batch, target, watcher, error, settings, scale)
+
+
+def _changes(state: KeptState) -> list[str]:
+    """Buffers, caches and counters are put back without a word; a trained parameter that forward changes is refused."""
+    changed = state.changed_parameters()
+    if changed:
+        raise NannyError(
+            f"the forward pass changes the parameter {changed[0]}, so two runs of the model are not the same model; "
+            f"move that update out of forward, or behind `if self.training` and use eval mode (nanny diff --eval)"
+        )
+    return ["the forward pass writes into its input; it was put back"] if state.changed_inputs() else []
+
+
+def _left_out(model: nn.Module) -> list[str]:
+    sparse = [n for n, p in model.named_parameters() if p.grad is not None and p.grad.layout != torch.strided]
+    return [f"sparse gradients are not compared: {listed(sparse)}"] if sparse else []
+
+
+def _measured(
+    model: nn.Module,
+    watcher: PairWatcher,
+    shadows: CarriedShadows,
+    loss: Tensor | None,
+    own_loss: Tensor | None,
+    scale: float,
+    settings: Settings,
+    notes: list[str],
+) -> Pass:
+    gradients: tuple[GradDiff, ...] = ()
+    total: GradTotals | None = None
+    if loss is not None:
+        own = watcher.own_of_parameters
+        gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits, own)
+    ops = watcher.ops
+    return Pass(
+        calls=watcher.calls,
+        activation_gradients=watcher.gradients,
+        gradients=gradients,
+        total=total,
+        loss=None if loss is None else float(loss.detach()),
+        reference_loss=None if loss is None else float(shadows.twin(loss).detach()),
+        loss_own=None if loss is None or own_loss is None else relative_l2(own_loss, shadows.twin(loss)),
+        notes=tuple(notes),
+        reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
+        flips=ops.flips,
+        operations=ops.operations,
+        flops=ops.flops,
+        integers=ops.integers,
+        faults=tuple(ops.faults.values()),
+        op_errors=tuple(ops.errors),
+        mixes=ops.mixes,
+        other_ways=tuple(ops.other_ways),
+    )
+
+
+def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, outcome: Pass) -> Pass:
+    """The reference could not be carried all the way: errors are then those of two runs, each going its own way."""
+    try:
+        with separate_run(model, batch, target, settings, scale, low=False) as reference:
+            pass
+        with separate_run(model, batch, target, settings, scale, low=True) as low:
+            calls, activation_gradients, gradients = low.beside(reference)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        return replace(outcome, notes=(*outcome.notes, f"two separate runs were tried and failed: {_first_line(error)}"))
+    separate = {(c.site, c.call): c.error for c in calls}
+    must_repeat(outcome.calls, [c for c in calls if not c.site])
+    merged = [replace(c, error=separate.get((c.site, c.call), c.error)) for c in outcome.calls]
+    apart = [c.name for c in outcome.calls if (c.site, c.call) not in separate]
+    shared, total = with_totals(gradients, scale)
+    own = {g.name: g.own for g in outcome.gradients}
+    ways = [f"a branch in {site or 'the model itself'}" for site in outcome.other_ways]
+    ways += [why.partition(":")[0] for why in outcome.reseeds]
+    unlike = f"; without a counterpart: {listed(apart)}" if apart else ""
+    note = (
+        f"the two precisions go different ways ({listed(list(dict.fromkeys(ways)))}): errors are of two runs, one after the "
+        f"other, matched by module and call{unlike}"
+    )
+    return replace(
+        outcome,
+        calls=merged,
+        gradients=tuple(replace(g, own=own.get(g.name)) for g in shared),
+        activation_gradients=activation_gradients,
+        total=total if settings.backward else None,
+        loss=low.loss,
+        reference_loss=reference.loss,
+        notes=(*outcome.notes, note),
+    )
+
+
+def must_repeat(calls: Sequence[CallDiff], again: Sequence[CallDiff]) -> None:
+    """Refuses a model whose second run, from the same weights, input and random state, is not the first one."""
+    before = {c.call: c.error.norm for c in calls if not c.site}
+    for call in again:
+        first = before.get(call.call) if not call.site else None
+        if first is not None and math.isfinite(first) and not math.isclose(first, call.error.norm, rel_tol=1e-3):
+            raise NannyError(
+                "the model gives another result when it runs again on the same input, weights and random state; make it "
+                "repeatable (seed what is random in it: clocks, os.urandom and fresh generators are not reset), then try again"
+            )
+
+
+def _without_shadows(
+    model: nn.Module,
+    batch: Any,
+    target: Any,
+    watcher: PairWatcher,
+    error: Exception,
+    settings: Settings,
+    scale: float,
+) -> Pass | Failure:
+    """The target run raised. In FP32 too: bad input. Without shadows too: a result. Else the runs come one after the other."""
+    if isinstance(error, NannyError):
+        raise error
+    try:
+        with separate_run(model, batch, target, settings, scale, low=False) as reference:
+            pass
+    except Exception as again:
+        where = watcher.failed_at or "the model's own forward"
+        if not settings.backward and "require grad" in str(again):
+            raise NannyError(
+                f"the model differentiates inside its forward ({where}), which needs gradients; leave out --no-backward "
+                f"(backward=False)"
+            ) from again
+        if watcher.failed_at is None and any(not c.site for c in watcher.calls):
+            given = "loss(output)" if target is None else "loss(output, target)"
+            raise NannyError(
+                f"the loss or its backward raises in FP32 too, called as {given} ({type(again).__name__}: {_first_line(again)}); "
+                f"give a loss that fits the output and the target"
+            ) from again
+        raise NannyError(
+            f"the model raises in FP32 too, so the sample input does not fit it ({type(again).__name__} in {where}: "
+            f"{_first_line(again)}); save an input that model(input) accepts"
+        ) from again
+    try:
+        with separate_run(model, batch, target, settings, scale, low=True) as low:
+            pass
+    except Exception as again:  # noqa: BLE001 - the user's model may raise anything, and that is a result
+        return Failure("target", watcher.failed_at or "", f"{type(again).__name__}: {_first_line(again)}")
+    calls, activation_gradients, gradients = low.beside(reference)
+    shared, total = with_totals(gradients, scale)
+    return Pass(
+        calls=calls,
+        activation_gradients=activation_gradients,
+        gradients=shared,
+        total=total if settings.backward else None,
+        loss=low.loss,
+        reference_loss=reference.loss,
+        notes=(
+            f"the two precisions could not run in one pass ({type(error).__name__}: {_first_line(error)}); they ran one after "
+            f"the other, matched by module and call: own errors, flips and the table of operations are missing",
+        ),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return shortened(str(error).strip().partition("\n")[0], 240)

@@ -1,0 +1,210 @@
+"""Which precision each operation runs in: the device's own autocast, the CUDA lists on a CPU, or a plain cast of the model.
+
+On a CPU, `policy="cuda"` replaces the CPU's autocast kernels by ones that follow the CUDA lists (`optable`) while the
+context is open; they sit where autocast sits, so composed functions, losses and backward behave as on a GPU. What a GPU's
+kernels compute inside one operation is not imitated.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core import ops as optable
+from ..core.finding import NannyError
+from ..watch.twins import CarriedShadows
+
+_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+def precision(policy: str, dtype: torch.dtype, device: str) -> AbstractContextManager[Any]:
+    """The autocast context of a policy on a device."""
+    if policy == "full":
+        return nullcontext()
+    if policy == "cuda" and device == "cpu":
+        return _cuda_lists_on_cpu(dtype)
+    if policy in ("cpu", "cuda") and policy != device:
+        raise NannyError(f"policy {policy!r} cannot be imitated on {device}; move the model to the CPU, or leave --policy out")
+    return torch.autocast(device, dtype, cache_enabled=False)
+
+
+@contextmanager
+def _cuda_lists_on_cpu(dtype: torch.dtype) -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a kernel is replaced, which is meant
+            for name in sorted(optable.CUDA_LOWER | optable.CUDA_FLOAT32 | optable.CUDA_WIDEST | optable.CPU_FLOAT32):
+                wanted = optable.autocast_list(name, "cuda")
+                if wanted != optable.autocast_list(name, "cpu"):
+                    for overload in _overloads(name.replace(".", "_")):
+                        library.impl(overload, _kernel(overload, wanted, dtype), "AutocastCPU")
+        with torch.autocast("cpu", dtype, cache_enabled=False):
+            yield
+    finally:
+        library._destroy()
+
+
+def _overloads(name: str) -> Iterator[Any]:
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return
+    for overload in packet.overloads():
+        function = getattr(packet, overload)
+        if not function._schema.is_mutable and "Dimname" not in overload:
+            yield function
+
+
+def _kernel(function: Any, wanted: str, low: torch.dtype) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_KEY):
+            dtype = {"lower": low, "float32": torch.float32, "widest": _widest(args)}.get(wanted)
+            return function(*_cast(args, dtype), **_cast(kwargs, dtype)) if dtype else function(*args, **kwargs)
+
+    return run
+
+
+def _widest(value: Any) -> torch.dtype | None:
+    """fp32 if any operand has it; nothing to do otherwise."""
+    items = value if isinstance(value, (tuple, list)) else [value]
+    tensors = [t for item in items for t in (item if isinstance(item, (tuple, list)) else [item])]
+    return torch.float32 if any(isinstance(t, Tensor) and t.dtype == torch.float32 for t in tensors) else None
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        eligible = value.is_floating_point() and value.dtype != torch.float64
+        return value.to(dtype) if eligible else value
+    if type(value) in (tuple, list):
+        return type(value)(_cast(item, dtype) for item in value)
+    return {key: _cast(item, dtype) for key, item in value.items()} if type(value) is dict else value
+
+
+@contextmanager
+def kept_wide(model: nn.Module, sites: Collection[str], policy: str, dtype: torch.dtype, device: str) -> Iterator[None]:
+    """These modules run outside autocast, on inputs cast to FP32; "" is the model's own code, without its layers.
+
+    Under the policy "full" their weights are wide already (`cast_model`), and what they return is cast back for the layers
+    that follow.
+    """
+    handles: list[Any] = []
+    back_to = dtype if policy == "full" else None
+    try:
+        for site in sites:
+            if site:
+                handles += _hooks([model.get_submodule(site)], torch.autocast(device, enabled=False), torch.float32, back_to)
+            else:
+                handles += _own_code_hooks(model, policy, dtype, device)
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hooks(
+    modules: Sequence[nn.Module], region: AbstractContextManager[Any], into: torch.dtype | None, out_of: torch.dtype | None
+) -> list[Any]:
+    """Opens a region around each outermost call of these modules, on inputs of one type and with outputs of another."""
+    depth = 0
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        nonlocal depth
+        depth += 1
+        if depth > 1:
+            return None
+        region.__enter__()
+        return (_cast(args, into), _cast(kwargs, into)) if into else None
+
+    def after(_: nn.Module, args: Any, output: Any) -> Any:
+        nonlocal depth
+        depth -= 1
+        if depth:
+            return None
+        region.__exit__(None, None, None)
+        return _cast(output, out_of) if out_of else None
+
+    return [
+        handle
+        for module in modules
+        for handle in (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, always_call=True),
+        )
+    ]
+
+
+def _own_code_hooks(model: nn.Module, policy: str, dtype: torch.dtype, device: str) -> list[Any]:
+    """The model in FP32, its layers as before: each opens autocast again, and what it returns is cast to FP32."""
+    layers = [m for m in model.modules() if m is not model]
+    low = nullcontext() if policy == "full" else torch.autocast(device, dtype, cache_enabled=False)
+    return [
+        *_hooks([model], torch.autocast(device, enabled=False), torch.float32, None),
+        *_hooks(layers, low, dtype if policy == "full" else None, torch.float32),
+    ]
+
+
+@contextmanager
+def cast_model(
+    model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows | None, wide: Collection[str] = ()
+) -> Iterator[None]:
+    """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before.
+
+    Those of the modules in `wide` stay; "" stands for the model's own, without its layers'.
+    """
+    kept = [m for site in wide for m in (model.get_submodule(site).modules() if site else [model])]
+    stay = {id(p) for m in kept for p in m._parameters.values()}
+    owners = [p for p in model.parameters() if p.dtype in (torch.float32, torch.float64) and id(p) not in stay]
+    buffers = [
+        (m, n, b)
+        for m in model.modules()
+        for n, b in m._buffers.items()
+        if b is not None and b.is_floating_point() and m not in kept
+    ]
+    before = [p.data for p in owners]
+    try:
+        for parameter, value in zip(owners, before):
+            parameter.data = value.to(dtype)
+            if shadows is not None:
+                shadows.adopt(parameter, value)
+        for module, name, buffer in buffers:
+            low = module._buffers[name] = buffer.to(dtype)
+            if shadows is not None:
+                shadows.adopt(low, buffer)
+        yield
+    finally:
+        for parameter, value in zip(owners, before):
+            parameter.grad = None
+            parameter.data = value
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer
+
+
+def cast_inputs(value: Any, dtype: torch.dtype, shadows: CarriedShadows | None) -> Any:
+    if isinstance(value, Tensor):
+        if value.dtype not in (torch.float32, torch.float64):
+            return value
+        low = value.to(dtype)
+        if shadows is not None:
+            shadows.adopt(low, value)
+        return low
+    if isinstance(value, (tuple, list)):
+        return type(value)(cast_inputs(item, dtype, shadows) for item in value)
+    if isinstance(value, dict):
+        return {key: cast_inputs(item, dtype, shadows) for key, item in value.items()}
+    return value
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """Torch's own kernels: oneDNN refuses some layers (LSTM) in bf16 and fp16 on processors without those types."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)

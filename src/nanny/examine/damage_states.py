@@ -1,0 +1,102 @@
+"""Low-precision tensors that outlive the step (weights, averages, gradients that are added up): did they move as they should?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..watch.names import short_dtype
+from ..watch.places import Spot
+from ..watch.storages import carried, key_of
+from ..watch.twins import Operation, written_by
+from .damage_numbers import family, scalars_in
+from .damage_tags import Doing
+from .records import Operand
+
+_REPLACES = frozenset(["copy", "fill", "zero", "set", "uniform", "normal", "resize"])  # not added to, but made anew
+_MOST_BYTES = 1 << 29
+
+
+@dataclass
+class State:
+    role: str
+    name: str
+    alias: Tensor
+    before: Tensor
+    ops: list[str] = field(default_factory=list)
+    spot: Spot | None = None
+    order: int = 0
+    factors: list[float] = field(default_factory=list)  # multiplied with
+    lost_factors: list[float] = field(default_factory=list)  # ... without any effect
+
+
+class States:
+    def __init__(self) -> None:
+        self._held: dict[int, State] = {}
+        self._bytes = 0
+        self.left_out = 0
+
+    def keep(self, tensor: Tensor, before: Tensor, role: str, name: str) -> None:
+        """Before the first write into a tensor that was there before the step."""
+        if key_of(tensor) in self._held:
+            return
+        if self._bytes > _MOST_BYTES:
+            self.left_out += 1
+            return
+        self._bytes += before.untyped_storage().nbytes()
+        self._held[key_of(tensor)] = State(role, name, tensor.detach(), before)
+
+    def note(self, op: Operation, spot: Spot, order: int, overwritten: dict[int, Tensor]) -> None:
+        for tensor in written_by(op.func, op.args, op.kwargs):
+            state = self._held.get(key_of(tensor)) if carried(tensor) else None
+            if state is None:
+                continue
+            name = family(op.name)
+            state.ops.append(name)
+            if state.spot is None:
+                state.spot, state.order = spot, order
+            scalars = scalars_in(op.args, op.kwargs)
+            if name in ("mul", "lerp") and scalars:
+                factor = scalars[0] if name == "mul" else 1 - scalars[0]
+                state.factors.append(factor)
+                old = overwritten.get(key_of(tensor))
+                if name == "mul" and factor != 1 and old is not None and old.shape == tensor.shape and torch.equal(old, tensor):
+                    state.lost_factors.append(factor)
+
+    def doings(self, twin_of: Callable[[Tensor], Tensor], kept_limit: float, unchanged_limit: float) -> list[Doing]:
+        """States that stood still while their twins moved, and factors that did nothing."""
+        out = []
+        for state in self._held.values():
+            if state.spot is None or not state.ops or any(name in _REPLACES for name in state.ops):
+                continue
+            meant = twin_of(state.alias).double() - state.before.double()
+            moved = state.alias.double() - state.before.double()
+            size = float(meant.square().sum())
+            there = meant != 0
+            if not 0 < size < float("inf") or not bool(there.any()):
+                continue
+            unchanged = float(((moved == 0) & there).double().sum() / there.double().sum())
+            kept = float((moved * meant).sum()) / size
+            lost = [f for f in state.lost_factors if f != 1]
+            if (kept < kept_limit and unchanged > unchanged_limit) or lost:
+                out.append(_doing(state, unchanged, kept, lost))
+        return out
+
+
+def _doing(state: State, unchanged: float, kept: float, lost: list[float]) -> Doing:
+    assert state.spot is not None
+    facts: dict[str, Any] = {
+        "dtype": short_dtype(state.before.dtype),
+        "count": state.before.numel(),
+        "share": unchanged,
+        "kept": kept,
+        "unchanged": unchanged,
+        "repeats": len(state.ops),
+        "operands": (Operand(state.role, state.name, dtype=short_dtype(state.before.dtype)),),
+        "numbers": {"ops": tuple(state.ops[:8]), "factors": tuple(state.factors[:4]), "lost_factors": tuple(lost[:4])},
+    }
+    return Doing("state", state.ops[-1], state.spot, state.order, facts)

@@ -1,0 +1,51 @@
+"""Whole numbers that collide, and decisions that low precision makes differently."""
+
+from __future__ import annotations
+
+from ...core.numbers import share
+from ..records import Suspect
+from . import Step, Verdict, hazard
+
+
+@hazard("integers", rank=16)
+def integers(suspect: Suspect, step: Step) -> Verdict | None:
+    """Whole numbers (ids, positions, counts) beyond what the format counts exactly"""
+    stored = suspect.numbers.get("stored", False) and bool(suspect.met)
+    if suspect.trouble != "integers" or not (stored or suspect.destroyed or step.harmful(suspect, certain=True)):
+        return None
+    form = step.format_of(suspect)
+    largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
+    angles = bool({"sin", "cos"} & suspect.met) and "wide angle" not in suspect.met  # rounded before there was an angle
+    return Verdict(
+        f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
+        + (
+            f"{share(suspect.share)} of them are beyond, and {suspect.next[0]} looks them up"
+            if stored
+            else f"{share(suspect.share)} change, {share(collisions)} fall together"
+        ),
+        cause="position_precision_loss" if angles else "integer_in_low_precision",
+        remedy="keep them as integers or in FP32 until they are no longer counted",
+        value=largest,
+        limit=float(form.exact_integers),
+        consequence=max(suspect.consequence, suspect.share) if stored else None,
+        site="data:input" if any(o.role == "input" for o in suspect.operands) and not suspect.place.site else None,
+    )
+
+
+@hazard("decision", rank=18)
+def decision(suspect: Suspect, step: Step) -> Verdict | None:
+    """A choice (argmax, top-k, comparison) that FP32 makes differently"""
+    if suspect.trouble != "decision" or not step.harmful(suspect, certain=True):
+        return None
+    ties = suspect.numbers.get("ties", 0.0)
+    if suspect.share < step.limits.damage_flips and ties < step.limits.damage_ties:
+        return None
+    target = not suspect.differentiable or "target" in suspect.met
+    return Verdict(
+        f"{suspect.op} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
+        + (f"; {share(ties)} of the choices are ties" if ties else ""),
+        cause="target_in_low_precision" if target else "router_low_precision",
+        remedy="compute targets in FP32, outside autocast" if target else "compute the scores in FP32 before choosing",
+        value=suspect.share,
+        limit=step.limits.damage_flips,
+    )

@@ -1,0 +1,395 @@
+"""Examines one training step: every operation beside its FP32 twin, and what its errors did to loss, gradients and weights.
+
+    sanitizer = Sanitizer([(model, "")], step=7, scale=scaler.get_scale)
+    sanitizer.open()
+    ...one step, the optimizer inside if its updates are to be seen...
+    examination = judged(sanitizer.close())        # from nanny.examine.hazards: suspects to hazards
+
+The program, its random numbers and its results stay what they are. Whatever fails in here is kept (`facts["failed"]`) and
+ends the examination, not the training. `Examination.facts` may hold:
+
+    losses            each loss that was differentiated: {value, reference, dtype}, unscaled
+    inputs            model inputs: name -> {absmax, nonfinite, whole (all whole numbers), dtype}
+    nonfinite_given   what was not finite before the step touched it: role and name (`data:input`, a parameter, a buffer)
+    poisoned          parameters and buffers that are not finite at the end of the step
+    scale_overflow    the only infinities came from the loss scale: a GradScaler will find a smaller one
+    loss_factor       a number of 16 or more that the loss was multiplied with before backward
+    unscaled_by_torch a GradScaler divided the gradients again
+    attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
+    dead_units        site of a ReLU -> share of units that are off for the whole batch
+    biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
+    ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
+    growth            `site op phase` of an operation that ran 8 times or more, growing -> {factor per call, calls, first, last}
+    accumulated       parameter -> how often its gradient was added to in this step, if more than once
+    left_out          why twins or states were not kept, if memory ran short
+    failed            why the examination ended early
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from ..core.examination import Examination
+from ..core.formats import format_of
+from ..core.limits import Limits
+from ..watch.capped_twins import CappedShadows
+from ..watch.names import float_leaves, parts_of, short_dtype, unwrapped
+from ..watch.places import Whereabouts
+from ..watch.storages import carried, key_of
+from ..watch.twins import LOW, Operation, aside, in_backward
+from .damage_bad import check_given
+from .damage_ledger import Ledger
+from .damage_numbers import extent
+from .damage_states import States
+from .damage_tags import Doing, Roles, suspects_of
+from .damage_trail import Follower
+from .examined_end import first_bad, overflowed_by_scale, poisoned_buffer
+from .gradient_errors import GradientNumbers, gradient_errors, measured_gradient
+from .step_extras import Extras
+
+TWIN_BYTES = 4 << 30  # twins may take this much
+_CHECK_OPS = 64
+_STASH_ELEMENTS = 1 << 24
+_HAND_MADE_SCALE = 16.0
+_RUINED = 0.5  # a gradient this far from its twin moves nothing where it should
+_NOISE = 1e-6  # gradients this much smaller per element than the largest are zero in theory (a bias before a norm)
+
+
+class Sanitizer:
+    """Open it before one step and close it after."""
+
+    def __init__(
+        self,
+        models: Sequence[tuple[nn.Module, str]],
+        step: int = 0,
+        scale: Callable[[], float | None] | None = None,
+        limits: Limits | None = None,
+        twin_bytes: int = TWIN_BYTES,
+        strict: bool = False,
+    ) -> None:
+        self._models = [(unwrapped(model), prefix) for model, prefix in models]
+        self._step = step
+        self._scale_of = scale
+        self._limits = limits or Limits()
+        self._twin_bytes = twin_bytes
+        self._strict = strict
+        self._handles: list[Any] = []
+        self._is_open = False
+
+    def open(self) -> Sanitizer:
+        self._started = time.perf_counter()
+        parts = parts_of(self._models)
+        self._owners = {name: parts.owners[key] for key, name in parts.parameters.items()}
+        self._buffers = dict(parts.buffers)
+        self._roles = Roles()
+        for name, owner in self._owners.items():
+            parameter = owner()
+            self._known(parameter, "parameter", name)
+            self._known(None if parameter is None else parameter.grad, "gradient", name)
+        for name, buffer in parts.buffers.items():
+            self._known(buffer(), "buffer", name)
+        self._shadows = CappedShadows(self._on_op, self._before_write)
+        self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
+        self._follower = Follower(self._ledger)
+        self._states, self._extras, self._places = States(), Extras(), Whereabouts(self._models)
+        self._overwritten: dict[int, Tensor] = {}
+        self._dirty: set[str] = set()
+        self._gradients: dict[str, GradientNumbers] = {}
+        self._accumulated: Counter[str] = Counter()
+        self._losses: list[dict[str, Any]] = []
+        self._outputs: list[Tensor] = []
+        self._inputs: dict[str, dict[str, Any]] = {}
+        self._scale: float | None = None
+        self._loss_factor: float | None = None
+        self._unscaled = False
+        self._updating = False
+        self._ruined: set[str] = set()
+        self._failure = ""
+        self._operations = 0
+        self._hook()
+        self._places.open()
+        self._shadows.__enter__()
+        self._is_open = True
+        return self
+
+    def close(self) -> Examination:
+        """Ends the examination; a second call changes nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._shadows.__exit__(None, None, None)
+            while self._handles:
+                self._handles.pop().remove()
+            for owner in self._owners.values():  # torch leaves an empty dictionary behind
+                parameter = owner()
+                if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
+                    parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+            self._guarded(self._measure_gradients)
+            self._examination = self._concluded()
+            self._places.close()
+            del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs
+        return self._examination
+
+    def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
+        if tensor is not None and carried(tensor):
+            self._roles.put(tensor, role, name)
+
+    def _hook(self) -> None:
+        # global ones: nothing is stored on the user's modules, which may be copied or saved within the step
+        self._roots = {id(model): prefix for model, prefix in self._models}
+        self._handles.append(register_module_forward_pre_hook(self._on_input))
+        self._handles.append(register_module_forward_hook(self._on_output))
+        for name, owner in self._owners.items():
+            parameter = owner()
+            if parameter is not None and parameter.requires_grad and parameter.is_leaf:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name)))
+
+    # hooks: nothing that fails in here may reach the training
+
+    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+        if self._failure:
+            return
+        try:
+            work(*args)
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            self._shadows.spent = True
+            if self._strict:
+                raise
+
+    def _on_op(self, op: Operation) -> None:
+        self._guarded(self._look, op)
+
+    def _before_write(self, tensor: Tensor) -> None:
+        self._guarded(self._stash, tensor)
+
+    def _on_gradient(self, name: str, parameter: Tensor) -> None:
+        self._dirty.add(name)
+        self._accumulated[name] += 1
+
+    def _on_input(self, module: nn.Module, args: Any) -> None:
+        prefix = self._roots.get(id(module))
+        if self._is_open and prefix is not None:  # a hook removed while torch goes through them is still called once
+            self._guarded(self._note_inputs, prefix, args)
+
+    def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._is_open and id(module) in self._roots and not in_backward():
+            self._outputs = list(float_leaves(output))[:8]
+
+    def _note_inputs(self, prefix: str, args: Any) -> None:
+        with aside():
+            for i, leaf in enumerate(float_leaves(args)):
+                self._known(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
+                if i < 8 and len(self._inputs) < 32:
+                    span = extent(leaf)
+                    self._inputs[f"{prefix}{i}"] = {
+                        "absmax": span.absmax if span.finite else math.inf,
+                        "nonfinite": not span.finite,
+                        "whole": span.finite and bool((leaf == leaf.round()).all()),
+                        "dtype": short_dtype(leaf.dtype),
+                    }
+
+    # every operation
+
+    def _look(self, op: Operation) -> None:
+        self._operations += 1
+        spot = self._places.spot()
+        if self._dirty and not in_backward():
+            self._measure_gradients()
+        if spot.place.phase == "optimizer" and not self._updating:
+            self._updating = True
+            self._gradients_now()
+        self._follower.see(op, spot, self._overwritten)
+        self._extras.see(op, spot)
+        if self._overwritten:
+            self._states.note(op, spot, self._ledger.order, self._overwritten)
+            self._overwritten = {}
+        if op.name == "ones_like":
+            self._note_loss(op)
+        elif op.name == "_amp_foreach_non_finite_check_and_unscale_":
+            self._unscaled = True
+        elif op.name == "mul" and isinstance(op.out, Tensor) and op.out.numel() == 1 and spot.place.phase == "loop":
+            self._note_factor(op)
+        if self._operations % _CHECK_OPS == 0 and self._shadows.bytes_held > self._twin_bytes:
+            self._shadows.give_up()
+
+    def _stash(self, tensor: Tensor) -> None:
+        if self._dirty and not in_backward():
+            self._measure_gradients()
+        if not carried(tensor):
+            return
+        role, name = self._roles.find(tensor) or ("", "")
+        if role == "gradient" and in_backward() and self._ledger.tags.find(tensor) is None:
+            check_given(self._ledger, tensor, role, name, self._places.spot())
+        if tensor.dtype not in LOW or tensor.numel() > _STASH_ELEMENTS:
+            return
+        before = tensor.detach().clone()
+        self._overwritten[key_of(tensor)] = before
+        if self._ledger.tags.find(tensor) is None:
+            place = self._places.here()
+            if place.module == "Parameter":
+                role, name = "gradient", place.site
+            self._states.keep(tensor, before, role or ("optimizer" if place.phase == "optimizer" else ""), name)
+
+    def _note_loss(self, op: Operation) -> None:
+        """Autograd makes the gradient of a loss with `ones_like`."""
+        loss = op.args[0]
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.grad_fn is None or in_backward():
+            return
+        self._scale = self._scale_of() if self._scale_of is not None else None
+        scale = self._scale or 1.0
+        twin = self._shadows.twin(loss)
+        tag = self._ledger.tags.find(loss)
+        self._losses.append(
+            {"value": float(loss.detach()) / scale, "reference": float(twin.detach()) / scale, "dtype": short_dtype(loss.dtype)}
+        )
+        if tag is not None:
+            self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
+
+    def _note_factor(self, op: Operation) -> None:
+        numbers = [float(a) for a in op.args if not (isinstance(a, Tensor) and (a.requires_grad or a.numel() != 1))]
+        self._loss_factor = next((n for n in numbers if abs(n) >= _HAND_MADE_SCALE), self._loss_factor)
+
+    def _arrived(self, bad: Doing | None, reference_bad: Doing | None, name: str) -> None:
+        for doing, in_reference in ((bad, False), (reference_bad, True)):
+            if doing is None or doing.on_purpose:
+                continue
+            doing.reached.add(name)
+            doing.destroyed |= not in_reference
+            doing.destroyed_reference |= in_reference
+
+    # after backward
+
+    def _measure_gradients(self) -> None:
+        names, self._dirty = self._dirty, set()
+        scale = self._scale or 1.0
+        with aside():
+            for name in names:
+                parameter = self._owners[name]()
+                grad = None if parameter is None else parameter.grad
+                if grad is None or not carried(grad) or not grad.is_floating_point():
+                    continue
+                self._known(grad, "gradient", name)
+                tag = self._ledger.tags.find(grad)
+                self._gradients[name] = measured_gradient(grad, self._shadows.twin(grad), scale, tag)
+
+    def _gradients_now(self) -> None:
+        """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
+        for name, measured in self._gradients.items():
+            parameter = self._owners[name]()
+            grad = None if parameter is None else parameter.grad
+            tag = self._ledger.tags.find(grad) if grad is not None and carried(grad) else None
+            if tag is None or tag is measured.tag or tag.origin is None or tag.level < _RUINED:
+                continue
+            self._ruined.add(name)
+            tag.origin.energy += (min(tag.level, 1.0) * measured.reference_norm) ** 2
+            tag.origin.reached.add(name)
+
+    def _concluded(self) -> Examination:
+        try:
+            return self._assembled()
+        except Exception as error:
+            if self._strict:
+                raise
+            return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
+
+    def _assembled(self) -> Examination:
+        facts: dict[str, Any] = self._extras.facts()
+        size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
+        self._guarded(self._settle_consequences, facts)
+        doings = self._ledger.suspects
+        low = self._ledger.low_dtype
+        facts |= {
+            key: value
+            for key, value in {
+                "losses": self._losses,
+                "inputs": self._inputs,
+                "accumulated": {name: n for name, n in self._accumulated.items() if n > 1},
+                "loss_factor": self._loss_factor,
+                "unscaled_by_torch": self._unscaled,
+                "left_out": self._shadows.left_out or (f"{self._states.left_out} states" if self._states.left_out else ""),
+                "failed": self._failure,
+                "scale_overflow": self._only_the_scale(doings),
+            }.items()
+            if value
+        }
+        loss = next((x for x in self._losses if not math.isfinite(x["value"])), self._losses[-1] if self._losses else None)
+        errors, total = gradient_errors(self._gradients)
+        return Examination(
+            step=self._step,
+            operations=self._operations,
+            amp_dtype=format_of(low).name if low is not None else "",
+            scale=self._scale,
+            loss=None if loss is None else loss["value"],
+            loss_reference=None if loss is None else loss["reference"],
+            gradient_error=total,
+            gradients=errors,
+            first_bad=first_bad([d for d in doings if d.destroyed]),
+            first_bad_reference=first_bad([d for d in doings if d.destroyed_reference]),
+            facts=facts,
+            reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
+            seconds=time.perf_counter() - self._started,
+            suspects=suspects_of(doings, size, sum(g.elements for g in self._gradients.values())),
+        )
+
+    def _settle_consequences(self, facts: dict[str, Any]) -> None:
+        loudest = max((g.reference_rms for g in self._gradients.values() if not g.reference_nonfinite), default=0.0)
+        for name, gradient in self._gradients.items():
+            tag = gradient.tag
+            if tag is None:
+                continue
+            self._arrived(
+                tag.bad if gradient.nonfinite else None, tag.reference_bad if gradient.reference_nonfinite else None, name
+            )
+            if not gradient.nonfinite and tag.origin is not None and math.isfinite(gradient.error_norm):
+                tag.origin.energy += gradient.error_norm**2
+                tag.origin.reached.add(name)
+                if gradient.zero_share == 1 and gradient.reference_rms > _NOISE * loudest:
+                    tag.origin.silenced += gradient.elements
+        with aside():
+            poisoned = []
+            for name, owner in (*self._owners.items(), *self._buffers.items()):
+                tensor = owner()
+                if tensor is None or not carried(tensor) or extent(tensor).finite:
+                    continue
+                poisoned.append(name)
+                tag = self._ledger.tags.find(tensor)
+                if tag is not None and not tag.quiet:
+                    self._arrived(tag.bad, tag.reference_bad, name)
+            if poisoned:
+                facts["poisoned"] = poisoned
+            self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
+            if not self._losses:
+                for tensor in self._outputs:
+                    tag = self._ledger.tags.find(tensor) if carried(tensor) else None
+                    if tag is not None and not tag.quiet:
+                        self._arrived(tag.bad, tag.reference_bad, "output")
+            still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
+        self._ledger.suspects += [d for d in still if not self._had_no_update(d)]
+        given = [d.facts["operands"][0] for d in self._ledger.suspects if d.trouble == "given"]
+        if given:
+            facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
+
+    def _had_no_update(self, still: Doing) -> bool:
+        """It stood still because the gradient was wrong before the optimizer met it."""
+        state = still.facts["operands"][0]
+        gradient = self._gradients.get(state.name) if state.role == "parameter" else None
+        wrong = gradient is not None and gradient.error_norm > _RUINED * gradient.reference_norm
+        return wrong or (bool(self._ruined) and state.role != "")
+
+    def _written_badly(self, buffer: str) -> bool:
+        """In this very step: then the operation that made the numbers is the one to blame."""
+        tensor = self._buffers[buffer]()
+        tag = None if tensor is None else self._ledger.tags.find(tensor)
+        return any(d.destroyed for d in self._ledger.suspects) or (tag is not None and tag.bad is not None)
+
+    def _only_the_scale(self, doings: list[Doing]) -> bool:
+        bad = [d for d in doings if d.destroyed]
+        return bool(bad) and all(overflowed_by_scale(d, self._scale) for d in bad)

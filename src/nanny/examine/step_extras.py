@@ -1,0 +1,143 @@
+"""What else one step tells that causes ask for: attention, dead units, growth along repeated operations, inputs."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..watch.places import Spot
+from ..watch.twins import LOW, Operation
+from .damage_numbers import extent, family
+
+_MOST_ROWS = 4096
+_MOST_CALLS = 64
+_MOST_SITES = 512
+_MULTIPLIES = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution"])
+_RELUS = frozenset(["relu", "threshold"])
+_FUSED_ATTENTION = "scaled_dot_product"
+_EXACTLY_ONE = 1e-5
+_TIED_ROWS = 0.2
+_FEWEST_FOR_BIAS = 256
+_MASKED = -1e4  # a score this low is a mask, not a score
+
+
+class Extras:
+    """Collects; `facts()` tells."""
+
+    def __init__(self) -> None:
+        self.attention: dict[str, dict[str, float]] = {}
+        self.dead: dict[str, float] = {}
+        self.ratios: dict[str, float] = {}
+        self.biases: dict[str, dict[str, float]] = {}
+        self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+
+    def see(self, op: Operation, spot: Spot) -> None:
+        if op.is_view or spot.place.phase == "optimizer":
+            return
+        name = family(op.name)
+        out = op.out[0] if isinstance(op.out, (tuple, list)) and op.out else op.out
+        if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel():
+            return
+        site = spot.place.site or f"op:{name}"
+        if name in _MULTIPLIES and len(self._growth) < _MOST_SITES:
+            calls = self._growth[(site, name, spot.place.phase)]
+            if len(calls) < _MOST_CALLS:
+                calls.append(extent(out).absmax)
+        if spot.place.phase == "backward":
+            return
+        if name == "bmm" and out.dtype in LOW:
+            self._bias(site, op, out)
+        elif name in _RELUS:
+            self._units(site, out)
+        elif name == "softmax":
+            self._softmax(site, op)
+        elif name == "exp" and isinstance(op.twin_out, Tensor):
+            self._ratio(f"op:{name}" if not spot.place.site else site, out, op.twin_out)
+        elif name.startswith(_FUSED_ATTENTION) and len(op.args) > 1:
+            self._fused(site, op)
+
+    def _bias(self, site: str, op: Operation, out: Tensor) -> None:
+        """The mean of a product's own rounding over its spread, where weights tie at exactly 1: then all may round one way."""
+        tied = float(((op.args[0] == 1).sum(-1) > 1).double().mean())
+        if tied < _TIED_ROWS or out.numel() < _FEWEST_FOR_BIAS:
+            return
+        error = out.double() - torch.bmm(op.args[0].double(), op.args[1].double())
+        spread = float(error.std())
+        if spread > 0:
+            self.biases[site] = {"bias": float(error.mean()) / spread, "tied": tied}
+
+    def _ratio(self, site: str, out: Tensor, twin: Tensor) -> None:
+        """exp(a - b) that is 1 everywhere in FP32: the same quantity twice, as an importance ratio on unchanged weights is."""
+        if out.numel() > 1 and float((twin - 1).abs().max()) < _EXACTLY_ONE:
+            self.ratios[site] = float((out.float() - 1).abs().median())
+
+    def _units(self, site: str, out: Tensor) -> None:
+        if out.dim() < 2:
+            return
+        unit = 1 if out.dim() > 3 or (out.dim() == 3 and out.shape[1] < out.shape[0]) else out.dim() - 1
+        others = [d for d in range(out.dim()) if d != unit]
+        self.dead[site] = max(self.dead.get(site, 0.0), float((out.amax(others) <= 0).double().mean()))
+
+    def _softmax(self, site: str, op: Operation) -> None:
+        scores, dim = op.args[0], op.args[1]
+        if scores.dim() < 3 or scores.shape[dim] < 2:
+            return
+        self._attend(site, scores.movedim(dim, -1).reshape(-1, scores.shape[dim])[:_MOST_ROWS].float())
+
+    def _fused(self, site: str, op: Operation) -> None:
+        """The fused kernel keeps its scores to itself: those of the first head are made again."""
+        query, key = op.args[0], op.args[1]
+        if query.dim() != 4 or key.shape[-1] != query.shape[-1]:
+            return
+        scale = op.kwargs.get("scale") or 1 / math.sqrt(query.shape[-1])
+        scores = query[0, 0, -512:].float() @ key[0, 0].float().T * scale
+        causal = (len(op.args) > 4 and op.args[4] is True) or op.kwargs.get("is_causal")
+        if causal:
+            ones = torch.ones(scores.shape, dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(~ones.tril(key.shape[-2] - scores.shape[0]), -math.inf)
+        self._attend(site, scores)
+
+    def _attend(self, site: str, scores: Tensor) -> None:
+        there = scores > _MASKED
+        seen = there.sum(-1)
+        rows = seen > 1
+        if not bool(rows.any()):
+            return
+        scores, there, seen = scores[rows], there[rows], seen[rows]
+        shares = scores.masked_fill(~there, -math.inf).softmax(-1)
+        entropy = -(shares * shares.clamp_min(1e-30).log()).sum(-1) / seen.double().log()
+        largest = float(scores[there].abs().max())
+        known = self.attention.setdefault(site, {"entropy": math.inf, "logit_max": 0.0})
+        known["entropy"] = min(known["entropy"], float(entropy.mean()))
+        known["logit_max"] = max(known["logit_max"], largest)
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+        if self.attention:
+            facts["attention"] = self.attention
+        if self.dead:
+            facts["dead_units"] = self.dead
+        if self.biases:
+            facts["biases"] = self.biases
+        if self.ratios:
+            facts["ratios"] = self.ratios
+        growth = {f"{site} {name} {phase}": g for (site, name, phase), calls in self._growth.items() if (g := _growth(calls))}
+        if growth:
+            facts["growth"] = growth
+        return facts
+
+
+def _growth(calls: list[float]) -> dict[str, float] | None:
+    """Factor per call of something that ran at least eight times, if it grew in nearly every one."""
+    usable = [c for c in calls if 0 < c < math.inf]
+    if len(usable) < 8:
+        return None
+    steps = [b / a for a, b in pairwise(usable)]
+    factor = math.exp(sum(map(math.log, steps)) / len(steps))
+    rising = sum(s > 1 for s in steps) / len(steps)
+    return {"factor": factor, "calls": len(usable), "first": usable[0], "last": usable[-1]} if rising > 0.8 else None

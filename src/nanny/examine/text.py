@@ -1,0 +1,97 @@
+"""An examined step as text: verdict, FP32 beside it, hazards worst first. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+
+from ..core.examination import Examination, FirstBad, Hazard, Place
+from ..core.numbers import counted, deviation, duration, listed, share, short
+from ..show.term import DEFAULT_WIDTH, painted
+
+MOST_HAZARDS = 20
+
+
+def render_examination(seen: Examination, colour: bool = False, width: int = DEFAULT_WIDTH) -> str:
+    parts = [_head(seen, colour), _beside(seen)]
+    parts += [_hazard(i, one, colour, width) for i, one in enumerate(seen.hazards[:MOST_HAZARDS], 1)]
+    if len(seen.hazards) > MOST_HAZARDS:
+        parts.append(f"{len(seen.hazards) - MOST_HAZARDS} more")
+    parts.append(_notes(seen, width))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(seen: Examination, colour: bool) -> str:
+    if seen.hazards:
+        verdict = painted(counted(len(seen.hazards), "numerical hazard"), "error", colour)
+    else:
+        verdict = painted("no numerical hazards", "good", colour)
+    took = f", {duration(seen.seconds)}" if seen.seconds is not None else ""
+    precision = seen.amp_dtype or "FP32 only"
+    return f"step {seen.step}: {verdict} in {counted(seen.operations, 'operation')} ({precision}{took})"
+
+
+def _beside(seen: Examination) -> str:
+    lines = []
+    if seen.loss is not None and seen.loss_reference is not None:
+        lines.append(f"loss      {short(seen.loss, 6)}, FP32 {short(seen.loss_reference, 6)}")
+    if seen.gradient_error is not None and seen.gradients:
+        lines.append(f"gradient  {deviation(seen.gradient_error)} from what FP32 gives on this batch")
+    bad = [g.name for g in seen.gradients if g.nonfinite]
+    if bad:
+        lines.append(f"gradient  not finite: {listed(bad)}")
+    for what, first in (("first bad", seen.first_bad), ("in FP32", seen.first_bad_reference)):
+        if first is not None:
+            lines.append(f"{what:9} {_first(first)}")
+    return "\n".join(lines)
+
+
+def _first(first: FirstBad) -> str:
+    made = "NaN" if first.nan else "infinity"
+    expected = f"; FP32 gives {short(first.expected)}" if first.expected is not None else ""
+    return f"{made} by {first.op} in {place_text(first.place)}{expected}"
+
+
+def _hazard(number: int, one: Hazard, colour: bool, width: int) -> str:
+    head = f"{number}. {painted(one.kind, 'error', colour)} at {one.culprit}: {one.op}, {place_text(one.place)}"
+    indent = "   "
+    lines = [head, *textwrap.wrap(one.message, width, initial_indent=indent, subsequent_indent=indent)]
+    lines.append(indent + "; ".join(part for part in (_consequence(one), _again(one)) if part))
+    if one.cause:
+        lines.append(f"{indent}cause: {one.cause} (nanny rule {one.cause})")
+    lines += textwrap.wrap(f"fix: {one.remedy}", width, initial_indent=indent, subsequent_indent=indent) if one.remedy else []
+    return "\n".join(lines)
+
+
+def _consequence(one: Hazard) -> str:
+    if one.in_reference:
+        return "FP32 has it too: precision is not the reason"
+    if math.isinf(one.consequence):
+        return "destroys loss, gradients or weights"
+    return (
+        f"consequence {share(one.consequence)}"
+        if one.consequence <= 1
+        else f"consequence {short(one.consequence)} times the gradient"
+    )
+
+
+def _again(one: Hazard) -> str:
+    others = one.numbers.get("places", 1) - 1
+    return f"and {counted(others, 'other place')} alike" if others > 0 else f"{one.calls} times" if one.calls > 1 else ""
+
+
+def place_text(place: Place) -> str:
+    where = f"{place.module} " if place.module else ""
+    line = f" ({place.file}:{place.line})" if place.file and place.line is not None else ""
+    return f"{where}{place.phase}{line}"
+
+
+def _notes(seen: Examination, width: int) -> str:
+    notes = [f"the FP32 twin starts anew at {what}, {counted(n, 'time')}" for what, n in list(seen.reseeds.items())[:5]]
+    if seen.facts.get("left_out"):
+        notes.append(f"left out: {seen.facts['left_out']}")
+    if seen.facts.get("scale_overflow"):
+        notes.append("gradients overflowed at this loss scale only; the GradScaler will find a smaller one")
+    if seen.facts.get("failed"):
+        notes.append(f"the examination ended early: {seen.facts['failed']}")
+    return "\n".join(line for note in notes for line in textwrap.wrap(f"note: {note}", width, subsequent_indent="  "))

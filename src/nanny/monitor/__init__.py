@@ -1,0 +1,1 @@
+"""A training run under watch: `MixedPrecisionNanny`, `watch_model`, `check_loss_scale`, `nanny run`."""

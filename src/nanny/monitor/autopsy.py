@@ -1,0 +1,226 @@
+"""Where the first bad number of a forward pass arose, read afterwards from what autograd kept for backward.
+
+Needs no hooks during the step: only when a loss turns out NaN or infinite is its graph walked, inputs first. Nodes that saved a
+bad tensor lie behind the producer, nodes that saved good ones before it. Not done where somebody packs saved tensors
+(checkpointing, offloading): looking would trigger his recomputation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.step import Autopsy
+from ..watch.names import short_dtype
+
+MOST_NODES = 100_000
+MOST_BACK = 8
+_OUTPUTS = ("_saved_result", "_saved_output")
+# operations that can be done again from what they kept: the names of their inputs, and how
+_AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    "addmm": (("_saved_mat1", "_saved_mat2"), torch.matmul),
+    "mm": (("_saved_self", "_saved_mat2"), torch.matmul),
+    "bmm": (("_saved_self", "_saved_mat2"), torch.matmul),
+    "mul": (("_saved_self", "_saved_other"), torch.mul),
+    "div": (("_saved_self", "_saved_other"), torch.div),
+    "log": (("_saved_self",), torch.log),
+}
+# these hand on what comes in, and make no NaN or infinity of finite numbers
+_TRANSPARENT = frozenset(
+    "view unsafe_view reshape_alias t transpose permute expand squeeze unsqueeze slice select clone split unbind cat stack"  # noqa: SIM905
+    " index dropout native_dropout relu leaky_relu tanh sigmoid neg mean abs min max amin amax minimum maximum masked_fill"
+    " where".split()
+)
+_WALKED = _TRANSPARENT | {"mul", "div", "add", "sub", "rsub", "sum", "to_copy"}  # these may make one, but kept nothing to tell
+_THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
+
+
+def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
+    """The operation that made the first NaN or +Inf on the way to `root`, and the parameters nearest before it."""
+    if root.grad_fn is None:
+        return None
+    good: dict[Any, int] = {}  # nodes seen so far, all with good tensors, in order
+    for node in _inputs_first(root.grad_fn):
+        bad, role = _bad_tensor(node)
+        if bad is None:
+            good[node] = len(good)
+            continue
+        seen: dict[str, Any] = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
+        if role.startswith(_OUTPUTS):
+            return _about(node, parameters, seen, good)
+        direct = [n for n, _ in node.next_functions if n is not None]
+        poisoned = [w for n in direct if (w := _weight(n)) is not None and not _is_good(w)]
+        if poisoned:
+            name = parameters.get(id(poisoned[0]), "")
+            return Autopsy(op=_op(node), after=name, weight=name, **seen)
+        maker = _latest(node, good)
+        if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
+            return _about(maker, parameters, seen, good)
+        return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
+    return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
+
+
+# operations without a derivative somewhere, those that meet that point most often first
+_SINGULAR = (
+    frozenset("sqrt norm linalg_vector_norm cdist euclidean_dist std acos asin acosh linalg_eigh linalg_svd".split()),  # noqa: SIM905
+    frozenset(["rsqrt", "pow", "log", "atanh", "reciprocal"]),
+    frozenset(["div"]),
+)
+
+
+def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:
+    """What most likely broke backward, of a graph whose backward has run: the nearest to the loss that can be singular."""
+    order, level = {root: None}, [root]
+    while level and len(order) < MOST_NODES:
+        following = {c: None for node in level for c, _ in node.next_functions if c is not None and c not in order}
+        order |= following
+        level = list(following)
+    for kinds in _SINGULAR:
+        found = next((node for node in order if _op(node) in kinds), None)
+        if found is not None:
+            return Autopsy(op=_op(found), after=_nearest(found, parameters), sure=False)
+    return None
+
+
+def _latest(node: Any, good: Mapping[Any, int]) -> Any:
+    """The input of a node that was computed last and is not just a weight."""
+    makers = [n for n, _ in node.next_functions if n in good and _weight(n) is None]
+    return max(makers, key=good.__getitem__, default=None)
+
+
+def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | None]:
+    """The bad number may have come into a node that kept only its output, or nothing: walks back over such nodes.
+
+    Where an operation can be done again from its inputs, that decides: its result is bad, and comes back too, or it is good, and
+    one of the operations after it made the bad number.
+    """
+    chain = [node]  # all of these handle the bad number; the last one may have made it
+    for _ in range(MOST_BACK):
+        back = chain[-1]
+        result = _done_again(back)
+        if result is not None:
+            if not bool(result.isfinite().all()):
+                return back, result
+            chain.pop()  # its result was good
+            break
+        before = _latest(back, good) if _op(back) in _WALKED or back is node else None
+        if before is None:
+            break
+        chain.append(before)
+    # of those that may have made it, the nearest to where it was seen is the safest to name
+    return next((n for n in chain if _op(n) not in _TRANSPARENT), node), None
+
+
+def _inputs_kept(node: Any) -> list[Tensor]:
+    """The inputs of an operation that can be done again, if autograd kept them all; else nothing."""
+    names, _ = _AGAIN.get(_op(node), ((), None))
+    found = [_saved(node, name) for name in names]
+    return found if found and all(isinstance(f, Tensor) for f in found) else []
+
+
+def _done_again(node: Any) -> Tensor | None:
+    inputs = _inputs_kept(node)
+    return _AGAIN[_op(node)][1](*(f.detach() for f in inputs)) if inputs and all(_is_good(f) for f in inputs) else None
+
+
+def _size_in_fp32(node: Any) -> float | None:
+    """How large the result is where it fits."""
+    inputs = _inputs_kept(node)
+    if not inputs:
+        return None
+    low, high = torch.aminmax(_AGAIN[_op(node)][1](*(f.detach().float() for f in inputs)))
+    return max(abs(low.item()), abs(high.item()))
+
+
+def _inputs_first(root: Any) -> Iterator[Any]:
+    """Depth first, each node once, after everything it depends on."""
+    seen = {root}
+    stack = [(root, iter([n for n, _ in root.next_functions if n is not None]))]
+    while stack and len(seen) < MOST_NODES:
+        node, children = stack[-1]
+        for child in children:
+            if child not in seen:
+                seen.add(child)
+                stack.append((child, iter([n for n, _ in child.next_functions if n is not None])))
+                break
+        else:
+            stack.pop()
+            yield node
+
+
+def _saved(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name, None)
+    except RuntimeError:  # overwritten in place since: backward will say so itself
+        return None
+
+
+def _bad_tensor(node: Any) -> tuple[Tensor | None, str]:
+    """A tensor that the node saved and that is bad, and in what role; inputs go before outputs."""
+    found: tuple[Tensor | None, str] = (None, "")
+    for name in dir(node):
+        if not name.startswith("_saved_"):
+            continue
+        value = _saved(node, name)
+        for tensor in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(tensor, Tensor) and not _is_good(tensor):
+                if not name.startswith(_OUTPUTS):
+                    return tensor, name
+                found = tensor, name
+    return found
+
+
+def _is_good(tensor: Tensor) -> bool:
+    """Neither NaN nor +Inf; -Inf is what masks are made of."""
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.layout != torch.strided:
+        return True
+    low, high = torch.aminmax(tensor.detach())
+    return bool((low == low) & (high < float("inf")))
+
+
+def _weight(node: Any) -> Tensor | None:
+    """The leaf tensor behind a node, looking through transposes and casts, which stand between a weight and its matmul."""
+    while node is not None and not hasattr(node, "variable"):
+        if _op(node) not in _THROUGH or not node.next_functions:
+            return None
+        node = node.next_functions[0][0]
+    return None if node is None else node.variable
+
+
+def _op(node: Any) -> str:
+    """`LogBackward0` as `log`."""
+    name = type(node).__name__.partition("Backward")[0]
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], good: Mapping[Any, int]) -> Autopsy:
+    maker, result = _maker_behind(node, good)
+    if result is not None:
+        seen = {"dtype": short_dtype(result.dtype), "nan": bool(result.isnan().any())}
+    sure = result is not None or any(isinstance(_saved(maker, n), Tensor) for n in dir(maker) if n.startswith("_saved_"))
+    weights = [w for n, _ in maker.next_functions if (w := _weight(n)) is not None and id(w) in parameters]
+    poisoned = next((parameters[id(w)] for w in weights if not _is_good(w)), "")
+    if seen["dtype"] == "float16":
+        seen = {**seen, "size": _size_in_fp32(maker)}
+    inside = parameters[id(weights[0])] if weights else ""
+    return Autopsy(op=_op(maker), inside=inside, after=_nearest(maker, parameters), weight=poisoned, sure=sure, **seen)
+
+
+def _nearest(node: Any, parameters: Mapping[int, str]) -> str:
+    """The parameter met first when walking back: the last layer that the data went through."""
+    seen, level = {node}, [node]
+    while level:
+        following = []
+        for one in level:
+            for child, _ in one.next_functions:
+                weight = _weight(child)
+                if weight is not None and id(weight) in parameters:
+                    return parameters[id(weight)]
+                if child is not None and child not in seen:
+                    seen.add(child)
+                    following.append(child)
+        level = following
+    return ""

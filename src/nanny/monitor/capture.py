@@ -1,0 +1,280 @@
+"""What was seen of one step: tensors of numbers on the device first, a plain StepRecord once they have arrived on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..core.step import Autopsy, BadCall, Growth, OptimizerState, SiteTable, StepRecord, Update
+from ..measure.rows import PendingRows, RowBuffer
+from ..measure.transfer import PendingRead
+from .growth import growths_of
+from .trace import Call, StepTrace
+from .updates import UpdateProbe
+
+Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
+STATS = ("count", "min", "max", "norm", "mean")
+
+
+@dataclass
+class GradientRead:
+    """Gradients read at one moment, all times `scale` if that is given."""
+
+    sites: Sites
+    counts: tuple[int, ...] = ()
+    read: PendingRead | None = None  # [3, n]: sum of squares, min, max
+    rows: RowBuffer | None = None  # on traced steps, with histograms
+    scale: Tensor | None = None
+    bad: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # position -> NaN, +Inf, -Inf, where they could be counted
+
+
+@dataclass
+class StepCapture:
+    step: int
+    traced: bool
+    started: float
+    trace: StepTrace | None = None
+    weights: tuple[Sites, RowBuffer] | None = None
+    buffers: tuple[Sites, RowBuffer] | None = None
+    reads: list[GradientRead] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
+    losses: list[Tensor] = field(default_factory=list)
+    backwards: int = 0
+    ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
+    backward_scaled: bool = False
+    unscaled: set[int] = field(default_factory=set)
+    stale: list[str] = field(default_factory=list)
+    packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
+    autopsy: Autopsy | None = None
+    graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
+    singular: Autopsy | None = None
+    scale: Tensor | None = None
+    scale_after: Tensor | None = None
+    growth_interval: int | None = None
+    found_inf: list[Tensor] = field(default_factory=list)
+    skipped_known: bool = False
+    ran: bool = False
+    stepped: bool = False
+    stepped_by: set[int] = field(default_factory=set)
+    repeated: bool = False  # one optimizer stepped twice
+    lr: float | None = None
+    clipped: float | None = None
+    clipped_scaled: bool = False
+    probes: list[UpdateProbe] = field(default_factory=list)
+    optimizers: tuple[OptimizerState, ...] = ()
+    root_site: str = ""
+    examined: bool = False
+    calls: list[str] = field(default_factory=list)
+    loss_dtype: str = ""
+    loss_factor: float | None = None
+    new_scaler: bool = False
+    scale_given: bool = False
+    scale_static: bool = False
+    seconds: float = 0.0
+    _pending: dict[str, Any] = field(default_factory=dict)
+
+    def start_reading(self) -> None:
+        """Starts every copy to the host; nothing waits."""
+        pending: dict[str, Any] = {
+            "loss": [PendingRead([loss]) for loss in self.losses],
+            "scalars": PendingRead([self.scale, self.scale_after, *self.found_inf]),
+            "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
+            "grad_scales": [PendingRead([r.scale]) for r in self.reads],
+            "probes": [p.pending() for p in self.probes],
+        }
+        for kind, measured in (("weights", self.weights), ("buffers", self.buffers)):
+            pending[kind] = measured[1].pending() if measured is not None else None
+        pending["trace"] = self.trace.rows.pending() if self.trace is not None else None
+        self._pending = pending
+
+    def ready(self) -> bool:
+        p = self._pending
+        parts = [*p["loss"], p["scalars"], *p["grads"], *p["grad_scales"], *p["probes"], p["weights"], p["buffers"], p["trace"]]
+        return all(part is None or part.ready() for part in parts)
+
+    def record(self) -> StepRecord:
+        """Everything on the host, as plain numbers."""
+        p = self._pending
+        losses = [float(read.arrays()[0]) for read in p["loss"]]
+        scale, scale_after, *found = p["scalars"].arrays()
+        trace = self.trace
+        outputs, output_grads = None, None
+        bad_calls: tuple[BadCall, ...] = ()
+        zero_outputs: tuple[str, ...] = ()
+        growths: tuple[Growth, ...] = ()
+        weights = _table(self.weights, p["weights"])
+        if trace is not None:
+            values, histograms = p["trace"].table()
+            outputs, output_grads = _outputs(trace, values, histograms)
+            bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, weights))
+            growths = tuple(growths_of(trace.calls, values))
+            zero_outputs = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, weights))
+        updates: list[Update] = []
+        for probe, read in zip(self.probes, p["probes"]):
+            updates.extend(probe.updates(read))
+        return StepRecord(
+            step=self.step,
+            seconds=self.seconds,
+            loss=sum(losses) / len(losses) if losses else None,
+            lr=self.lr,
+            scale=None if scale is None else float(scale),
+            scale_after=None if scale_after is None else float(scale_after),
+            growth_interval=self.growth_interval,
+            skipped=self.skipped_known or any(float(f) > 0 for f in found),
+            stepped=self.stepped,
+            traced=self.traced,
+            clipped=self.clipped,
+            clipped_scaled=self.clipped_scaled,
+            stale=tuple(self.stale),
+            autopsy=self.autopsy,
+            singular=self.singular,
+            grads=self._gradients(),
+            outputs=outputs,
+            output_grads=output_grads,
+            weights=weights,
+            buffers=_table(self.buffers, p["buffers"]),
+            bad_calls=bad_calls,
+            zero_outputs=tuple(dict.fromkeys(zero_outputs)),
+            called=frozenset(trace.called) if trace is not None else frozenset(),
+            updates=tuple(updates),
+            optimizers=self.optimizers,
+            amp_dtype=trace.amp[1] if trace is not None and trace.amp is not None else "",
+            root_site=self.root_site,
+            examined=self.examined,
+            calls=tuple(self.calls),
+            growths=growths,
+            backwards=self.backwards,
+            loss_dtype=self.loss_dtype,
+            loss_factor=self.loss_factor,
+            new_scaler=self.new_scaler,
+            scale_given=self.scale_given,
+            scale_static=self.scale_static,
+        )
+
+    def _gradients(self) -> SiteTable | None:
+        if not self.reads:
+            return None
+        sites: Sites = []
+        columns: list[np.ndarray] = []
+        histograms: list[np.ndarray] = []
+        for one, pending, scale in zip(self.reads, self._pending["grads"], self._pending["grad_scales"]):
+            factor = scale.arrays()[0]
+            divide = 1.0 if factor is None else float(factor)
+            if isinstance(pending, PendingRows):
+                (count, low, high, squares, total), histogram = pending.table()
+                if histogram is not None and divide == 1.0:
+                    histograms.append(histogram)
+            else:
+                squares, low, high = pending.arrays()[0].astype(np.float64)
+                count, total = np.array(one.counts, dtype=np.float64), np.zeros(len(one.counts))
+            sites.extend(one.sites)
+            with np.errstate(invalid="ignore"):
+                found = [count, low / divide, high / divide, np.sqrt(squares) / divide, total / divide / count]
+            kinds = np.zeros((3, len(one.sites)))
+            for i, numbers in one.bad.items():
+                kinds[:, i] = numbers
+            columns.append(np.concatenate([np.stack(found), kinds]))
+        whole = np.concatenate(columns, axis=1)
+        complete = len(histograms) == len(self.reads)
+        return SiteTable(
+            names_of(sites),
+            dict(zip((*STATS, "nan", "posinf", "neginf"), whole)),
+            tuple(dtype for _, dtype, _ in sites),
+            np.concatenate(histograms) if complete else None,
+            tuple(shape for _, _, shape in sites),
+        )
+
+
+def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable | None, SiteTable | None]:
+    """One row per site: calls of the same module are put together (counts and squares add, the worst bound stands)."""
+    forward: dict[str, tuple[str, tuple[int, ...], list[int]]] = {}
+    backward: dict[str, tuple[str, tuple[int, ...], list[int]]] = {}
+    for call in trace.calls:
+        forward.setdefault(call.site, (call.dtype, call.shape, []))[2].append(call.output)
+        if call.gradient:
+            backward.setdefault(call.site, (call.gradient_dtype[0], call.shape, []))[2].append(call.gradient[0])
+    return _combined(forward, values, histograms), _combined(backward, values, histograms)
+
+
+def late_bad_calls(calls: Sequence[Call], values: Any, weights: SiteTable | None) -> Iterator[BadCall]:
+    """Calls whose output could not be looked at when it passed (an accelerator), judged from the rows on the host."""
+    _, low, high, _, _ = values
+    bad_weights = [] if weights is None else _bad_names(weights)
+    for call in calls:
+        if call.inputs is None or (np.isfinite(low[call.output]) and np.isfinite(high[call.output])):
+            continue
+        nan = bool(np.isnan(low[call.output]))
+        inputs = list(call.inputs)
+        sizes = np.maximum(np.abs(low[inputs]), np.abs(high[inputs]))
+        yield BadCall(
+            site=call.site,
+            module=call.module,
+            dtype=call.dtype,
+            nan=int(nan),
+            posinf=int(high[call.output] == np.inf),
+            neginf=int(low[call.output] == -np.inf),
+            count=int(values[0][call.output]),
+            counted=False,
+            inputs_clean=bool(np.all((low[inputs] == low[inputs]) & (high[inputs] < np.inf))),
+            has_parameters=call.has_parameters,
+            bad_parameters=tuple(n.rpartition(".")[2] for n in bad_weights if n.rpartition(".")[0] == call.site),
+            input_absmax=float(np.max(sizes[np.isfinite(sizes)], initial=0.0)),
+        )
+
+
+def late_zero_outputs(calls: Sequence[Call], values: Any, weights: SiteTable | None) -> Iterator[str]:
+    _, low, high, _, _ = values
+    zero_weights = set()
+    if weights is not None:
+        zero_weights = {n.rpartition(".")[0] for n, x in zip(weights.names, weights.columns["norm"]) if x == 0}
+    for call in calls:
+        if call.inputs is None or call.dtype != "float16" or call.site in zero_weights:
+            continue
+        if low[call.output] == 0 == high[call.output] and any(low[i] < 0 < high[i] for i in call.inputs):
+            yield call.site
+
+
+def _bad_names(table: SiteTable) -> list[str]:
+    low, high = table.columns["min"], table.columns["max"]
+    return [n for n, a, b in zip(table.names, low, high) if not (np.isfinite(a) and np.isfinite(b))]
+
+
+def _combined(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: Any, histograms: Any) -> SiteTable | None:
+    if not sites:
+        return None
+    columns = np.empty((5, len(sites)))
+    counted = np.zeros((len(sites), histograms.shape[1]), dtype=np.int64) if histograms is not None else None
+    for i, (_, _, rows) in enumerate(sites.values()):
+        count, low, high, squares, total = values[:, rows]
+        n = count.sum()
+        with np.errstate(invalid="ignore"):
+            columns[:, i] = n, low.min(), high.max(), np.sqrt(squares.sum()), total.sum() / n if n else 0.0
+        if counted is not None:
+            counted[i] = histograms[rows].sum(axis=0)
+    dtypes, shapes, _ = zip(*sites.values())
+    return SiteTable(tuple(sites), dict(zip(STATS, columns)), dtypes, counted, shapes)
+
+
+def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None) -> SiteTable | None:
+    if measured is None or pending is None or not measured[0]:
+        return None
+    (count, low, high, squares, total), histograms = pending.table()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns = {
+            "count": count,
+            "min": low,
+            "max": high,
+            "norm": np.sqrt(squares),
+            "mean": np.where(count > 0, total / count, 0.0),
+        }
+    _, dtypes, shapes = zip(*measured[0])
+    return SiteTable(names_of(measured[0]), columns, dtypes, histograms, shapes)
+
+
+def names_of(sites: Sites) -> tuple[str, ...]:
+    return tuple(name for name, _, _ in sites)

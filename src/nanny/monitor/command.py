@@ -1,0 +1,77 @@
+"""`nanny run train.py ARGS...`: a training script under the monitor, without changing it.
+
+The script's arguments, output, exceptions and exit code are its own; the nanny writes to stderr and to its folder only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.finding import NannyError
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="nanny run",
+        description="Runs a training script (or, with -m, a module) under the monitor. Options of nanny come first.",
+        usage="nanny run [options] (SCRIPT | -m MODULE) [ARGS ...]",
+    )
+    parser.add_argument(
+        "--trace-interval", type=int, default=100, metavar="N", help="trace module outputs every N steps (default 100)"
+    )
+    parser.add_argument(
+        "--output-dir", default="nanny_logs", metavar="DIR", help="where the run is recorded (default nanny_logs)"
+    )
+    parser.add_argument(
+        "--dump-on-error", action="store_true", help="save the culprit's inputs and weights (training data!) on an ERROR"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
+    parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if not options.target:
+        raise NannyError("nanny run needs a script: nanny run train.py ARGS..., or nanny run -m package.train ARGS...")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(sys.argv[1:] if argv is None else argv)
+    name = options.target[0]
+    if not options.module and not Path(name).is_file():
+        raise NannyError(f"there is no script {name!r}; for a module type: nanny run -m {name}")
+    if os.environ.get("NANNY_DISABLE", "") in ("", "0"):
+        _watch_everything(options)
+    start_target(options.target, options.module)
+    return 0
+
+
+def start_target(target: Sequence[str], as_module: bool) -> None:
+    """The script or module, set up as the interpreter itself would."""
+    name = target[0]
+    sys.argv = list(target)
+    sys.path[0] = os.getcwd() if as_module else str(Path(name).resolve().parent)
+    if as_module:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(name, run_name="__main__")
+
+
+def _watch_everything(options: argparse.Namespace) -> None:
+    """The monitor closes itself when the interpreter ends, however that comes about."""
+    from .watch import MixedPrecisionNanny
+
+    argv, sys.argv = sys.argv, list(options.target)  # the run is known by the script's own command line
+    try:
+        nanny = MixedPrecisionNanny(
+            None, trace_interval=options.trace_interval, output_dir=options.output_dir, dump_on_error=options.dump_on_error
+        )
+    finally:
+        sys.argv = argv
+    _kept.append((nanny, nanny.steps_by_themselves(find_models=True)))
+
+
+_kept: list[object] = []  # alive until the interpreter ends

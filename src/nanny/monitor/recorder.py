@@ -1,0 +1,389 @@
+"""Gathers what one training step shows, as it happens; the numbers stay on the device until they are asked for."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..measure import transfer
+from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
+from ..watch import events
+from ..watch.names import parts_of, root_name, short_dtype
+from .autopsy import examine, singular_operation
+from .capture import GradientRead, StepCapture
+from .loss_facts import copied, factor_of
+from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
+from .updates import UpdateProbe, lr_of, optimizer_state
+
+MOST_BACKWARDS = 1024  # per step, whose losses are averaged
+MOST_CALLS_NOTED = 64  # per step
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+_IN_HOOKS = ("before_optimizer_step", "after_optimizer_step")  # torch goes through its hooks: none may be taken away now
+
+
+def guarded(method: F, apart: bool = True) -> F:
+    """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
+
+    `apart`: while a step is examined, operations in here are not the program's; what opens and ends examinations is not apart.
+    """
+
+    @functools.wraps(method)
+    def wrapper(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        if self.off:
+            return None
+        outermost, self.busy = not self.busy, True
+        started = time.perf_counter()
+        try:
+            if not (apart and self.examining and outermost):
+                return method(self, *args, **kwargs)
+            with _disable_current_modes():
+                return method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            self.failed(error, detach=method.__name__ not in _IN_HOOKS)
+            return None
+        finally:
+            if outermost:
+                self.busy = False
+                self.seconds += time.perf_counter() - started
+
+    return cast(F, wrapper)
+
+
+class Recorder:
+    """Listens to the training of some models. `begin` and `end` frame a step; optimizer events after `end` still belong to it."""
+
+    def __init__(self, on_failure: Callable[[Exception], None], on_suspect: Callable[[Suspect], None]) -> None:
+        self.off = False
+        self.busy = False
+        self.seconds = 0.0
+        self.models: list[tuple[nn.Module, str]] = []
+        self.root_site = ""
+        self.find_parts()
+        self.capture: StepCapture | None = None
+        self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
+        self._on_failure = on_failure
+        self._on_suspect = on_suspect
+        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._scaled_from: torch.dtype | None = None
+        self._probe: UpdateProbe | None = None
+        self._in_scaler_step: Optimizer | None = None
+        self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        self.examining = False  # every operation of this step is watched: ours must run aside
+        self.stepped_late = False  # the optimizer has run after the user's block
+        self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
+
+    def failed(self, error: Exception, detach: bool = True) -> None:
+        self.off = True
+        if detach:
+            self.close()
+        self._on_failure(error)
+
+    def guard(self, function: Callable[..., None], apart: bool = True) -> Callable[..., None]:
+        return functools.partial(guarded(lambda self, *args, **kwargs: function(*args, **kwargs), apart), self)
+
+    def add_model(self, model: nn.Module, prefix: str = "") -> None:
+        self.models.append((model, prefix))
+        self.root_site = self.root_site or root_name(model, prefix)
+        self.find_parts()
+
+    def find_parts(self) -> None:
+        """Names everything anew: modules may be replaced or added while training goes on."""
+        parts = parts_of(self.models)
+        self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
+        self._owners, self.compiled = parts.owners, parts.compiled
+
+    def open(self) -> None:
+        events.listen(self)
+
+    def close(self) -> None:
+        events.leave(self)
+        if self.capture is not None and self.capture.trace is not None:
+            self.capture.trace.close()
+
+    # a step
+
+    @guarded
+    def begin(self, step: int, traced: bool, examined: bool = False) -> None:
+        self.capture = StepCapture(step, traced, started=time.perf_counter(), examined=examined)
+        self.stepped_late = False
+        self._scaled = self._probe = None
+        if traced:
+            self.find_parts()
+            self._measure_weights()
+            self.capture.trace = StepTrace(self.modules, self._on_suspect, self.compiled)
+            self.capture.trace.open(self.guard)
+
+    @guarded
+    def end(self) -> None:
+        """The user's block is over. Gradients are read at the optimizer; here, for now, if none is known to come."""
+        if self.capture is None:
+            return
+        self.capture.ended = True
+        if self.capture.trace is not None:
+            self.capture.trace.close()
+        if not self.capture.reads and not self.optimizers:
+            mine = [p for r in self._owners.values() if (p := r()) is not None]
+            scaled = self.capture.backward_scaled and not self.capture.unscaled
+            self._read_gradients(mine, self.capture.scale if scaled else None)
+            self.capture.provisional = True
+
+    @guarded
+    def take(self) -> StepCapture | None:
+        """All that was seen of the step, its numbers on their way to the host."""
+        capture, self.capture = self.capture, None
+        if capture is None:
+            return None
+        if capture.trace is not None:
+            capture.trace.close()
+        if capture.traced or capture.skipped_known:
+            self._measure_buffers(capture)
+        if capture.traced or capture.examined:
+            capture.optimizers = tuple(
+                optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
+            )
+        capture.root_site, capture.graph = self.root_site, None
+        capture.seconds = time.perf_counter() - capture.started
+        capture.start_reading()
+        return capture
+
+    # what is measured
+
+    def _measure_weights(self) -> None:
+        assert self.capture is not None
+        rows = RowBuffer(HISTOGRAM_SAMPLE)
+        sites = []
+        for key, name in self.parameters.items():
+            p = self._owners[key]()
+            if p is not None and p.numel() and p.device.type != "meta":
+                rows.add(p, histogram=True)
+                sites.append((name, short_dtype(p.dtype), tuple(p.shape)))
+        self.capture.weights = (sites, rows)
+
+    def _measure_buffers(self, capture: StepCapture) -> None:
+        rows = RowBuffer()
+        sites = []
+        for name, reference in self.buffers.items():
+            buffer = reference()
+            if buffer is not None and buffer.numel() and buffer.device.type != "meta":
+                rows.add(buffer)
+                sites.append((name, short_dtype(buffer.dtype), tuple(buffer.shape)))
+        capture.buffers = (sites, rows)
+
+    def nonfinite_buffers(self) -> frozenset[str]:
+        """Buffers that hold NaN or infinities now, before training: masks."""
+        held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and b.numel() and b.device.type != "meta"}
+        return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
+
+    def _read_gradients(self, parameters: Iterable[Tensor], scale: Tensor | None) -> None:
+        """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible."""
+        capture = self.capture
+        if capture is None:
+            return
+        if capture.provisional:  # an optimizer came after all: its moment is the right one
+            capture.provisional = False
+            capture.reads.clear()
+            capture.read.clear()
+        groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        for p in parameters:
+            name = self.parameters.get(id(p))
+            if name is None or name in capture.read or p.grad is None:
+                continue
+            grad = p.grad.coalesce().values() if p.grad.layout == torch.sparse_coo else p.grad
+            if grad.is_floating_point() and grad.layout == torch.strided and grad.numel():
+                capture.read.add(name)
+                groups.setdefault(grad.device, []).append((name, grad))
+        for found in groups.values():
+            grads = [g for _, g in found]
+            sites = [(name, short_dtype(g.dtype), tuple(g.shape)) for name, g in found]
+            if capture.traced:
+                rows = RowBuffer(HISTOGRAM_SAMPLE)
+                for g in grads:
+                    rows.add(g, histogram=True)
+                one = GradientRead(sites, rows=rows, scale=scale)
+                bad = [i for i in range(len(grads)) if rows.is_bad(i)]
+            else:
+                counts, read = pack_gradients(grads)
+                one = GradientRead(sites, counts=counts, read=read, scale=scale)
+                bad = (
+                    np.flatnonzero(~np.isfinite(read.arrays()[0]).all(axis=0)).tolist()
+                    if transfer.reads_freely(grads[0].device)
+                    else []
+                )
+            one.bad = {i: count_nonfinite(grads[i]) for i in bad}
+            capture.reads.append(one)
+            if bad and capture.graph is not None and capture.autopsy is None:
+                capture.singular = singular_operation(capture.graph, self.parameters)
+                capture.graph = None
+
+    # events
+
+    def _mine(self, optimizer: Optimizer) -> list[Tensor]:
+        return [p for g in optimizer.param_groups for p in g["params"] if id(p) in self.parameters]
+
+    @guarded
+    def saved_tensors_packed(self) -> None:
+        if self.capture is not None:
+            self.capture.packed = True
+
+    @guarded
+    def before_backward(self, roots: tuple[Tensor, ...]) -> None:
+        capture = self.capture
+        if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
+            return
+        root = roots[0]
+        capture.graph = root.grad_fn
+        self._note("backward")
+        if root.numel() == 1 and root.is_floating_point():
+            scaled = self._scaled is not None and self._scaled[0]() is root
+            loss = self._scaled[1] if scaled and self._scaled is not None else copied(root)
+            capture.losses.append(loss)
+            capture.backward_scaled = capture.backward_scaled or scaled
+            capture.loss_dtype = short_dtype(root.dtype if not scaled else self._scaled_from or root.dtype)
+            capture.loss_factor = None if scaled else factor_of(root)
+        if (
+            not capture.packed
+            and capture.autopsy is None
+            and transfer.reads_freely(root.device)
+            and not bool(root.isfinite().all())
+        ):
+            capture.autopsy = examine(root, self.parameters)
+        if not capture.backwards and self.suspects:
+            for key, name in self.parameters.items():
+                p = self._owners[key]() if name in self.suspects else None
+                if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
+                    capture.stale.append(name)
+        capture.backwards += 1
+
+    @guarded
+    def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
+        self._scaled = (weakref.ref(scaled), copied(loss))
+        self._scaled_from = loss.dtype
+        self._note("scale")
+        self._note_scaler(scaler)
+        if self.capture is not None and scaler._scale is not None:
+            self.capture.scale = scaler._scale.detach().clone()
+
+    @guarded
+    def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._note("unscale")
+        if self.capture is not None:
+            mine = self._mine(optimizer)
+            self.capture.unscaled.update(id(p) for p in mine)
+            self._read_gradients(mine, None)
+
+    @guarded
+    def before_clip(self, parameters: list[Tensor], max_norm: float) -> None:
+        capture = self.capture
+        mine = [p for p in parameters if id(p) in self.parameters]
+        if capture is None or not mine or not math.isfinite(max_norm):
+            return
+        scaled = capture.backward_scaled and not any(id(p) in capture.unscaled for p in mine)
+        self._note("clip")
+        capture.clipped = max_norm
+        capture.clipped_scaled = capture.clipped_scaled or scaled
+        self._read_gradients(mine, capture.scale if scaled else None)
+
+    @guarded
+    def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._in_scaler_step = None
+        capture = self.capture
+        mine = self._mine(optimizer)
+        if capture is None or not mine:
+            return
+        self._in_scaler_step = optimizer
+        self._note("scaler.step")
+        self._note_scaler(scaler)
+        self._note_optimizer(optimizer)
+        if scaler._scale is not None and capture.scale is None:
+            capture.scale = scaler._scale.detach().clone()
+        capture.growth_interval = scaler.get_growth_interval()
+        capture.ran = False
+        if getattr(optimizer, "_step_supports_amp_scaling", False) and id(mine[0]) not in capture.unscaled:
+            self._read_gradients(mine, capture.scale)  # a fused optimizer unscales inside its kernel
+
+    @guarded
+    def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        capture = self.capture
+        if capture is None or self._in_scaler_step is not optimizer:
+            return
+        self._in_scaler_step = None
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            capture.found_inf.extend(t.detach().clone() for t in cast(Mapping[Any, Tensor], found).values())
+        elif not capture.ran:
+            capture.skipped_known = True
+
+    @guarded
+    def after_scaler_update(self, scaler: GradScaler, given: bool) -> None:
+        self._note("update")
+        if self.capture is not None and scaler._scale is not None:
+            self.capture.scale_after = scaler._scale.detach().clone()
+            self.capture.scale_given = self.capture.scale_given or given
+
+    @guarded
+    def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        capture = self.capture
+        mine = self._mine(optimizer)
+        if capture is None or not mine:
+            return
+        if self._in_scaler_step is not optimizer:
+            self._note("step")
+        self._note_optimizer(optimizer)
+        capture.ran = True
+        if not has_closure:
+            self._read_gradients(mine, None)
+        if (capture.traced or capture.examined) and not has_closure:
+            self._probe = UpdateProbe(optimizer, self.parameters)
+
+    @guarded
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        capture = self.capture
+        if capture is None or id(optimizer) not in self.optimizers:
+            return
+        if self._probe is not None:
+            self._probe.after()
+            capture.probes.append(self._probe)
+            self._probe = None
+        self._read_gradients(self._mine(optimizer), None)  # what a closure left
+        self.stepped_late = capture.ended
+
+    def gradients_cleared(self) -> None:
+        if self.stepped_late and self.when_cleared is not None:
+            self.when_cleared()  # not aside: an examination ends here
+        self._note("zero_grad")
+
+    def _note(self, call: str) -> None:
+        if self.capture is not None and len(self.capture.calls) < MOST_CALLS_NOTED:
+            self.capture.calls.append(call)
+
+    def _note_scaler(self, scaler: GradScaler) -> None:
+        if self.capture is None:
+            return
+        if scaler not in self._scalers:
+            self._scalers.add(scaler)
+            self.capture.new_scaler = True
+        self.capture.scale_static = scaler.get_backoff_factor() >= 1.0
+
+    def _note_optimizer(self, optimizer: Optimizer) -> None:
+        assert self.capture is not None
+        self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
+        self.capture.stepped = True
+        self.capture.repeated = self.capture.repeated or (self.capture.ran and id(optimizer) in self.capture.stepped_by)
+        self.capture.stepped_by.add(id(optimizer))
+        if optimizer.param_groups:
+            self.capture.lr = lr_of(optimizer.param_groups[0])

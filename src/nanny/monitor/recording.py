@@ -1,0 +1,146 @@
+"""Step records into the store: site numbers, packed samples, scalars. The monitor speaks in steps, the writer in rows."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.examination import Examination
+from ..core.finding import Finding
+from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
+from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site, SiteTable, StepRecord, Update
+from ..diagnose.evidence import RunFacts, step_scalars
+from ..store.writer import RunWriter
+
+EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
+THIN = 10
+RING = 50
+
+
+class RunRecording:
+    """One run being recorded."""
+
+    def __init__(self, folder: Path, info: RunInfo) -> None:
+        self._writer = RunWriter(folder, info)
+        self._positions: dict[str, dict[str, int]] = {}
+        self._ring: deque[Sample] = deque(maxlen=RING)
+        self._rank = info.rank
+        self._amp = ""
+        self.failed_with = ""
+
+    @property
+    def path(self) -> Path:
+        return self._writer.path
+
+    @property
+    def dropped(self) -> int:
+        return self._writer.dropped
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def add_finding(self, finding: Finding) -> None:
+        self._writer.add_finding(finding)
+
+    def add_dump(self, step: int, site: str, saved: tuple[Path, str]) -> None:
+        self._writer.add_dump(step, site, str(saved[0]), saved[1])
+
+    def add_examination(self, examination: Examination) -> None:
+        self._writer.add_examination(examination)
+
+    def set_facts(self, facts: RunFacts) -> None:
+        self._writer.set_fact("facts", asdict(facts))
+
+    def add_step(self, step: StepRecord, urgent: bool) -> None:
+        self._writer.add_scalars(step.step, step_scalars(step))
+        if step.amp_dtype and step.amp_dtype != self._amp:
+            self._amp = step.amp_dtype
+            self._writer.set_meta(amp_dtype=self._amp)
+        if step.grads is not None:
+            self._add_gradients(step, urgent)
+        output_grads = None if step.output_grads is None else unscaled(step.output_grads, step.scale)
+        for kind, table in (
+            ("output", step.outputs),
+            ("output_grad", output_grads),
+            ("weight", step.weights),
+            ("buffer", step.buffers),
+        ):
+            if table is not None:
+                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS))
+        if step.updates and not step.skipped:
+            self._writer.add_sample(self._sample("update", step.step, update_table(step.updates), UPDATE_STATS))
+
+    def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
+        assert step.grads is not None
+        sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS)
+        if urgent:
+            while self._ring:
+                self._writer.add_sample(self._ring.popleft())
+        if urgent or step.traced or step.step < EVERY_STEP_UNTIL or step.step % THIN == 0:
+            self._writer.add_sample(sample)
+        else:
+            self._ring.append(sample)
+
+    def _sample(self, kind: str, step: int, table: SiteTable, stats: tuple[str, ...]) -> Sample:
+        known = self._positions.setdefault(kind, {})
+        new = [i for i, name in enumerate(table.names) if name not in known]
+        for i in new:
+            known[table.names[i]] = len(known)
+        if new:
+            self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
+        at = np.array([known[name] for name in table.names], dtype=np.int64)
+        data = np.zeros((len(stats), len(known)), dtype="<f4")
+        with np.errstate(over="ignore"):
+            for row, stat in enumerate(stats):
+                if stat in table.columns:
+                    data[row, at] = table.columns[stat]
+        histograms = b""
+        if table.histograms is not None:
+            packed = np.zeros((len(known), HISTOGRAM_BINS), dtype="<u2")
+            packed[at] = np.minimum(table.histograms, 65535)
+            histograms = packed.tobytes()
+        return Sample(kind, step, stats, data.tobytes(), histograms)
+
+    def close(self, status: str, **meta: Any) -> None:
+        if self.failed_with:
+            meta["exception"] = self.failed_with
+        self._writer.set_meta(**meta)
+        self._writer.close(status)
+
+
+def update_table(updates: Sequence[Update]) -> SiteTable:
+    """What a probed optimizer step did; a parameter whose learning rate is 0 was not meant to move, so nothing was measured."""
+    rows = list({update.name: update for update in updates}.values())
+    columns = {stat: np.array([getattr(update, stat) for update in rows], np.float64) for stat in UPDATE_STATS}
+    columns["count"] *= [bool(update.lr) for update in rows]
+    return SiteTable(tuple(u.name for u in rows), columns, tuple(u.dtype for u in rows), shapes=((),) * len(rows))
+
+
+def unscaled(table: SiteTable, scale: float | None) -> SiteTable:
+    """Gradients that arrived multiplied by the loss scale, as they would be without: a run with a GradScaler compares with one
+    that has none. A histogram moves by whole bins, so its scale must be a power of two (GradScaler's is)."""
+    if not scale or scale == 1 or not math.isfinite(scale):
+        return table
+    columns = {name: column if name in _COUNTS else np.asarray(column) / scale for name, column in table.columns.items()}
+    bits = math.frexp(scale)[1] - 1
+    histograms = table.histograms if table.histograms is None or 2.0**bits != scale else _moved(table.histograms, -bits)
+    return replace(table, columns=columns, histograms=histograms)
+
+
+_COUNTS = ("count", "nan", "posinf", "neginf")
+
+
+def _moved(histograms: np.ndarray, bits: int) -> np.ndarray:
+    """The finite bins moved by `bits` binary orders; what leaves the range gathers in the bins below and above."""
+    out = histograms.copy()
+    out[:, list(FINITE_BINS)] = 0
+    for index in FINITE_BINS:
+        target = min(max(index + bits, BELOW_BIN), LAST_BIN) if index != ABOVE_BIN else ABOVE_BIN
+        out[:, target] += histograms[:, index]
+    return out

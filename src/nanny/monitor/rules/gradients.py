@@ -1,0 +1,306 @@
+"""Gradients against their own history. Absolute numbers say little: a norm scales with the normalisation of the loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...core.finding import Severity
+from ...core.formats import FINITE_BINS, FP16, exponent_of
+from ...core.step import SiteTable, StepRecord
+from ..history import RunHistory, deviation, grad_norm
+from ..registry import Seen, rule
+
+
+@rule("GRAD_EXPLOSION", Severity.ERROR)
+def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The gradient norm is far above its own history.
+
+    Why: one huge update can push the weights out of a region from which they never return, and out of the fp16 range.
+
+    Fix: clip with `clip_grad_norm_` (after `scaler.unscale_` under a GradScaler), lower the learning rate, or warm up longer.
+    """
+    norm = grad_norm(step)
+    if norm is None or not math.isfinite(norm) or norm <= 0 or step.skipped:
+        return
+    found = list(_explosion(step, run, norm))
+    is_error = any(seen.severity in (None, Severity.ERROR) for seen in found)
+    if not (is_error and run.exploding):  # one divergence is one finding, whichever layer leads at the moment
+        yield from found
+    run.exploding = is_error
+
+
+def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    limits = run.limits
+    if len(run.norms) < limits.baseline_steps:
+        yield from _by_rail(step, run, norm)
+        return
+    known = deviation(run.norms, norm)
+    if known is None or known.zscore <= limits.grad_zscore or known.ratio <= limits.grad_ratio:
+        return
+    lasting = run.norm_high + 1 >= limits.explosion_steps
+    severity = Severity.ERROR if lasting or known.ratio > limits.explosion_ratio else Severity.INFO
+    if step.clipped is not None and severity is Severity.ERROR and not lasting:
+        severity = Severity.INFO  # clipping has dealt with it
+    worst = _worst_layer(step, run)
+    yield Seen(
+        f"gradient norm {norm:.3g} is {known.ratio:.3g} times its median {known.median:.3g}"
+        + (f", for {run.norm_high + 1} steps" if lasting else "")
+        + (f"; most in `{worst}`" if worst else "")
+        + (f"; clipped to {step.clipped:g}" if step.clipped is not None else ""),
+        worst or "gradients",
+        severity=severity,
+        value=norm,
+        limit=known.median * limits.grad_ratio,
+        evidence={"zscore": known.zscore, "ratio": known.ratio, "median": known.median, "clipped": step.clipped},
+    )
+
+
+def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    """Before there is a history a huge norm counts only beside something else that is huge.
+
+    Outputs, updates that replace the weights, or the growth since the first steps: a run that diverges is over by step 20.
+    """
+    limits = run.limits
+    if norm <= limits.grad_rail_high:
+        return
+    traced = step if step.outputs is not None else run.last_trace
+    rms = 0.0
+    if traced is not None and traced.outputs is not None:
+        norms, n = np.asarray(traced.outputs.columns["norm"]), np.asarray(traced.outputs.columns["count"])
+        values = norms[n > 0] / np.sqrt(n[n > 0])
+        rms = float(np.max(values[np.isfinite(values)], initial=0.0))
+    replaced = max((u.update_rms / u.weight_rms for u in step.updates if u.weight_rms > 0), default=0.0)
+    known = deviation(run.norms, norm)
+    grown = known.ratio if known is not None else 0.0
+    if rms > limits.activation_rail or replaced > limits.update_rail or grown > limits.explosion_ratio:
+        worst = _largest_layer(step)
+        yield Seen(
+            f"gradient norm {norm:.3g} at the very start"
+            + (f", with outputs of {rms:.3g} (rms)" if rms > limits.activation_rail else "")
+            + (f", {grown:.3g} times the steps before" if grown > limits.explosion_ratio else "")
+            + (f", and the update is {replaced:.3g} times the weights" if replaced > limits.update_rail else ""),
+            worst or "gradients",
+            value=norm,
+            limit=limits.grad_rail_high,
+            evidence={"output_rms": rms, "update_ratio": replaced, "ratio": grown},
+            hint="check the initialisation and the scale of inputs and targets; then the learning rate",
+        )
+
+
+def _largest_layer(step: StepRecord) -> str:
+    if step.grads is None or not len(step.grads.names):
+        return ""
+    return step.grads.names[int(np.nanargmax(np.asarray(step.grads.columns["norm"])))]
+
+
+def _worst_layer(step: StepRecord, run: RunHistory) -> str:
+    """The parameter that rose most against its own past, among those that carry the norm."""
+    if step.grads is None:
+        return ""
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    drift = np.where(norms > 0.1 * np.nanmax(norms), run.grads.drift(step.grads), -np.inf)
+    return step.grads.names[int(np.argmax(drift))] if np.isfinite(drift).any() else ""
+
+
+@rule("GRAD_VANISH", Severity.WARNING)
+def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Gradients have become so small that nothing is learned, though the loss is not small.
+
+    Why: by underflow in fp16, by saturation, or by the architecture; which one, the FP32 comparison tells.
+
+    Fix: in fp16 use a GradScaler or BF16. Else look at initialisation, saturating activations and missing normalisation.
+    """
+    norm = grad_norm(step)
+    if norm is None or not math.isfinite(norm) or step.skipped or _loss_converged(step, run):
+        return
+    limits = run.limits
+    if 0 < norm < limits.grad_rail_low and step.loss:
+        yield Seen(
+            f"the norm of all gradients is {norm:.3g} at a loss of {step.loss:.3g}",
+            "gradients",
+            value=norm,
+            limit=limits.grad_rail_low,
+        )
+        return
+    yield from _faded_layers(step, run, norm)
+    yield from _vanished_layers(step, run, norm)
+
+
+def _loss_converged(step: StepRecord, run: RunHistory) -> bool:
+    if step.loss is None or not run.first_losses:
+        return False
+    return abs(step.loss) <= run.limits.converged * abs(float(np.median(run.first_losses)))
+
+
+def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    """Layers that never had a gradient to speak of while the whole has one: it fades on the way back to them.
+
+    A whole layer, never a lone bias: before a norm or a softmax its true gradient is 0, and what is seen is rounding.
+    """
+    limits = run.limits
+    if step.grads is None or run.steps < limits.vanish_steps or not step.lr:
+        return
+    columns = step.grads.columns
+    largest = np.maximum(np.abs(np.asarray(columns["min"])), np.abs(np.asarray(columns["max"])))
+    if not (largest < limits.grad_none).any():
+        return
+    norms = np.asarray(columns["norm"], dtype=np.float64)
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(step.grads.names):
+        layers.setdefault(name.rpartition(".")[0], []).append(i)
+    faded = []
+    for layer, members in layers.items():
+        weights = [i for i in members if not step.grads.names[i].endswith("bias")]
+        if not weights or any(largest[i] >= limits.grad_none for i in members):
+            continue
+        top = max(weights, key=lambda i: norms[i])
+        past = run.grads.past(step.grads.names[top])
+        if (
+            len(past) >= limits.vanish_steps
+            and 0 < norms[top] <= 2 * float(np.median(past))  # not on its way up, as a branch that begins at zero is
+            and max(norms[top], past.max()) < limits.grad_vanish_ratio * norm
+        ):
+            faded.append((layer, float(norms[top])))
+    if faded:
+        layer, smallest = min(faded, key=lambda pair: pair[1])
+        yield Seen(
+            f"its gradient norm is {smallest:.1e}, of all gradients {norm:.3g}: it fades on the way back"
+            + (f", in {len(faded)} layers" if len(faded) > 1 else ""),
+            layer,
+            value=smallest,
+            limit=limits.grad_none,
+            evidence={"layers": [name for name, _ in faded]},
+        )
+
+
+def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+    """Layers far below their own median for several steps, while the whole is not."""
+    whole = deviation(run.norms, norm)
+    if step.grads is None or len(run.norms) < run.limits.baseline_steps or whole is None or whole.ratio < 0.1:
+        return
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    at = run.grads.columns(step.grads.names)  # may make new ones, so it comes first
+    low = run.grads.low_steps[at] + 1 >= run.limits.vanish_steps
+    vanished: list[tuple[float, float, str]] = []
+    for i in np.flatnonzero(low & (norms > 0)):
+        known = deviation(run.grads.past(step.grads.names[i]), float(norms[i]))
+        if known and known.ratio < run.limits.grad_vanish_ratio and -known.zscore > run.limits.grad_zscore:
+            vanished.append((known.ratio, float(norms[i]), step.grads.names[i]))
+    if vanished:
+        ratio, value, name = min(vanished)
+        also = f" (and {len(vanished) - 1} more)" if len(vanished) > 1 else ""
+        yield Seen(
+            f"gradient norm {value:.3g} is {ratio:.1e} of its own median{also}, others are as before",
+            name, value=value, limit=value / ratio * run.limits.grad_vanish_ratio,
+            evidence={"parameters": [n for _, _, n in vanished]},
+        )  # fmt: skip
+
+
+@rule("DEAD_LAYER", Severity.WARNING)
+def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """A layer that runs and is trained has had gradients of exactly zero for several steps.
+
+    Why: dead units, a detached branch, or gradients that all flushed to zero in fp16.
+
+    Fix: under fp16 check the GradScaler (gradients below 6e-8 become 0). Else look for units that are never active, a
+    `.detach()`, or an output that the loss ignores.
+    """
+    if step.grads is None or not step.traced or step.skipped or not step.lr:
+        return
+    norm = grad_norm(step)
+    if norm is None or not norm > 0:
+        return
+    run.grads.columns(step.grads.names)
+    at = {n: i for i, n in enumerate(run.grads.names)}
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(step.grads.names):
+        layers.setdefault(name.rpartition(".")[0], []).append(i)
+    dead: dict[str, int] = {}
+    for layer, members in layers.items():
+        steps = min(int(run.grads.zero_steps[at[step.grads.names[i]]]) + 1 for i in members)
+        usual = max(int(run.grads.zero_record[at[step.grads.names[i]]]) for i in members)
+        if layer in step.called and all(norms[i] == 0 for i in members) and steps >= max(run.limits.dead_steps, 4 * usual):
+            dead[layer] = steps
+    if dead:
+        layer, steps = list(dead.items())[-1]  # the one nearest to the loss: behind it the gradient is zero for all
+        fp16 = step.amp_dtype == "float16"
+        yield Seen(
+            f"its gradients have been exactly 0 for {steps} steps while the rest learns"
+            + (f", and those of {len(dead) - 1} more layers" if len(dead) > 1 else "")
+            + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16, no GradScaler)" if fp16 else ""),
+            layer, value=0.0, evidence={"layers": list(dead), "steps": steps},
+        )  # fmt: skip
+
+
+@rule("UNDERFLOW", Severity.WARNING)
+def underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Values that matter are below the normal range of fp16: they lose bits or become 0.
+
+    Why: below 6.1e-5 fp16 loses precision bit by bit, at 3e-8 a value is 0. Judged by energy: small values beside large ones
+    do not count.
+
+    Fix: gradients: use a GradScaler, or raise its scale. Activations: rescale them, or compute this part in FP32 or BF16.
+    """
+    for site in step.zero_outputs:
+        yield Seen("every value of its fp16 output is 0 although its input is not: the result is below 3e-8", site, value=0.0)
+    yield from _underflowing_gradients(step, run)
+    for name, share in _small_fp16(step.outputs, run):
+        if name not in step.zero_outputs and share < 1:
+            yield Seen(
+                f"{share:.0%} of the energy of its fp16 output lies below {FP16.min_normal:.2g}, where bits are lost",
+                name, severity=Severity.INFO, value=share, limit=run.limits.subnormal_energy_warn,
+            )  # fmt: skip
+
+
+def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """A branch with small gradients is no fault; if most of the model's gradients are down there, the scale is wrong."""
+    if step.output_grads is None or step.skipped or step.bad_calls or not math.isfinite(step.loss or 0.0):
+        return
+    total = sum(d == "float16" for d in step.output_grads.dtypes)
+    small = _small_fp16(step.output_grads, run)
+    zero = [name for name, share in small if share == ALL_ZERO]
+    if not small or (len(zero) == total and not step.loss):  # a loss of 0 has no gradient to lose
+        return
+    most = len(small) > run.limits.underflow_sites * total
+    scale = f"loss scale {step.scale:g}" if step.scale else "no GradScaler"
+    yield Seen(
+        f"the fp16 gradients of {len(small)} of {total} modules are below {FP16.min_normal:.2g}, where bits are lost"
+        + (f", {len(zero)} of them all 0" if zero else "")
+        + f" ({scale})",
+        small[-1][0],  # nearest to the loss
+        severity=None if most else Severity.INFO,
+        value=len(small) / total,
+        limit=run.limits.underflow_sites,
+        evidence={"sites": [n for n, _ in small], "zero": zero, "scale": step.scale},
+    )
+
+
+ALL_ZERO = 2.0  # instead of a share, which is undefined then
+
+
+def _small_fp16(table: SiteTable | None, run: RunHistory) -> list[tuple[str, float]]:
+    """fp16 sites whose energy is subnormal, or that are zero altogether, in the order of execution."""
+    if table is None or table.histograms is None:
+        return []
+    out = []
+    for i, name in enumerate(table.names):
+        if table.dtypes[i] == "float16" and table.columns["count"][i] > 0:
+            share = subnormal_energy(table.histograms[i])
+            share = ALL_ZERO if share is None else share
+            if share > run.limits.subnormal_energy_warn:
+                out.append((name, share))
+    return out
+
+
+def subnormal_energy(histogram: np.ndarray) -> float | None:
+    """Share of the sum of squares that lies in fp16's subnormal zone; None if all is zero."""
+    exponents = np.array([exponent_of(i) for i in FINITE_BINS], dtype=np.float64)
+    n = histogram[list(FINITE_BINS)].astype(np.float64)
+    if not n.sum():
+        return None
+    energy = n * np.exp2(2 * (exponents - exponents[n > 0].max()))
+    return float(energy[exponents < FP16.min_exponent].sum() / energy.sum())

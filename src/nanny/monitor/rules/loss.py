@@ -1,0 +1,69 @@
+"""The loss curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...core.finding import Severity
+from ...core.step import StepRecord
+from ..history import RunHistory, deviation, grad_norm
+from ..registry import Seen, rule
+
+
+@rule("LOSS_SPIKE", Severity.WARNING)
+def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The loss stays far above its own recent past.
+
+    Why: a gradient spike has thrown the weights out of their region; often precision or a too high learning rate is behind it.
+
+    Fix: look at GRAD_EXPLOSION and the loss scale just before; go back to a checkpoint, skip the batch, lower the learning rate.
+    """
+    limits = run.limits
+    if step.loss is None or not math.isfinite(step.loss) or len(run.losses) < limits.baseline_steps:
+        run.loss_high = 0
+        return
+    known = deviation(run.losses, step.loss, logarithmic=False)
+    high = (
+        known is not None
+        and known.zscore > limits.loss_zscore
+        and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
+        and step.loss > _lately_at_most(run)
+    )
+    run.loss_high = run.loss_high + 1 if high else 0
+    if known is not None and high:
+        lasting = run.loss_high >= limits.loss_high_steps
+        yield Seen(
+            f"loss {step.loss:.4g} against a median of {known.median:.4g}" + (f", for {run.loss_high} steps" if lasting else ""),
+            "loss",
+            severity=Severity.WARNING if lasting else Severity.INFO,
+            value=step.loss,
+            limit=known.median * limits.loss_ratio,
+            evidence={"zscore": known.zscore, "steps": run.loss_high},
+        )
+
+
+def _lately_at_most(run: RunHistory) -> float:
+    """The largest loss before the present rise: a heavy-tailed loss has shown its peaks before, and they are no spike."""
+    losses = list(run.losses)[: len(run.losses) - run.loss_high]
+    return max(losses[-2 * int(run.limits.baseline_steps) :], default=-math.inf)
+
+
+@rule("LOSS_PLATEAU", Severity.WARNING)
+def loss_plateau(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The loss is bit-identical for many steps, and that is not convergence.
+
+    Why: nothing moves: updates round away, every step is skipped, or the loss is pinned (x/inf = 0 holds a Dice loss at 1).
+
+    Fix: look at LOST_UPDATE and the skipped steps; check whether a sum inside the loss overflows in fp16.
+    """
+    if step.loss is None or not step.loss or run.same_loss + 1 < run.limits.plateau_steps or not step.lr:
+        return
+    norm = grad_norm(step)
+    begun = float(np.median(run.first_norms)) if run.first_norms else 0.0
+    if norm is None or (0 < norm < run.limits.converged * begun) or not run.losses or run.losses[-1] != step.loss:
+        return
+    seen = "gradients are exactly 0" if norm == 0 else f"the gradient norm is {norm:.3g}"
+    yield Seen(f"loss is exactly {step.loss:.6g} for {run.same_loss + 1} steps; {seen}", "loss", value=step.loss)

@@ -1,0 +1,187 @@
+"""The loss scale: what GradScaler does by itself is information, what it cannot mend is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...core.finding import Severity
+from ...core.step import StepRecord
+from ..culprit import bad_sites, forward_culprit
+from ..history import RunHistory
+from ..registry import Seen, rule
+
+
+def why_skipped(step: StepRecord) -> str:
+    """The three-way split: forward not finite, scale too high, singular backward."""
+    if step.loss is None and step.grads is None:
+        return "the scale alone does not tell why: watch the model too"
+    if forward_culprit(step) is not None or (step.loss is not None and not abs(step.loss) < float("inf")):
+        return "the forward pass is not finite, so no loss scale can help"
+    if step.scale is not None and step.scale <= 1:
+        if step.grads is not None and not np.isnan(np.asarray(step.grads.columns["min"])).any():
+            return "gradients overflow even at a scale of 1 or less: they are themselves beyond the range of fp16"
+        return "gradients are NaN even at a scale of 1 or less: a derivative is singular (sqrt, norm or log at 0)"
+    return "activations and loss are finite, only the scaled gradients overflow"
+
+
+@rule("STEP_SKIPPED", Severity.INFO)
+def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """GradScaler skipped the optimizer step because a gradient was not finite.
+
+    Why: now and then this is how the scaler finds its scale; it costs one step.
+
+    Fix: nothing, unless it goes on; then see SCALE_DECLINE.
+    """
+    if step.skipped:
+        bad = bad_sites(step.grads)
+        names = ", ".join(f"`{n}`" for n in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+        yield Seen(
+            f"optimizer step skipped at loss scale {step.scale:g}; not finite: {names or 'unknown'}",
+            "scaler",
+            value=step.scale,
+            evidence={"overflowed": bad, "scale_after": step.scale_after},
+        )
+
+
+@rule("SCALE_DECLINE", Severity.ERROR)
+def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Many skipped steps in a row, after the scaler had already found a working scale.
+
+    Why: each one halves the scale and throws the step away; the weights do not move.
+
+    Fix: if the forward pass is not finite, mend the producer (FP32 for that layer). If it is, something multiplies the gradients:
+    look for a singular derivative (sqrt or norm at 0, log of 0) or a sudden jump of the loss.
+    """
+    in_row = run.skips_in_row + 1
+    if (
+        step.skipped
+        and run.stepped_once
+        and in_row >= run.limits.scale_skips_error
+        and run.pinned + 1 < run.limits.scale_skips_error
+    ):
+        yield Seen(
+            f"{in_row} optimizer steps skipped in a row, loss scale at {step.scale:g}; {why_skipped(step)}",
+            "scaler",
+            value=in_row,
+            limit=run.limits.scale_skips_error,
+            evidence={"overflowed": bad_sites(step.grads), "scale": step.scale},
+        )
+
+
+@rule("SCALE_COLLAPSE", Severity.ERROR)
+def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The loss scale fell below 1 and the steps are still skipped.
+
+    Why: GradScaler has no floor, it halves for ever. Below 1 the gradients themselves do not fit, or are NaN at any scale.
+
+    Fix: if the forward pass is not finite, mend the layer that made the first infinity. If gradients are NaN, look for sqrt, norm
+    or log at 0. If they overflow, scale the loss down or compute the layers with the largest gradients in FP32 or BF16.
+    """
+    if not step.skipped:
+        return
+    in_row = run.skips_in_row + 1
+    after = step.scale_after if step.scale_after is not None else step.scale
+    if after is not None and after < run.limits.scale_floor and in_row >= run.limits.scale_collapse_skips:
+        yield Seen(
+            f"loss scale collapsed to {after:g} after {in_row} skipped steps in a row; {why_skipped(step)}",
+            "scaler",
+            value=after,
+            limit=run.limits.scale_floor,
+            evidence={"overflowed": bad_sites(step.grads)},
+        )
+
+
+@rule("SCALE_PINNED", Severity.ERROR)
+def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Every step overflows and the loss scale does not move.
+
+    Why: the scaler is made anew or its scale is set by hand each step, or `update()` is not called; it cannot back off, and
+    the weights never change.
+
+    Fix: create one GradScaler before the loop and call `scaler.update()` once per step, without an argument.
+    """
+    if run.is_pinned(step) and run.pinned + 1 >= run.limits.scale_skips_error:
+        yield Seen(
+            f"{run.pinned + 1} steps in a row skipped while the loss scale stayed at {step.scale:g}",
+            "scaler",
+            value=step.scale,
+            evidence={"overflowed": bad_sites(step.grads)},
+        )
+
+
+@rule("SKIP_RATE", Severity.WARNING)
+def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """GradScaler skips far more steps than its own growth would explain.
+
+    Why: a healthy scaler overflows about once per growth interval. More means the gradients swing over several orders.
+
+    Fix: find the layers named under `overflowed`; lower the learning rate or clip after `scaler.unscale_`.
+    """
+    limits = run.limits
+    window = [*run.skips, step.skipped]
+    if not step.skipped or len(window) < limits.skip_window / 2:
+        return
+    rate = sum(window) / len(window)
+    expected = 1.0 / step.growth_interval if step.growth_interval else 0.0
+    if rate > max(limits.skip_rate_warn, 3 * expected) and sum(window) >= 4:
+        severe = rate > max(limits.skip_rate_error, 3 * expected)
+        yield Seen(
+            f"{sum(window)} of the last {len(window)} steps were skipped ({rate:.1%}); {expected:.2%} would be usual",
+            "scaler",
+            severity=Severity.ERROR if severe else None,
+            value=rate,
+            limit=limits.skip_rate_warn,
+            evidence={"overflowed": bad_sites(step.grads)},
+        )
+
+
+@rule("SCALE_LOW", Severity.INFO)
+def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The loss scale is low.
+
+    Why: small gradients may flush to zero. A low value alone is no fault: it depends on the model.
+
+    Fix: compare the flushed share: `nanny whatif --dtype fp16 --scale` with this scale.
+    """
+    scale = step.scale_after
+    if scale is not None and scale < run.limits.scale_low_warn and run.first_scale is not None and scale < run.first_scale:
+        yield Seen(
+            f"loss scale is {scale:g}, it began at {run.first_scale:g}", "scaler", value=scale, limit=run.limits.scale_low_warn
+        )
+
+
+@rule("CLIP_BEFORE_UNSCALE", Severity.ERROR)
+def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Gradients were clipped while still multiplied by the loss scale.
+
+    Why: the threshold is meant for true gradients. Clipped to max_norm and then divided by the scale, the update is some
+    65536 times too small.
+
+    Fix: call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
+    """
+    if step.clipped_scaled and step.scale is not None and step.clipped is not None:
+        real = step.clipped / step.scale
+        yield Seen(
+            f"gradients were clipped to {step.clipped:g} while scaled by {step.scale:g}: the real threshold was {real:.3g}",
+            "scaler",
+            value=step.scale,
+        )
+
+
+@rule("STALE_GRADS", Severity.ERROR)
+def stale_grads(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Non-finite gradients of a former step were still there when backward began.
+
+    Why: new gradients are added to the old ones; inf plus anything stays inf, so every later step is skipped too.
+
+    Fix: call `optimizer.zero_grad()` in every iteration, also after a skipped step.
+    """
+    if step.stale:
+        more = f" and {len(step.stale) - 1} more" if len(step.stale) > 1 else ""
+        yield Seen(
+            f"`{step.stale[0]}`{more} still held a non-finite gradient from an earlier step when backward began",
+            step.stale[0],
+            evidence={"parameters": list(step.stale)},
+        )

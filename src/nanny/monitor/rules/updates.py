@@ -1,0 +1,106 @@
+"""What the optimizer did: updates that round away, eps that is too small or too large, state that cannot move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...core.finding import Severity
+from ...core.formats import format_of
+from ...core.step import OptimizerState, StepRecord
+from ..history import RunHistory
+from ..registry import Seen, rule
+
+
+@rule("LOST_UPDATE", Severity.WARNING)
+def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """Most weights with a gradient were left bit-identical by the optimizer step.
+
+    Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of it in bf16) is lost.
+
+    Fix: keep FP32 master weights (leave the parameters in FP32 and use autocast), or use stochastic rounding or Kahan summation.
+    """
+    # in FP32 an update that rounds away is below 1e-7 of its weight: a tiny learning rate or convergence, not a loss of precision
+    moving = [u for u in step.updates if u.lr and u.count and format_of(u.dtype).bits <= 16]
+    total = sum(u.count for u in moving)
+    if step.skipped or not total:
+        return
+    share = sum(u.unchanged for u in moving) / total
+    if share <= run.limits.unchanged_share_warn:
+        return
+    worst = max(moving, key=lambda u: u.unchanged)
+    ordinary = all(o.rounds_to_nearest for o in step.optimizers)
+    severity = Severity.ERROR if share > run.limits.unchanged_share_error else Severity.WARNING
+    yield Seen(
+        f"{share:.0%} of the weights with a gradient did not change in this step; most in `{worst.name}` ({worst.dtype}), "
+        f"whose mean update was {worst.update_rms:.1e} on weights of {worst.weight_rms:.1e}",
+        worst.name,
+        severity=severity if ordinary else Severity.INFO,
+        value=share,
+        limit=run.limits.unchanged_share_warn,
+        evidence={"dtype": worst.dtype, "lr": worst.lr, "update_rms": worst.update_rms, "weight_rms": worst.weight_rms},
+    )
+
+
+@rule("EPS_UNDERFLOW", Severity.ERROR)
+def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The optimizer's eps is zero in the precision of its state.
+
+    Why: 1e-8 is below the smallest fp16 value; where the second moment flushes to 0 too, the first step divides by zero.
+
+    Fix: keep parameters and optimizer state in FP32 (autocast does), or set eps to 1e-4.
+    """
+    for state in step.optimizers:
+        dtype = state.state_dtype or state.param_dtype
+        if state.eps is None or state.fused or dtype not in ("float16", "float8_e4m3fn", "float8_e5m2"):
+            continue
+        limit = format_of(dtype).flush_at
+        if state.eps <= limit:
+            yield Seen(
+                f"{state.name} works with eps={state.eps:g} in {dtype}, where everything up to {limit:.2g} is 0",
+                "optimizer.eps", value=state.eps, limit=limit, evidence={"dtype": dtype, "optimizer": state.name},
+            )  # fmt: skip
+
+
+@rule("EPS_DOMINATES", Severity.WARNING)
+def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The optimizer's eps is larger than the gradients it divides by.
+
+    Why: the update is no longer normalised, it shrinks with the gradient; training is slower than the learning rate says.
+
+    Fix: make eps smaller, or the loss larger (sum instead of mean). Precision is not the cause.
+    """
+    for state in step.optimizers:
+        ratio = state.eps_ratio
+        if ratio is not None and ratio < run.limits.eps_dominates_warn and run.steps >= run.limits.baseline_steps:
+            yield Seen(
+                f"half of the values of sqrt(v) are below {ratio:.2g} times eps={state.eps:g}",
+                "optimizer.eps",
+                severity=Severity.ERROR if ratio < run.limits.eps_dominates_error else None,
+                value=ratio,
+                limit=run.limits.eps_dominates_warn,
+                evidence={"optimizer": state.name},
+            )
+
+
+@rule("STATE_STAGNATION", Severity.WARNING)
+def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+    """The optimizer's moving average decays more slowly than its precision can express.
+
+    Why: v * beta2 rounds back to v, so the second moment never falls again and the steps stay too small.
+
+    Fix: keep the optimizer state in FP32, or lower beta2 (0.95 works in bf16).
+    """
+    for state in step.optimizers:
+        if state.beta2 is None or state.fused or not _stalls(state):
+            continue
+        limit = format_of(state.state_dtype).unit_roundoff / 2
+        yield Seen(
+            f"{state.name} keeps its averages in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below its {limit:.2g}",
+            "optimizer.state", value=1 - state.beta2, limit=limit, evidence={"optimizer": state.name, "dtype": state.state_dtype},
+        )  # fmt: skip
+
+
+def _stalls(state: OptimizerState) -> bool:
+    if state.state_dtype not in ("bfloat16", "float16") or not state.rounds_to_nearest:
+        return False
+    return state.beta2 is not None and 1 - state.beta2 < format_of(state.state_dtype).unit_roundoff / 2

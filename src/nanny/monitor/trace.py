@@ -1,0 +1,227 @@
+"""One traced step: the outputs of every module and their gradients, measured as they pass.
+
+The hook is a global one and lives only during the step, so nothing is stored on the modules. A tensor is measured once, however
+many containers return it. Gradients are taken by a hook on the output tensor, which bears in-place modules and dict outputs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.nn.modules.module import register_module_forward_hook
+
+from ..core.step import BadCall
+from ..measure.rows import RowBuffer, count_nonfinite
+from ..watch.names import float_leaves, short_dtype
+
+HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
+MOST_CALLS = 64  # per module and step: a cell called a thousand times is measured this often
+
+
+@dataclass
+class Call:
+    """One output tensor of one module call."""
+
+    site: str
+    output: int  # row
+    dtype: str
+    shape: tuple[int, ...] = ()
+    gradient: list[int] = field(default_factory=list)  # row, once backward has passed
+    gradient_dtype: list[str] = field(default_factory=list)
+    # for the host to judge later, where nothing can be read now:
+    inputs: tuple[int, ...] | None = None  # rows; None: judged at once
+    module: str = ""
+    has_parameters: bool = False
+
+
+@dataclass
+class Suspect:
+    """A call whose output was seen to be bad at once; what is known about its inputs."""
+
+    bad: BadCall
+    inputs: tuple[Tensor, ...]
+    module: nn.Module
+
+
+def recomputing() -> bool:
+    """Inside backward, that is in a checkpoint's second forward pass."""
+    task = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
+def being_traced() -> bool:
+    """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return True
+    level = getattr(torch._C._functorch, "maybe_current_level", None)
+    return level is not None and level() is not None
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
+
+
+class StepTrace:
+    """Opened at the start of a traced step, closed at its end; the numbers are in `rows`."""
+
+    def __init__(
+        self, names: Mapping[int, str], on_suspect: Callable[[Suspect], None], skip: frozenset[int] = frozenset()
+    ) -> None:
+        self.rows = RowBuffer(HISTOGRAM_SAMPLE)
+        self.calls: list[Call] = []
+        self.bad: list[BadCall] = []
+        self.zero_outputs: list[str] = []
+        self.called: set[str] = set()
+        self.amp: tuple[str, str] | None = None
+        self._names = names
+        self._skip = skip
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Call]] = {}
+        self._counts: dict[str, int] = {}
+        self._on_suspect = on_suspect
+        self._handle: Any = None
+        self._leaf_handles: list[Any] = []  # hooks on parameters or inputs that a module returned, which would outlive the step
+
+    def open(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+        """`guard` makes a function that never raises out of one that may."""
+        self._guard = guard
+        if not self._skip:  # a hook in place while torch.compile traces would break the graph
+            self._handle = register_module_forward_hook(guard(self._forward), with_kwargs=True)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            getattr(module_hooks, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)  # torch forgets it
+            self._handle = None
+        while self._leaf_handles:
+            self._leaf_handles.pop().remove()
+
+    def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        name = self._names.get(id(module))
+        if name is None:
+            if next(module.parameters(), None) is not None:  # another model's part
+                return
+            name = f"{type(module).__name__}()"  # a criterion, or a module made on the fly
+        if not torch.is_grad_enabled() or recomputing() or being_traced():
+            return
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if self._counts[name] > MOST_CALLS:
+            return
+        self._note_autocast(output)
+        for i, leaf in enumerate(float_leaves(output)):
+            self._one_output(name if i == 0 else f"{name}[{i}]", module, args, kwargs, leaf)
+
+    def _one_output(self, site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> None:
+        self.called.add(site)
+        known = self._known(leaf)
+        before = self._rows_of_inputs(args, kwargs)
+        if known is not None:  # a container that returns what its last child returned
+            call = Call(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
+        else:
+            call = Call(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
+            self._seen[id(leaf)] = (weakref.ref(leaf), _version(leaf), call)
+            if leaf.requires_grad:
+                handle = leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))
+                if leaf.is_leaf:
+                    self._leaf_handles.append(handle)
+        self.calls.append(call)
+        bad = self.rows.is_bad(call.output)
+        if bad is None:
+            call.inputs = tuple(self.rows.add_bounds(t) if row is None else row for t, row in before)
+            call.module = type(module).__name__
+            call.has_parameters = _has_parameters(module)
+        elif bad:
+            self._suspect(call, module, leaf, before)
+        elif known is None and leaf.dtype == torch.float16 and self.rows.is_zero(call.output):
+            self._zero_output(call, module, before)
+
+    def _known(self, tensor: Tensor) -> Call | None:
+        """The call that measured this very tensor, if it was not written to since."""
+        entry = self._seen.get(id(tensor))
+        if entry is None or entry[0]() is not tensor or entry[1] != _version(tensor):
+            return None
+        return entry[2]
+
+    def _rows_of_inputs(self, args: Any, kwargs: Any) -> list[tuple[Tensor, int | None]]:
+        """Each input with the row that its producer left. An in-place module has overwritten its input: the older row stands."""
+        out: list[tuple[Tensor, int | None]] = []
+        for tensor in float_leaves((args, kwargs)):
+            entry = self._seen.get(id(tensor))
+            out.append((tensor, entry[2].output if entry is not None and entry[0]() is tensor else None))
+        return out
+
+    def _gradient(self, call: Call, grad: Tensor) -> None:
+        if not call.gradient:
+            call.gradient.append(self.rows.add(grad, histogram=True))
+            call.gradient_dtype.append(short_dtype(grad.dtype))
+
+    def _note_autocast(self, output: Any) -> None:
+        if self.amp is None:
+            leaf = next(float_leaves(output), None)
+            kind = leaf.device.type if leaf is not None else "cpu"
+            if torch.is_autocast_enabled(kind):
+                self.amp = (kind, short_dtype(torch.get_autocast_dtype(kind)))
+
+    def _suspect(self, call: Call, module: nn.Module, leaf: Tensor, before: list[tuple[Tensor, int | None]]) -> None:
+        """Only here, once something is wrong, are inputs and parameters looked at."""
+        states: list[bool | None] = []
+        largest = 0.0
+        for tensor, row in before:
+            if row is None and tensor is leaf:  # overwritten in place, and nobody measured it before
+                states.append(None)
+                continue
+            row = self.rows.add(tensor) if row is None else row
+            states.append(self.rows.is_clean(row))
+            size = self.rows.largest(row)
+            largest = max(largest, size if size < float("inf") else _finite_absmax(tensor))
+        known = [s for s in states if s is not None]
+        clean = None if not known and states else all(known)
+        parameters = tuple(n for n, p in module.named_parameters(recurse=False) if p.is_floating_point() and not _is_finite(p))
+        nan, posinf, neginf = count_nonfinite(leaf)
+        bad_call = BadCall(
+            site=call.site,
+            module=type(module).__name__,
+            dtype=call.dtype,
+            nan=nan,
+            posinf=posinf,
+            neginf=neginf,
+            count=leaf.numel(),
+            inputs_clean=clean,
+            has_parameters=_has_parameters(module),
+            bad_parameters=parameters,
+            finite_absmax=_finite_absmax(leaf),
+            input_absmax=largest,
+        )
+        self.bad.append(bad_call)
+        if clean is not False and (nan or posinf or parameters or bad_call.has_parameters):
+            self._on_suspect(Suspect(bad_call, tuple(t for t, _ in before), module))
+
+    def _zero_output(self, call: Call, module: nn.Module, before: list[tuple[Tensor, int | None]]) -> None:
+        """All zero in fp16: flushed, if the input spreads to both sides of zero and no parameter of the module is itself zero."""
+        if any(not p.any() for p in module.parameters(recurse=False)):
+            return
+        for tensor, row in before:
+            if row is not None and tensor.is_floating_point():
+                low, high = torch.aminmax(tensor.detach())
+                if bool(low < 0) and bool(high > 0):
+                    self.zero_outputs.append(call.site)
+                    return
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    low, high = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _finite_absmax(tensor: Tensor) -> float:
+    magnitude = tensor.detach().float().abs()
+    return float(torch.where(magnitude.isfinite(), magnitude, 0.0).max())

@@ -1,0 +1,121 @@
+"""What an optimizer step really did to the weights, and how the optimizer rounds: on traced steps, by samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..core.step import OptimizerState, Update
+from ..measure.flatten import as_line, thin
+from ..measure.transfer import PendingRead
+from ..watch.names import is_readable, short_dtype
+
+SAMPLE = 1024  # elements of a parameter
+EPS_SAMPLE = 128
+_STATE_KEYS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_avg", "momentum_buffer")
+_RANK = {"float8_e5m2": 0, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 3, "float32": 4, "float64": 5}
+
+
+def narrowest(dtypes: set[str]) -> str:
+    return min(dtypes, key=lambda name: _RANK.get(name, 9), default="")
+
+
+def lr_of(group: Mapping[str, Any]) -> float:
+    lr = group.get("lr", 0.0)
+    return float(lr) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else float("nan")
+
+
+class UpdateProbe:
+    """Samples of the weights before the step, compared after it; the counts are read with the other numbers of the step.
+
+    All samples are compared in one go, and summed up by parameter: some hundred small calls less.
+    """
+
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        self._parameters: list[tuple[str, Tensor, float]] = []
+        before: list[Tensor] = []
+        moved: list[Tensor] = []
+        for group in optimizer.param_groups:
+            lr = lr_of(group)
+            for p in group["params"]:
+                name = names.get(id(p))
+                if name is None or p.grad is None or not is_readable(p) or not is_readable(p.grad):
+                    continue
+                weight, gradient = thin(as_line(p), SAMPLE), thin(as_line(p.grad), SAMPLE)
+                if weight.shape == gradient.shape and (not before or weight.device == before[0].device):
+                    self._parameters.append((name, p, lr))
+                    before.append(weight.float() if weight.dtype != torch.float32 else weight)
+                    moved.append(gradient)
+        self._lengths = [part.numel() for part in before]
+        self._before = torch.cat(before) if before else torch.empty(0)
+        self._moved = torch.cat([part != 0 for part in moved]) if moved else torch.empty(0, dtype=torch.bool)
+        self._sums: Tensor | None = None
+
+    def after(self) -> None:
+        if not self._parameters:
+            return
+        now = torch.cat([thin(as_line(p), SAMPLE).float() for _, p, _ in self._parameters])
+        same = (now == self._before) & self._moved  # 16-bit values stay what they are in fp32
+        rows = torch.stack([self._moved.float(), same.float(), (now - self._before).square(), self._before.square()])
+        self._sums = torch.stack([part.sum(dim=1) for part in rows.split(self._lengths, dim=1)])
+
+    def pending(self) -> PendingRead:
+        return PendingRead([self._sums])
+
+    def updates(self, read: PendingRead) -> tuple[Update, ...]:
+        sums = read.arrays()[0]
+        if sums is None:
+            return ()
+        out = []
+        for (name, p, lr), n, (moved, same, change, weight) in zip(self._parameters, self._lengths, sums.tolist()):
+            out.append(Update(name, short_dtype(p.dtype), lr, int(moved), int(same), (change / n) ** 0.5, (weight / n) ** 0.5))
+        return tuple(out)
+
+
+def optimizer_state(optimizer: Optimizer) -> OptimizerState:
+    """Facts that decide how it rounds. Reads a median of a small sample where that is free (CPU)."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    params = [p for g in optimizer.param_groups for p in g["params"]]
+    betas = group.get("betas")
+    kept = [optimizer.state[p] for p in params if p in optimizer.state]
+    states = {short_dtype(s[k].dtype) for s in kept for k in _STATE_KEYS if isinstance(s.get(k), Tensor)}
+    eps = group.get("eps")
+    return OptimizerState(
+        name=type(optimizer).__name__,
+        rounds_to_nearest=type(optimizer).__module__.startswith("torch.optim"),
+        fused=bool(group.get("fused")),
+        lr=lr_of(group),
+        eps=float(eps) if isinstance(eps, (int, float)) else None,
+        beta2=float(betas[1])
+        if isinstance(betas, (tuple, list)) and len(betas) > 1 and not isinstance(betas[1], Tensor)
+        else None,
+        param_dtype=narrowest({short_dtype(p.dtype) for p in params if p.is_floating_point()}),
+        state_dtype=narrowest(states),
+        eps_ratio=_eps_ratio(kept, group),
+        weight_decay=_number(group.get("weight_decay")),
+        decoupled=bool(group.get("decoupled_weight_decay")) or isinstance(optimizer, torch.optim.AdamW),
+    )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _eps_ratio(kept: list[Any], group: Mapping[str, Any]) -> float | None:
+    """Median of sqrt(v_hat)/eps over the elements that ever had a gradient: below 1, eps and not the gradient sets the step."""
+    eps, betas = group.get("eps"), group.get("betas")
+    if not isinstance(eps, (int, float)) or not eps or not isinstance(betas, (tuple, list)) or len(betas) < 2:
+        return None
+    samples = []
+    for state in kept:
+        v, step = state.get("exp_avg_sq"), state.get("step")
+        if isinstance(v, Tensor) and v.device.type == "cpu" and is_readable(v):
+            correction = 1 - float(betas[1]) ** max(float(step), 1.0) if step is not None else 1.0
+            samples.append(thin(as_line(v), EPS_SAMPLE).double() / correction)
+    joined = torch.cat(samples) if samples else torch.empty(0)
+    joined = joined[joined > 0]
+    return float(joined.median()) ** 0.5 / eps if joined.numel() else None

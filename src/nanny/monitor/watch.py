@@ -1,0 +1,421 @@
+"""Watches a training run: `MixedPrecisionNanny`.
+
+    nanny = MixedPrecisionNanny(model, optimizer, scaler)
+    for step, (x, y) in enumerate(loader):
+        with nanny.step(step):
+            loss = criterion(model(x), y)
+            loss.backward()
+        optimizer.step()
+    nanny.close()
+
+A step is judged when the next one begins (or at `close`): the optimizer usually runs after the block.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+import traceback
+import warnings
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from ..core.examination import Examination
+from ..core.finding import Finding, NannyError, NannyWarning, Severity
+from ..core.limits import Limits
+from ..core.step import StepRecord
+from ..diagnose.evidence import Evidence, Gathering, looks_wrong
+from ..diagnose.records import Diagnosis
+from ..diagnose.registry import diagnoses_of
+from ..diagnose.text import diagnosis_lines
+from ..examine.hazards import judged
+from ..store.writer import status_at_exit, status_of
+from .autosteps import AutoSteps
+from .capture import StepCapture
+from .culprit import first_culprit
+from .dump import save_suspect
+from .examiner import Examiner
+from .history import RunHistory
+from .live_log import LiveLog, closing_lines
+from .process import run_info
+from .recorder import Recorder
+from .recording import RunRecording
+from .registry import all_rules, judge_step
+from .trace import Suspect
+
+DENSE_STEPS = 5  # traced in a row after an ERROR
+MOST_DENSE_BURSTS = 20
+MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
+EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
+
+
+def should_trace(step: int, every: int, dense_until: int) -> bool:
+    return step < dense_until or step % every == 0
+
+
+def disabled() -> bool:
+    return os.environ.get("NANNY_DISABLE", "") not in ("", "0")
+
+
+class MixedPrecisionNanny:
+    """Watches the training of `model` and says what goes wrong numerically, first culprit first.
+
+    `optimizer` and `scaler` need not be given: they are seen when they are used. `output_dir=None` writes no files.
+    `examine="off"` forbids to watch single steps operation by operation beside FP32, which `diagnose` otherwise draws on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        scaler: GradScaler | None = None,
+        trace_interval: int = 100,
+        output_dir: str | os.PathLike[str] | None = "nanny_logs",
+        *,
+        on_finding: Callable[[Finding], None] | None = None,
+        dump_on_error: bool = False,
+        limits: Limits | None = None,
+        examine: str = "auto",
+        live: bool = True,
+        strict: bool = False,
+    ) -> None:
+        if model is not None and not isinstance(model, nn.Module):
+            raise NannyError(f"MixedPrecisionNanny needs the model (a torch.nn.Module), got {type(model).__name__}")
+        if trace_interval < 1:
+            raise NannyError(f"trace_interval is {trace_interval}; it counts steps, so use 1 or more")
+        if examine not in ("auto", "every", "off"):
+            raise NannyError(f'examine is {examine!r}; use "auto" (within one percent of the time), "every" or "off"')
+        self.findings: list[Finding] = []
+        self.enabled = not disabled()
+        self._closed = not self.enabled
+        if not self.enabled:
+            return
+        self._interval = trace_interval
+        self._on_finding = on_finding
+        self._strict = strict
+        self._pid = os.getpid()
+        self._rules = all_rules()
+        self._history = RunHistory(limits)
+        self._gathering = Gathering(limits)
+        self._recorder = Recorder(self._failed, self._suspect)
+        self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
+        self._recorder.when_cleared = self._close_examination
+        self._told: Diagnosis | None = None
+        self._tries = 0
+        self._waiting: deque[StepCapture] = deque()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._last_seen: dict[tuple[str, str], int] = {}
+        self._worst: dict[tuple[str, str], Severity] = {}
+        self._step: int | None = None
+        self._offset = 0
+        self._steps = self._traced = 0
+        self._dense_until = self._dense_bursts = 0
+        self._dump_on_error = dump_on_error
+        self._dumps: list[Path] = []
+        self._rng: torch.Tensor | None = None
+        self._failure: str | None = None
+        self._began: float | None = None
+        self._ended = 0.0
+        self._folder = None if output_dir is None else Path(output_dir)
+        info = run_info(trace_interval)
+        self._rank = info.rank if info.world_size > 1 else None
+        self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
+        self._recording = None if self._folder is None else RunRecording(self._folder, info)
+        if model is not None:
+            self.add_model(model)
+        for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer or ():
+            self._recorder.optimizers[id(one)] = weakref.ref(one)
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    def add_model(self, model: nn.Module, prefix: str = "") -> None:
+        """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
+        if not self.enabled:
+            return
+        if prefix and not prefix.endswith("."):
+            prefix += "."
+        self._recorder.guard(self._recorder.add_model)(model, prefix)
+        self._history.bad_buffers |= self._recorder.nonfinite_buffers()
+        self._gathering.masks = self._history.bad_buffers
+        if self._recorder.compiled and self._live is not None and not prefix:
+            self._live.say("nanny: part of the model is compiled: its inner outputs are not traced, gradients are as usual")
+
+    # steps
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """Frames one training step: forward and backward inside, the optimizer inside or right after."""
+        self.begin_step(step)
+        try:
+            yield
+        except BaseException as error:
+            self._leave(error)
+            raise
+        self.end_step()
+
+    def begin_step(self, step: int) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._close_examination()
+        if self._recorder.off:
+            self._recorder.close()
+        self._recorder.guard(self._finish)()
+        self._recorder.guard(self._begin)(int(step))
+        if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.examined:
+            self._recorder.guard(self._examiner.open)(self._step)
+
+    def _begin(self, step: int) -> None:
+        if self._step is not None and step + self._offset <= self._step:
+            self._offset = self._step + 1 - step  # counting began anew (a second epoch)
+        step += self._offset
+        traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until)
+        if traced and self._dump_on_error:
+            self._rng = torch.get_rng_state()
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now
+        examined = self._examiner is not None and self._examiner.begin(self._steps, now - self._began)
+        self._step = step
+        self._steps += 1
+        self._traced += traced
+        self._recorder.open()
+        self._recorder.begin(step, traced, examined)
+
+    def end_step(self) -> None:
+        if not self._closed:
+            self._recorder.end()
+            if self._recorder.off:
+                self._recorder.close()
+            if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.stepped):
+                self._close_examination()
+            self._ended = time.perf_counter()
+
+    def _close_examination(self) -> None:
+        if self._examiner is None or not self._examiner.is_open:
+            return
+        # after a failure nobody asks for the result
+        end = self._examiner.close if self._recorder.off else self._recorder.guard(self._examiner.finish, apart=False)
+        end()
+
+    def _examined(self, examination: Examination) -> None:
+        assert self._examiner is not None
+        try:
+            examination = judged(examination)
+        except Exception as error:
+            if self._strict:
+                raise
+            self._examiner.off_because = f"{type(error).__name__}: {error}"
+            return
+        self._gathering.add_examination(examination)
+        if self._recording is not None:
+            self._recording.add_examination(examination)
+
+    def _leave(self, error: BaseException) -> None:
+        """The step was left by an exception: judge what was seen of it and take every hook away."""
+        if self._closed:
+            return
+        self.end_step()
+        self._close_examination()
+        self._recorder.guard(self._finish)()
+        self._recorder.close()
+        if self._recording is not None:
+            self._recording.failed_with = f"{type(error).__name__}: {error}"[:500]
+            self._recording.flush()
+
+    def _finish(self, wait: bool = False) -> None:
+        """Judges the steps whose numbers have arrived, in order."""
+        capture = self._recorder.take()
+        if capture is not None:
+            self._waiting.append(capture)
+        while self._waiting and (wait or self._waiting[0].ready()):
+            self._judge(self._waiting.popleft().record())
+
+    def _judge(self, step: StepRecord) -> None:
+        found = judge_step(step, self._history, self._rules)
+        self._gathering.add(step)
+        wrong = any(f.severity is Severity.ERROR for f in found)
+        if self._recording is not None:
+            self._recording.add_step(step, urgent=wrong)
+            if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
+                self._recording.set_facts(self._gathering.facts)
+        if self._examiner is not None:
+            if not step.examined and not step.traced and step.seconds is not None:
+                self._examiner.plain_step(step.seconds)
+            if looks_wrong(found):
+                self._examiner.plan.suspect()
+        for finding in found:
+            self._emit(finding if self._rank is None else replace(finding, rank=self._rank))
+        overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
+        tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
+        self._recorder.suspects = frozenset(overflowed) if tried else frozenset()
+        if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
+            self._explain()
+
+    def _explain(self) -> None:
+        """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
+        self._tries += 1
+        best = next(iter(self.diagnoses()), None)
+        if best is not None and not best.early and (best.where or not best.culprit.startswith("op:")):
+            self._told = best
+            self._say(best)
+
+    def _best_diagnosis(self) -> Diagnosis | None:
+        """At the end of the run, outside every hook: a fault of ours must not reach the script here either."""
+        found: list[Diagnosis] = []
+        self._recorder.guard(lambda: found.extend(self.diagnoses()))()
+        return found[0] if found else None
+
+    def _say(self, one: Diagnosis) -> None:
+        if self._live is not None:
+            self._live.say("\n".join(f"nanny: {text}" for text in diagnosis_lines(one)))
+
+    def evidence(self) -> Evidence:
+        """What was gathered so far, as `diagnose` reads it."""
+        return self._gathering.evidence(self.findings) if self.enabled else Gathering().evidence(())
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """The root causes of what was seen so far, best first; nothing on a healthy run."""
+        return diagnoses_of(self.evidence())
+
+    def _emit(self, finding: Finding) -> None:
+        """Each code and site once, and again only if it got worse; repeats are counted."""
+        key = (finding.code, finding.site)
+        self._counts[key] += 1
+        if finding.step is not None:
+            self._last_seen[key] = finding.step
+        if self._worst.get(key, 0) >= finding.severity:
+            return
+        self._worst[key] = finding.severity
+        self.findings.append(finding)
+        if self._recording is not None:
+            self._recording.add_finding(finding)
+        if self._live is not None:
+            self._live.show(finding)
+        if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
+            self._dense_bursts += 1
+            self._dense_until = self._step + 1 + DENSE_STEPS
+        if self._on_finding is not None:
+            self._on_finding(finding)
+
+    def _suspect(self, suspect: Suspect) -> None:
+        if self._dump_on_error and self._folder is not None and len(self._dumps) < MOST_DUMPS and self._step is not None:
+            saved = save_suspect(self._folder / "dumps", self._step, suspect, self._rng)
+            if saved is not None:
+                self._dumps.append(saved[0])
+                if self._recording is not None:
+                    self._recording.add_dump(self._step, suspect.bad.site, saved)
+
+    def steps_by_themselves(self, *, find_models: bool) -> AutoSteps:
+        """Lets steps begin when a model is called for training; with `find_models`, models are found in the same way."""
+        steps = AutoSteps(self._recorder, self.begin_step, self.add_model if find_models else None)
+        self._recorder.open()
+        steps.open()
+        return steps
+
+    # the end
+
+    def _failed(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        if self._strict:
+            raise error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        warnings.warn(
+            f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})",
+            NannyWarning,
+            stacklevel=2,
+        )
+
+    @property
+    def cost_percent(self) -> float:
+        """Time spent watching, in percent of the training without it. Examinations are counted apart, in `examined_seconds`."""
+        if not self.enabled or self._began is None:
+            return 0.0
+        spent = self._recorder.seconds
+        whole = max(time.perf_counter(), self._ended) - self._began - spent - self.examined_seconds
+        return 100.0 * spent / whole if whole > 0 else 0.0
+
+    @property
+    def examined_seconds(self) -> float:
+        return self._examiner.plan.spent if self.enabled and self._examiner is not None else 0.0
+
+    def close(self, status: str = "finished") -> None:
+        """Judges the last step, writes everything, removes every hook. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:
+            return
+        self._close_examination()
+        cost = self.cost_percent
+        self._recorder.guard(self._finish)(wait=True)
+        self._recorder.close()
+        if self._recording is not None:
+            self._recording.set_facts(self._gathering.facts)
+            self._recording.close(
+                status,
+                cost_percent=round(cost, 3),
+                examined_seconds=round(self.examined_seconds, 3),
+                traced_steps=self._traced,
+                steps=self._steps,
+                failure=self._failure or "",
+                repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
+            )
+        if self._live is not None and self._steps and not self._rank:
+            self._say_goodbye(cost, status)
+
+    def _say_goodbye(self, cost: float, status: str) -> None:
+        assert self._live is not None
+        counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
+        dropped = self._recording.dropped if self._recording is not None else 0
+        where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
+        count = len(self._gathering.examinations)
+        examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
+        best = self._best_diagnosis()
+        if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):
+            self._say(best)
+        for text in closing_lines(
+            counts,
+            first_culprit(self.findings),
+            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced{examined}",
+            f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
+            f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
+            status,
+        ):
+            self._live.say(text)
+
+    def __enter__(self) -> MixedPrecisionNanny:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.close(status_of(kind))
+
+
+def _close_at_exit(reference: weakref.ref[MixedPrecisionNanny]) -> None:
+    nanny = reference()
+    if nanny is not None:
+        nanny.close(status_at_exit())
+
+
+def examine(
+    model: nn.Module, step_fn: Callable[[int], Any], steps: int = 3, optimizer: Any = None, scaler: Any = None
+) -> MixedPrecisionNanny:
+    """Runs `step_fn(i)` (one whole training step) a few times, each examined beside FP32; give the result to `diagnose`."""
+    if steps < 1:
+        raise NannyError(f"examine(steps={steps}): at least one step must run")
+    nanny = MixedPrecisionNanny(model, optimizer, scaler, trace_interval=1, output_dir=None, live=False, examine="every")
+    with nanny:
+        for i in range(steps):
+            with nanny.step(i):
+                step_fn(i)
+    return nanny

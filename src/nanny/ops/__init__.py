@@ -1,0 +1,1 @@
+"""Single operations under watch: `CompareWithCPU`, `NanInfTracker`, `nanny trace`, `nanny replay`."""

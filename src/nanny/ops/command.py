@@ -1,0 +1,180 @@
+"""`nanny trace train.py ARGS...`: a training script with every operation watched, without changing it.
+
+`--nan` (the default) names who made the first NaN or Inf, `--compare` holds every operation against FP32 or FP64 on the CPU,
+`--sanitize` examines one step for numerical hazards. The script's output is its own; the trace goes to stderr or, with
+--log, to a file per rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from ..core.finding import NannyError
+from ..monitor.command import start_target
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="nanny trace",
+        description="Runs a training script (or, with -m, a module) with every operation watched. Options of nanny come first.",
+        usage="nanny trace [options] (SCRIPT | -m MODULE) [ARGS ...]",
+    )
+    parser.add_argument("--nan", action="store_true", help="who made the first NaN or Inf (the default)")
+    parser.add_argument("--compare", action="store_true", help="compare every operation with FP32 or FP64 on the CPU")
+    parser.add_argument("--sanitize", action="store_true", help="examine one step, --start-step, for numerical hazards")
+    parser.add_argument("--start-step", type=int, default=0, metavar="A", help="first step that is watched (default 0)")
+    parser.add_argument("--end-step", type=int, metavar="B", help="first step that is not watched any more")
+    parser.add_argument("--op", action="append", metavar="GLOB", help="only these operations: addmm, '*norm*'; may be repeated")
+    parser.add_argument("--module", action="append", metavar="GLOB", help="only in these modules: 'blocks.3.*'; may be repeated")
+    parser.add_argument("--white-list", action="append", metavar="GLOB", help="not these operations; may be repeated")
+    parser.add_argument("--atol", type=float, help="with --compare: absolute tolerance (default: by dtype and conditioning)")
+    parser.add_argument("--rtol", type=float, help="with --compare: relative tolerance")
+    parser.add_argument(
+        "--dump", action="store_true", help="save inputs and outputs (training data!) of what is wrong, and go on"
+    )
+    parser.add_argument("--log", action="store_true", help="write to a file per rank instead of stderr")
+    parser.add_argument("--output-dir", default="nanny_logs/ops", metavar="DIR", help="logs and dumps (default nanny_logs/ops)")
+    parser.add_argument("--rank", type=int, action="append", metavar="R", help="only on this rank; may be repeated")
+    parser.add_argument("--verbose", action="store_true", help="a line for every operation")
+    parser.add_argument("-m", dest="as_module", action="store_true", help="what follows is a module, as in python -m")
+    parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if not options.target:
+        raise NannyError("nanny trace needs a script: nanny trace train.py ARGS..., or nanny trace -m package.train ARGS...")
+    if not options.as_module and not Path(options.target[0]).is_file():
+        raise NannyError(f"there is no script {options.target[0]!r}; for a module type: nanny trace -m {options.target[0]}")
+    if options.as_module:
+        _check_module(options.target[0])
+    if options.start_step < 0:
+        raise NannyError(f"--start-step {options.start_step}: steps are counted from 0")
+    if not (options.compare or options.sanitize):
+        options.nan = True
+    if (options.atol is not None or options.rtol is not None) and not options.compare:
+        raise NannyError("--atol and --rtol are tolerances of --compare; add it")
+    return options
+
+
+def _check_module(name: str) -> None:
+    sys.path[0] = os.getcwd()  # as python -m does
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
+            raise
+        found = None
+    if found is None:
+        raise NannyError(f"there is no module {name!r} here; for a script type: nanny trace path/to/script.py")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The script's own exit code; 1 if it ended well and something was found."""
+    options = parse(sys.argv[1:] if argv is None else argv)
+    code = 0
+    watched = _Watched(options)
+    with watched:
+        try:
+            start_target(options.target, options.as_module)
+        except SystemExit as end:
+            if not isinstance(end.code, int) and end.code is not None:
+                print(end.code, file=sys.stderr)
+                code = 1
+            else:
+                code = end.code or 0
+    return code or (1 if watched.found else 0)
+
+
+class _Watched:
+    """The tools that were asked for, around the script; steps are counted by its optimizers."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from ..watch.steps import StepClock
+
+        self._options = options
+        self._tools = _tools(options)
+        self._clock = StepClock(self._begin)
+        self._step = -1
+        self._examined: Any = None
+        self._hazards = 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Watched:
+        for tool in self._tools:
+            self._stack.enter_context(tool)
+        self._stack.callback(self._end_examination)
+        self._stack.enter_context(self._clock)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+        first = self._options.start_step
+        if self._step < first and (first > 0 or self._options.sanitize):  # else operations outside steps were watched
+            print(
+                f"nanny: nothing was looked at: --start-step is {first}, training steps of the script: {self._step + 1}\n"
+                "(counted from 0; a step begins with a forward call of a model in training mode)",
+                file=sys.stderr,
+            )
+
+    def _begin(self, model: Any) -> None:
+        self._step += 1
+        for tool in self._tools:
+            if self._step:
+                tool.step()
+        if self._options.sanitize:
+            self._end_examination()
+            if self._step == self._options.start_step:
+                from ..examine.run import sanitize
+
+                for tool in self._tools:
+                    tool.pause()
+                    print(f"nanny: {tool.tool} leaves out step {self._step}, which --sanitize examines", file=sys.stderr)
+                self._examined = sanitize(model, step=self._step)
+                self._examined.__enter__()
+
+    def _end_examination(self) -> None:
+        if self._examined is not None:
+            examined, self._examined = self._examined, None
+            examined.__exit__(None, None, None)
+            self._hazards = len(examined.hazards)
+            print(examined, file=sys.stderr)
+            if examined.hazards and examined.hazards[0].cause:
+                print(f"\nnext: nanny rule {examined.hazards[0].cause}", file=sys.stderr)
+            for tool in self._tools:
+                tool.pause(False)
+
+    @property
+    def found(self) -> int:
+        return self._hazards + sum(len(tool.findings) for tool in self._tools)
+
+
+def _tools(options: argparse.Namespace) -> list[Any]:
+    from .watch import CompareWithCPU, NanInfTracker
+
+    shared: dict[str, Any] = {
+        "target_list": options.op,
+        "white_list": options.white_list,
+        "dump_error_data": options.dump,
+        "stop_on_error": False,
+        "verbose": options.verbose,
+        "enable_ranks": options.rank,
+        "should_log_to_file": options.log,
+        "output_dir": options.output_dir,
+        "start_step": options.start_step,
+        "end_step": options.end_step,
+        "modules": options.module,
+    }
+    tools: list[Any] = []
+    if options.nan:
+        tools.append(NanInfTracker(**shared))
+    if options.compare:
+        tools.append(CompareWithCPU(atol=options.atol, rtol=options.rtol, **shared))
+    for tool in tools:
+        tool.script = ("-m " if options.as_module else "") + shlex.join(options.target)
+    return tools

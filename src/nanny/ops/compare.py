@@ -1,0 +1,227 @@
+"""Every operation of a program beside its reference, as the program runs: what `CompareWithCPU` enters."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..core.limits import Limits
+from ..watch.op_facts import Selection, device_roundoff, is_random, long_name, puts_nonfinite, why_left_out
+from ..watch.places import Spot, Whereabouts
+from ..watch.twins import workspace_of
+from .gap import Tolerance, gap_between, is_close, noted
+from .matmul import independent_product, passes_screen
+from .records import Gap, OpFault, OpTally, TensorNote
+from .reference import (
+    KERNEL_ERRORS,
+    Call,
+    Reference,
+    Uncompiled,
+    apart,
+    is_plain,
+    reference_of,
+    results_of,
+    shaken,
+    taken_down,
+    tensors_in,
+)
+
+Verdict = Callable[[Call, Any, OpFault], None]
+Heard = Callable[[str, Spot, str], None]
+
+
+class CompareMode(TorchDispatchMode):
+    """Runs each operation as the program does, then its reference, and tells what differs. The program's results are its own."""
+
+    def __init__(
+        self,
+        places: Whereabouts,
+        selection: Selection,
+        tolerance: Tolerance,
+        reference: str,
+        on_fault: Verdict,
+        on_op: Heard | None = None,
+        on_trouble: Callable[[Exception], None] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__()
+        self._run = Uncompiled(self._watch)
+        self.active = True
+        self._places, self._selection, self._tolerance, self._reference = places, selection, tolerance, reference
+        self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
+        self._limits = limits or Limits()
+        self._left_out: Counter[str] = Counter()
+        self._always_left_out: dict[Any, str] = {}
+        self._operations = self._compared = self._faults = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True, torch's default, imports the compiler (seconds) at the first operation
+
+    @property
+    def tally(self) -> OpTally:
+        agreed = self._compared - self._faults
+        return OpTally(self._operations, self._compared, agreed, self._faults, dict(self._left_out.most_common()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._run(func, args, kwargs or {})
+
+    def _watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not self.active:
+            return func(*args, **kwargs)
+        self._operations += 1
+        spot = self._places.spot()
+        left_out = self._why_left_out(func, args, kwargs, spot)
+        if left_out:
+            self._left_out[left_out] += 1
+            self._tell(func, spot, f"is not compared: {left_out}")
+            return func(*args, **kwargs)
+        self._tell(func, spot, "starts to run ...")
+        call = taken_down(func, args, kwargs)
+        out = func(*args, **kwargs)
+        try:
+            said, fault = self._compare(call, out, spot)
+        except Exception as error:
+            if self._on_trouble is None:
+                raise
+            self.active = False
+            self._on_trouble(error)
+            return out
+        self._tell(func, spot, said)
+        if fault is not None:
+            self._on_fault(call, out, fault)  # may stop the program: it was asked to
+        return out
+
+    def _tell(self, func: Any, spot: Spot, said: str) -> None:
+        if self._on_op is not None:
+            self._on_op(long_name(func), spot, said)
+
+    def _why_left_out(self, func: Any, args: Any, kwargs: Any, spot: Spot) -> str:
+        why = self._always_left_out.get(func)
+        if why is None:
+            why = self._always_left_out[func] = self._why_always_left_out(func)
+        if why:
+            return why
+        if not self._selection.wants_site(spot.place.site):
+            return "not asked for"
+        if is_random(func, args, kwargs):
+            return "random"
+        if workspace_of(func, args, kwargs) is not None:
+            return "reads a workspace laid out for its own type"
+        for tensor in tensors_in((args, kwargs)):
+            if not is_plain(tensor):
+                return "sparse, quantized, nested, distributed or without values"
+        return ""
+
+    def _why_always_left_out(self, func: Any) -> str:
+        if self._selection.is_white(func):
+            return "white list"
+        if not self._selection.wants(func):
+            return "not asked for"
+        why = why_left_out(func)
+        return "" if why.startswith("custom") and self._selection.names(func) else why
+
+    def _compare(self, call: Call, out: Any, spot: Spot) -> tuple[str, OpFault | None]:
+        with apart():
+            results = results_of(call, out)
+            if not results or not all(map(is_plain, results)):
+                why = "makes a sparse tensor" if results else "returns no tensor"
+                self._left_out[why] += 1
+                return why, None
+            if self._reference == "wide" and passes_screen(call, out, self._tolerance, self._limits):
+                self._compared += 1
+                return "succeeds to pass CompareWithCPU test", None
+            try:
+                reference = self._reference_of(call)
+            except KERNEL_ERRORS as error:
+                why = f"no reference ({str(error).partition(chr(10))[0][:80]})"
+                self._left_out[why] += 1
+                return why, None
+            if reference is None or [t.shape for t in results] != [t.shape for t in reference.results]:
+                why = "nothing wider to compare with" if reference is None else "the reference has another shape"
+                self._left_out[why] += 1
+                return why, None
+            self._compared += 1
+            if all(is_close(r, w, self._tolerance, self._limits) for r, w in zip(results, reference.results)):
+                return "succeeds to pass CompareWithCPU test", None
+            gaps = gaps_of(call, results, reference, self._tolerance, self._limits)
+            if gaps:
+                self._faults += 1
+                return "fails to pass CompareWithCPU test", self._fault(call, results, spot, "mismatch", gaps)
+            kind = _nonfinite_made(call, results, spot.place.phase)
+            if kind:
+                return f"makes {kind}, as its reference does", self._fault(call, results, spot, kind, ())
+            return "succeeds to pass CompareWithCPU test", None
+
+    def _fault(self, call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:
+        place = spot.resolved()
+        if place.phase == "optimizer":  # the parameter that it writes
+            names = self._places.storages()
+            name = next((n for t in results if (n := names.get(t.untyped_storage()._cdata))), "")
+            place = replace(place, site=name)
+        return OpFault(
+            op=long_name(call.func),
+            kind=kind,
+            place=place,
+            classes=spot.classes,
+            inputs=notes_of(call),
+            outputs=tuple(noted(t, "", measured=True) for t in results),
+            gaps=gaps,
+        )
+
+    def _reference_of(self, call: Call) -> Reference | None:
+        product = independent_product(call) if self._reference == "wide" else None
+        return reference_of(call, self._reference) if product is None else Reference((product,), True)
+
+
+def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
+    """The results that differ from their reference by more than they may."""
+    moved: dict[int, list[Tensor]] = {}
+
+    def movement(at: int, draws: int) -> Tensor | None:
+        if draws not in moved:
+            try:
+                moved[draws] = shaken(call, reference, draws)
+            except KERNEL_ERRORS:
+                moved[draws] = []
+        return moved[draws][at] if moved[draws] else None
+
+    found = []
+    for at, (result, wide) in enumerate(zip(results, reference.results)):
+        if is_close(result, wide, tolerance, limits):
+            continue
+        coarse = device_roundoff(call.func, result.device, result.dtype)
+        gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened, coarse=coarse)
+        if gap is not None:
+            found.append(gap)
+    return tuple(found)
+
+
+def _nonfinite_made(call: Call, results: list[Tensor], phase: str) -> str:
+    """`nan` or `inf` in a result, of finite inputs; what was written on purpose, such as a mask, is nobody's fault."""
+    floats = [t for t in results if t.is_floating_point() and t.numel()]
+    ends = [float(v) for t in floats for v in torch.aminmax(t)]
+    if all(math.isfinite(v) for v in ends):
+        return ""
+    if puts_nonfinite(call.func, call.args, dict(call.kwargs), floats[0].dtype):
+        return ""
+    given = [float(v) for t in call.tensors() if t.is_floating_point() and t.numel() for v in torch.aminmax(t)]
+    nan = any(v != v for v in ends)
+    if all(map(math.isfinite, given)):
+        return "nan" if nan else "inf"
+    # a mask may become NaN, and be left out of the loss again; anything else that was given has been told of
+    return "nan" if nan and phase != "loop" and all(v < math.inf for v in given) else ""
+
+
+def notes_of(call: Call) -> tuple[TensorNote, ...]:
+    args, kwargs = call.inputs
+    named = [(str(i), v) for i, v in enumerate(args)] + list(kwargs.items())
+    return tuple(noted(t, name, measured=True) for name, value in named for t in tensors_in(value))[:32]

@@ -1,0 +1,191 @@
+"""How far a result is from its reference, and whether rounding explains it.
+
+With `atol` and `rtol` given, an element may be off by `atol + rtol * |reference|` and by its own rounding. Without, by a few
+roundoffs of its type relative to its own size and the tensor's; where that is not enough, by what moving each input by one
+roundoff does to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.limits import Limits
+from ..watch.names import short_dtype
+from ..watch.op_facts import is_low, unit_roundoff
+from .records import MOST_ELEMENTS, Element, Gap, TensorNote
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """None: by dtype and by the operation's conditioning."""
+
+    atol: float | None = None
+    rtol: float | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.atol is not None or self.rtol is not None
+
+
+def gap_between(
+    out: Tensor,
+    reference: Tensor,
+    tolerance: Tolerance,
+    limits: Limits,
+    moved: Callable[[int], Tensor | None] = lambda draws: None,
+    exact: bool = False,
+    coarse: float = 0.0,
+) -> Gap | None:
+    """None if they agree. `moved` tells, by so many draws, how far rounding of the inputs moves each element of the reference.
+
+    `exact`: integers must be equal (both sides computed the same thing from the same numbers). `coarse`: the roundoff that the
+    device computes with, where it is larger than the result's own (TF32).
+    """
+    if not (out.is_floating_point() or out.is_complex()):
+        if not exact or bool(torch.equal(out.cpu(), reference)):
+            return None
+        return _described(out, reference, out.cpu() != reference, None, "must be equal")
+    if out.is_complex():
+        moved = lambda draws: None  # noqa: E731 - what it tells has no real and imaginary part
+        out, reference = torch.view_as_real(out.resolve_conj()), torch.view_as_real(reference.resolve_conj())
+    if not out.numel():
+        return None
+    wide = reference if reference.dtype in (torch.float32, torch.float64) else reference.float()
+    difference = out.detach().to("cpu", wide.dtype) - wide
+    if not tolerance.given:
+        return _beyond_rounding(out, wide, difference, limits, moved, coarse)
+    atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
+    # a correctly rounded result is right, however narrow the tolerance
+    allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
+    bad = ~((difference.abs() <= allowed) | _same(out, wide))
+    return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
+
+
+def is_close(out: Tensor, reference: Tensor, tolerance: Tolerance, limits: Limits) -> bool:
+    """The common case, in as few passes as possible: all is finite, no element is off by more than the smallest tolerance of any.
+
+    False: unknown, see `gap_between`.
+    """
+    if not out.is_floating_point() or not out.numel():
+        return False
+    narrow = torch.float32  # one roundoff of fp32 is far below what fp32 results may be off by
+    if out.dtype == torch.float64:
+        narrow = torch.float64
+    own = out.detach().to("cpu", narrow)
+    other = reference.to(narrow)
+    norm = float(torch.linalg.vector_norm(other))
+    # a fresh copy is written over: fresh memory costs more than the subtraction
+    low, high = torch.aminmax(other - own if other is reference else other.sub_(own))
+    largest = max(-float(low), float(high))  # NaN if there is one: then nothing is close
+    if largest == 0.0 or (tolerance.given and largest <= (tolerance.atol or 0.0)):
+        return True
+    if tolerance.given or not math.isfinite(largest):
+        return False
+    smallest = unit_roundoff(out.dtype) * limits.op_l2_roundoffs * _slack(out.dtype, limits) * norm / math.sqrt(out.numel())
+    return largest <= smallest < math.inf
+
+
+def _slack(dtype: torch.dtype, limits: Limits) -> float:
+    return 1.0 if is_low(dtype) else limits.op_fp32_slack
+
+
+def _beyond_rounding(
+    out: Tensor,
+    wide: Tensor,
+    difference: Tensor,
+    limits: Limits,
+    moved: Callable[[int], Tensor | None],
+    coarse: float,
+) -> Gap | None:
+    roundoff = max(unit_roundoff(out.dtype), coarse)
+    slack = 1.0 if coarse else _slack(out.dtype, limits)
+    small = roundoff * limits.op_l2_roundoffs * slack
+    same = _same(out, wide)
+    finite = torch.isfinite(wide) & torch.isfinite(difference)
+    difference = torch.where(finite, difference, torch.where(same, 0.0, math.inf))
+    kept = torch.where(finite, wide, 0.0)
+    rms = _rms(kept)
+    # a subnormal is one step from the next, whatever its size
+    allowed = (kept.abs() + rms) * (roundoff * limits.op_error_roundoffs * slack) + _subnormal(out.dtype)
+    bad = (difference.abs() > allowed) & ~same
+    off = _rms(torch.where(torch.isfinite(difference), difference, 0.0))
+    whole = off > small * rms + _subnormal(out.dtype)
+    if not bool(bad.any()) and not whole:
+        return None
+    for draws in (1, 8):  # most is explained by the first; one of few draws may happen to move nothing
+        explained = moved(draws)
+        if explained is None:
+            break
+        more = explained.to(wide.dtype) * limits.op_conditioning
+        if is_low(out.dtype):  # sums that are kept in 16 bits go wrong by this much in health, not by more
+            most = (kept.abs() + rms) * limits.op_excused_low
+            more = torch.maximum(torch.minimum(more, most), more * (unit_roundoff(torch.float32) / roundoff))
+        bad &= difference.abs() > allowed + more
+        whole = whole and off > small * rms + _rms(more)
+        if not bool(bad.any()) and not whole:
+            return None
+    if not bool(bad.any()):
+        bad = difference.abs() > small * kept.abs()
+    said = f"{limits.op_error_roundoffs * slack:g} roundoffs of {short_dtype(out.dtype)}, and the operation's conditioning"
+    return _described(out, wide, bad, difference, said)
+
+
+def _rms(tensor: Tensor) -> float:
+    """Of any finite magnitudes: their squares may leave the range."""
+    largest = float(tensor.abs().max())
+    return largest * float(torch.linalg.vector_norm(tensor / largest)) / math.sqrt(tensor.numel()) if largest else 0.0
+
+
+def _subnormal(dtype: torch.dtype) -> float:
+    """Twice the smallest number of the type: below it lies no other to round to."""
+    return torch.finfo(dtype).tiny * unit_roundoff(dtype) * 4
+
+
+def _same(out: Tensor, wide: Tensor) -> Tensor:
+    """Equal, infinities included, or both NaN."""
+    own = out.detach().to("cpu", wide.dtype)
+    return (own == wide) | (own.isnan() & wide.isnan())
+
+
+def _described(out: Tensor, wide: Tensor, bad: Tensor, difference: Tensor | None, limit: str) -> Gap:
+    places = bad.nonzero()
+    own = out.detach().cpu()
+    elements = tuple(_element(own, wide, tuple(p)) for p in places[:MOST_ELEMENTS].tolist())
+    worst, rel_l2 = None, None
+    if difference is not None:
+        ranked = torch.where(bad, difference.abs().nan_to_num(math.inf), -1.0)
+        at = int(ranked.argmax())
+        worst = _element(own, wide, tuple(int(i) for i in torch.unravel_index(torch.tensor(at), bad.shape)))
+        finite = torch.isfinite(difference) & torch.isfinite(wide)
+        norm = float(torch.linalg.vector_norm(torch.where(finite, wide, 0.0)))
+        rel_l2 = float(torch.linalg.vector_norm(torch.where(finite, difference, 0.0))) / norm if norm else None
+    return Gap(noted(out), noted(wide), len(places), elements, worst, rel_l2, limit, _reason(worst, out))
+
+
+def _reason(worst: Element | None, out: Tensor) -> str:
+    if worst is None or not out.is_floating_point():
+        return ""
+    largest = torch.finfo(out.dtype).max
+    if not math.isfinite(worst.value) and math.isfinite(worst.reference):
+        if abs(worst.reference) > largest:
+            return f"the result {worst.reference:.6g} does not fit into {short_dtype(out.dtype)} (largest {largest:.6g})"
+        return f"the reference is finite: {worst.reference:.6g}"
+    if worst.value == 0 and worst.reference != 0 and abs(worst.reference) <= torch.finfo(out.dtype).tiny:
+        return f"the result {worst.reference:.3g} is too small for {short_dtype(out.dtype)}"
+    return ""
+
+
+def _element(out: Tensor, wide: Tensor, index: tuple[int, ...]) -> Element:
+    return Element(index, float(out[index]), float(wide[index]))
+
+
+def noted(tensor: Tensor, label: str = "", measured: bool = False) -> TensorNote:
+    low = high = None
+    if measured and tensor.is_floating_point() and tensor.numel():
+        low, high = (float(v) for v in torch.aminmax(tensor.detach()))
+    return TensorNote(tuple(tensor.shape), short_dtype(tensor.dtype), str(tensor.device), low, high, label)

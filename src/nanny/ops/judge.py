@@ -1,0 +1,141 @@
+"""Why an operation made NaN or Inf, as far as the ranges of its inputs tell, and what to do: a fault as a finding. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..core.finding import Finding, NannyError, Severity
+from ..core.formats import format_of
+from ..core.numbers import short
+from .records import OpFault, TensorNote
+
+_DIVISOR = {"div": 1, "addcdiv": 2, "reciprocal": 0, "rsqrt": 0}
+_LOGS = frozenset(["log", "log2", "log10"])
+_NO_REASON = "", ""
+SAID = {
+    "mismatch": "differs from its reference",
+    "nan": "makes NaN",
+    "inf": "makes Inf out of finite numbers",
+    "came_in": "reads NaN or Inf from outside",
+}
+
+
+class Reason(NamedTuple):
+    why: str
+    fix: str
+
+
+def reason_of(fault: OpFault) -> Reason:
+    """Empty where the ranges alone do not tell."""
+    if fault.kind == "came_in":
+        return _came_in(fault)
+    if fault.kind == "mismatch" or not fault.outputs or not fault.inputs:
+        return Reason(*_NO_REASON)
+    name = fault.bare_op.removeprefix("_foreach_").strip("_")
+    if not all(map(_finite, fault.inputs)):
+        return _of_infinity(name, fault)
+    return _of_domain(name, fault) or _of_range(name, fault)
+
+
+def finding_of(fault: OpFault) -> Finding:
+    """A fault as every other command tells it."""
+    code = "OP_MISMATCH" if fault.kind == "mismatch" else "OP_NONFINITE"
+    gap = fault.gaps[0] if fault.gaps else None
+    reason = reason_of(fault)
+    why = gap.why if gap is not None else reason.why
+    numbers = f"; worst {gap.worst.value:.6g} instead of {gap.worst.reference:.6g}" if gap is not None and gap.worst else ""
+    return Finding(
+        code=code,
+        severity=Severity.ERROR if fault.kind == "mismatch" else Severity.WARNING,
+        message=f"{fault.bare_op} {SAID[fault.kind]} ({fault.place.phase}){numbers}" + (f"; {why}" if why else ""),
+        hint=f"nanny replay {fault.dump}" if fault.dump else reason.fix,
+        site=fault.culprit,
+        step=fault.step,
+        rank=fault.rank or None,
+        file=fault.place.file,
+        line=fault.place.line,
+    )
+
+
+def _came_in(fault: OpFault) -> Reason:
+    if fault.place.module == "Parameter":
+        return Reason("this weight held NaN or Inf before the watched steps began", "start earlier, or load a sound checkpoint")
+    return Reason(
+        "it was there before the first watched operation", "look at the batch of this step, or at the rank it came from"
+    )
+
+
+def _of_infinity(name: str, fault: OpFault) -> Reason:
+    if name.endswith("softmax") and all(n.maximum is not None and n.maximum < math.inf for n in fault.inputs):
+        return Reason(
+            "a row of its input is -Inf throughout: a mask that leaves nothing",
+            "leave at least one key per row, or mask with a finite number such as torch.finfo(dtype).min",
+        )
+    if fault.kind == "nan":
+        return Reason(
+            "an input holds Inf: Inf - Inf, 0 * Inf and Inf / Inf are NaN",
+            "mask with a finite number such as torch.finfo(dtype).min, or mask after this operation",
+        )
+    return Reason(*_NO_REASON)
+
+
+def _of_domain(name: str, fault: OpFault) -> Reason | None:
+    """Divided by zero, or a function where it has no value."""
+    divisor = _DIVISOR.get(name)
+    if divisor is not None and divisor < len(fault.inputs) and 0 in _ends(fault.inputs[divisor]):
+        return Reason(f"it divides by argument {divisor}, which holds 0", _fix_of_division(fault))
+    low = fault.inputs[0].minimum
+    if low is None:
+        return None
+    if name in _LOGS and low <= 0:
+        return Reason(f"{name} of {short(low)}", "clamp its input away from 0, or use log_softmax or logsigmoid")
+    if name in ("sqrt", "rsqrt") and low < 0:
+        return Reason(f"{name} of {short(low)}", "clamp its input at 0: rounding can make a small difference negative")
+    return None
+
+
+def _fix_of_division(fault: OpFault) -> str:
+    if fault.outputs[0].dtype != "float16":
+        return "add an eps to the divisor, or divide only where it is not 0"
+    if fault.place.phase == "optimizer":
+        return "keep weights and optimizer state in FP32 (autocast does): an eps of 1e-8 is 0 in float16"
+    return "divide in FP32, or add an eps that float16 can hold (1e-8 is 0 there; 1e-4 is not)"
+
+
+def _of_range(name: str, fault: OpFault) -> Reason:
+    out = fault.outputs[0]
+    try:
+        largest = format_of(out.dtype).max
+    except NannyError:
+        return Reason(*_NO_REASON)
+    if fault.kind != "inf":
+        return Reason(*_NO_REASON)
+    ends = f"{out.dtype} ends at {short(largest)}"
+    reach = max((abs(v) for note in fault.inputs for v in _ends(note)), default=0.0)
+    if name in ("exp", "expm1") and reach > 0:
+        return Reason(
+            f"exp of {short(reach)}; {ends}", "subtract the maximum first (softmax and logsumexp do), or keep it in FP32"
+        )
+    if not _can_reach(largest, fault.inputs):
+        return Reason(*_NO_REASON)  # a constant did it, which is not noted
+    wider = {"float16": ", or keep it in FP32 or BF16", "float32": ""}.get(out.dtype, ", or keep it in FP32")
+    fix = f"make the values smaller before it{wider}"
+    if fault.place.phase == "backward" and out.dtype == "float16":
+        fix = f"once in a while: nothing, the GradScaler lowers its scale; at every step: {fix}"
+    return Reason(f"{ends}; the inputs reach {short(reach)}", fix)
+
+
+def _can_reach(largest: float, inputs: tuple[TensorNote, ...]) -> bool:
+    """A sum of products of the two largest inputs, or the square of one."""
+    reaches = sorted((max(map(abs, _ends(note)), default=0.0) for note in inputs), reverse=True)
+    longest = max((length for note in inputs for length in note.shape), default=1)
+    return reaches[0] * max(1.0, reaches[1] if len(reaches) > 1 else reaches[0]) * longest > largest
+
+
+def _ends(note: TensorNote) -> tuple[float, ...]:
+    return () if note.minimum is None or note.maximum is None else (note.minimum, note.maximum)
+
+
+def _finite(note: TensorNote) -> bool:
+    return all(map(math.isfinite, _ends(note)))

@@ -1,0 +1,385 @@
+"""Single operations under watch: `CompareWithCPU`, `NanInfTracker`, `open_module_tracker`.
+
+with CompareWithCPU(verbose=True):          # every operation beside FP32 or FP64 on the CPU
+    train(model)
+with NanInfTracker() as tracker:            # who made the first NaN
+    for batch in data:
+        train_step(batch)
+        tracker.step()
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ..core.finding import Finding, NannyError, NannyWarning
+from ..core.numbers import listed
+from ..watch.op_facts import Selection, patterns
+from ..watch.places import Spot, Whereabouts
+from .compare import CompareMode
+from .dump import MOST_DUMPS, save_call
+from .gap import Tolerance
+from .judge import SAID, finding_of
+from .origin import OriginMode
+from .records import OpFault, OpTally
+from .reference import Call, check_reference, results_of
+from .text import fault_lines, next_line, op_line, step_header, tally_line
+
+_MOST_BLOCKS = 50  # faults that are told in full; further ones get a line each, and all are counted
+_MOST_LINES = 1000
+
+
+@dataclass(frozen=True)
+class ModuleInfo:
+    """The module whose operations now run, by the tracker that is open."""
+
+    name: str = ""
+    classes: str = ""  # Gpt/Block/Linear
+    phase: str = "loop"
+
+    @staticmethod
+    def current() -> ModuleInfo:
+        if not _trackers:
+            return ModuleInfo()
+        spot = _trackers[-1].places.spot()
+        return ModuleInfo(spot.place.site, spot.classes, spot.place.phase)
+
+
+class ModuleTracker:
+    """Keeps the names of a model's modules for the tools, until closed. A second one for the same model changes nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise NannyError(f"open_module_tracker needs a torch.nn.Module, not {type(model).__name__}")
+        self.model = model
+        self.places = Whereabouts(model)
+        self.places.open()
+        _trackers.append(self)
+
+    def close(self) -> None:
+        self.places.close()
+        with suppress(ValueError):
+            _trackers.remove(self)
+
+    def __enter__(self) -> ModuleTracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_trackers: list[ModuleTracker] = []
+
+
+def open_module_tracker(model: nn.Module) -> ModuleTracker:
+    """Names operations by this model's modules. Close it with `.close()`, or use it in a `with`."""
+    return next((t for t in _trackers if t.model is model), None) or ModuleTracker(model)
+
+
+class _Watch:
+    """What both tools share: when they are on, where they write, what they found."""
+
+    tool: str
+    script = ""  # the command line that `nanny trace` watches
+    _make_mode: Callable[[Whereabouts], Any]
+    _tally = OpTally()
+    _paused = False
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        target_list: Iterable[Any] | None = None,
+        white_list: Iterable[Any] | None = None,
+        dump_error_data: bool = False,
+        verbose: bool = False,
+        enable_ranks: Sequence[int] | None = None,
+        should_log_to_file: bool = False,
+        output_dir: str | os.PathLike[str] = "nanny_logs/ops",
+        start_step: int = 0,
+        end_step: int | None = None,
+        *,
+        target_op: Iterable[Any] | None = None,
+        modules: Iterable[str] | str | None = None,
+        stop_on_error: bool | None = None,
+        strict: bool = False,
+    ) -> None:
+        if target_list is not None and target_op is not None:
+            raise NannyError("target_list and target_op are two names of one thing; give one of them")
+        if start_step < 0:
+            raise NannyError(f"start_step={start_step}: steps are counted from 0")
+        if isinstance(enable_ranks, int):
+            raise NannyError(f"enable_ranks is a list of ranks: enable_ranks=[{enable_ranks}]")
+        if end_step is not None and end_step <= start_step:
+            raise NannyError(f"end_step={end_step} is not after start_step={start_step}: nothing would be watched")
+        self.enabled = bool(enabled)
+        self.start_step, self.end_step, self.step_cnt = start_step, end_step, 0
+        self.findings: list[Finding] = []
+        self.faults: list[OpFault] = []
+        sites = (modules,) if isinstance(modules, str) else tuple(modules or ())
+        self._selection = Selection(
+            patterns(target_list if target_list is not None else target_op, "target_list"),
+            patterns(white_list, "white_list"),
+            sites,
+        )
+        self._verbose, self._strict = verbose, strict
+        self._dump = dump_error_data
+        self._stop = dump_error_data if stop_on_error is None else stop_on_error
+        self._ranks = None if enable_ranks is None else frozenset(enable_ranks)
+        self._to_file, self._folder = should_log_to_file, Path(output_dir)
+        self._seen: dict[tuple[str, str, str, str], int] = {}
+        self._dumps = self._lines = 0
+        self._stream: TextIO | None = None
+        self._mode: Any = None
+        self._places: Whereabouts | None = None
+        self._header = -1
+        self.rank = 0
+
+    def __enter__(self) -> Any:
+        if self._mode is not None:
+            raise NannyError(f"this {self.tool} is already entered; make another one")
+        self.rank = _rank()
+        if not self.enabled or (self._ranks is not None and self.rank not in self._ranks):
+            return self
+        if self._to_file or self._dump:
+            self._make_folder()
+        tracked = [(t.model, "") for t in _trackers]
+        self._places = Whereabouts(tracked or None).open()
+        self._mode = self._make_mode(self._places)
+        self._mode.active = self._in_window()
+        self._mode.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._mode is None or self._places is None:
+            return
+        self._mode.__exit__(*exc)
+        self._places.close()
+        try:
+            self._finish()
+        finally:
+            unknown = self._unknown_modules(self._places.sites())
+            if unknown:
+                self._say(unknown)
+            last = tally_line(self.tool, self.tally, len(self.faults), str(self.log_path) if self._to_file else "")
+            if self.faults:
+                last += "\n" + next_line(self.tool, self.faults[0], self.script)
+            self._say(last)
+            if self._stream is not None:
+                print(last, file=sys.stderr)
+                self._stream.close()
+            self._tally, self._mode, self._stream = self._mode.tally, None, None
+
+    def _unknown_modules(self, sites: list[str]) -> str:
+        """Says so if nothing was watched because no module has such a name."""
+        if any(map(self._selection.wants_site, sites)) or not self._selection.modules:
+            return ""
+        asked = ", ".join(map(repr, self._selection.modules))
+        return f"[WARNING] no module is named like {asked}; there are: {listed(sites, 8) or 'none'}"
+
+    def _make_folder(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._to_file:
+                self._stream = self.log_path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise NannyError(f"cannot write output_dir {str(self._folder)!r} ({error.strerror}); name another folder") from None
+
+    def _finish(self) -> None:
+        """Before the last line."""
+
+    @property
+    def tally(self) -> OpTally:
+        """How many operations ran, were compared, differed; and why others were left out."""
+        return self._tally if self._mode is None else self._mode.tally
+
+    @property
+    def log_path(self) -> Path:
+        return self._folder / f"{self.tool}.rank{self.rank}.log"
+
+    def step(self) -> None:
+        """Tells that a training step is over. Operations are watched while `start_step <= step_cnt < end_step`."""
+        if self._mode is not None:
+            self._finish()
+        self.step_cnt += 1
+        if self._mode is not None:
+            self._mode.active = self._in_window()
+
+    def pause(self, paused: bool = True) -> None:
+        """While another tool examines the step: its operations are not the program's."""
+        self._paused = paused
+        if self._mode is not None:
+            if paused:
+                self._finish()
+            self._mode.active = self._in_window()
+
+    def _in_window(self) -> bool:
+        return not self._paused and self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream or sys.stderr, flush=True)
+
+    def _hear(self, op: str, spot: Spot, said: str) -> None:
+        self._head()
+        self._say(op_line(op, spot.place, spot.classes, said))
+
+    def _head(self) -> None:
+        if self._header != self.step_cnt:
+            self._header = self.step_cnt
+            self._say(step_header(self.step_cnt))
+
+    def _tell(self, call: Call | None, out: Any, fault: OpFault) -> None:
+        fault = replace(fault, step=self.step_cnt, rank=self.rank)
+        if self._dump and call is not None and self._dumps < MOST_DUMPS:
+            path = save_call(self._folder, call, results_of(call, out), fault)
+            self._dumps += 1
+            fault = replace(fault, dump=str(path) if path is not None else "")
+            if path is None:
+                self._say(f"{fault.op}: not saved, its tensors are too large")
+        # one optimizer step does the same to every parameter: told once in full
+        site = "" if fault.place.phase == "optimizer" else fault.place.site
+        key = (fault.op, site, fault.place.phase, fault.kind)
+        self._seen[key] = self._seen.get(key, 0) + 1
+        if self._seen[key] == 1:
+            self.findings.append(finding_of(fault))
+        if len(self.faults) < _MOST_LINES:
+            self.faults.append(fault)
+        self._write(fault, self._seen[key])
+        if self._stop:
+            raise NannyError(
+                f"{fault.op} at {fault.culprit} {SAID[fault.kind]}; stopped because the data of the first fault was asked for"
+                + (f". Run it again with: nanny replay {fault.dump}" if fault.dump else "")
+            )
+
+    def _write(self, fault: OpFault, times: int) -> None:
+        self._lines += 1
+        if self._lines > _MOST_LINES:
+            return
+        self._head()
+        if times == 1 and len(self._seen) <= _MOST_BLOCKS:
+            self._say("\n".join(fault_lines(fault)))
+        else:
+            mark = "[ERROR]" if fault.kind == "mismatch" else "[WARNING]"
+            said = f"{SAID[fault.kind]}, seen {times} times now"
+            self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said)}")
+
+    def _trouble(self, error: Exception) -> None:
+        warnings.warn(
+            f"{self.tool} could not do its work and is off now ({type(error).__name__}: {error})", NannyWarning, stacklevel=2
+        )
+
+
+class CompareWithCPU(_Watch):
+    """Compares every operation with FP32 or FP64 on the CPU while entered; the program's own results are not touched.
+
+    Without `atol` and `rtol` the tolerance follows the dtype and the operation's conditioning. `reference="cpu_same_dtype"`
+    compares with the CPU kernel of the same dtype instead.
+    """
+
+    tool = "CompareWithCPU"
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        atol: float | None = None,
+        rtol: float | None = None,
+        target_list: Iterable[Any] | None = None,
+        white_list: Iterable[Any] | None = None,
+        dump_error_data: bool = False,
+        verbose: bool = False,
+        enable_ranks: Sequence[int] | None = None,
+        should_log_to_file: bool = False,
+        output_dir: str | os.PathLike[str] = "nanny_logs/ops",
+        start_step: int = 0,
+        end_step: int | None = None,
+        *,
+        target_op: Iterable[Any] | None = None,
+        modules: Iterable[str] | str | None = None,
+        stop_on_error: bool | None = None,
+        reference: str = "wide",
+        strict: bool = False,
+    ) -> None:
+        super().__init__(
+            enabled,
+            target_list=target_list,
+            white_list=white_list,
+            dump_error_data=dump_error_data,
+            verbose=verbose,
+            enable_ranks=enable_ranks,
+            should_log_to_file=should_log_to_file,
+            output_dir=output_dir,
+            start_step=start_step,
+            end_step=end_step,
+            target_op=target_op,
+            modules=modules,
+            stop_on_error=stop_on_error,
+            strict=strict,
+        )
+        for name, value in (("atol", atol), ("rtol", rtol)):
+            if value is not None and not (isinstance(value, (int, float)) and value >= 0):
+                raise NannyError(f"{name}={value!r} is no tolerance; write a number such as {name}=1e-3, or leave it out")
+        self._tolerance = Tolerance(atol, rtol)
+        self._reference = check_reference(reference)
+
+    def _make_mode(self, places: Whereabouts) -> CompareMode:
+        return CompareMode(
+            places,
+            self._selection,
+            self._tolerance,
+            self._reference,
+            on_fault=self._tell,
+            on_op=self._hear if self._verbose else None,
+            on_trouble=None if self._strict else self._trouble,
+        )
+
+
+class NanInfTracker(_Watch):
+    """Names the operation that made the first NaN or Inf while entered; looks once per step, so that training goes on at speed.
+
+    With `dump_error_data` it looks after each operation, keeps its inputs and stops at the first fault.
+    """
+
+    tool = "NanInfTracker"
+    _handle: Any = None
+
+    def __enter__(self) -> NanInfTracker:
+        super().__enter__()
+        if self._mode is not None:
+            self._handle = register_optimizer_step_post_hook(lambda *_: self._finish())
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        super().__exit__(*exc)
+
+    def _make_mode(self, places: Whereabouts) -> OriginMode:
+        return OriginMode(
+            places,
+            self._selection,
+            on_fault=self._tell,
+            on_op=self._hear if self._verbose else None,
+            on_trouble=None if self._strict else self._trouble,
+            immediate=self._dump,
+        )
+
+    def _finish(self) -> None:
+        if self._mode is not None and self._mode.active:
+            self._mode.deliver()
+
+
+def _rank() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0") or 0)

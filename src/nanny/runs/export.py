@@ -1,0 +1,193 @@
+"""A run as csv, parquet or tensorboard files.
+
+csv and parquet: scalars, findings, sites, and one table of statistics for each kind of site.
+tensorboard: the scalars, the largest and the total of each kind, and the findings as text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.finding import NannyError
+from ..core.numbers import counted
+from ..core.plain_json import to_text
+from ..show.tables import Answer, Column, Line, Table
+from ..store import reader
+from .alerts import findings_of, repeats
+from .source import Source, open_run
+from .stats import stats_of
+
+FORMATS = ("csv", "parquet", "tensorboard")
+EXTRA = "pip install 'precision-nanny[export]'"
+Rows = Iterator[tuple[Any, ...]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", required=True, help="folder to write into; made if need be")
+
+
+def answer(args: argparse.Namespace) -> Answer:
+    with open_run(args.db, args.run) as source:
+        try:
+            args.out.mkdir(parents=True, exist_ok=True)
+            if args.format == "tensorboard":
+                written = to_tensorboard(source, args.out)
+            elif args.format == "parquet":
+                written = to_parquet(source, args.out)
+            else:
+                written = to_csv(source, args.out)
+        except OSError as error:
+            raise NannyError(f"cannot write into {args.out}: {error.strerror or error}; name another folder with -o") from error
+    columns = (Column("file", elastic=True), Column("rows"))
+    return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
+
+
+def tables(source: Source) -> Iterator[tuple[str, list[str], Rows]]:
+    """Name, columns and rows of each table, rows one at a time: a long run does not fit into memory."""
+    db, run = source.db, source.run.id
+    yield "scalars", ["name", "step", "value"], _scalar_rows(source)
+    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "rank", "times", "evidence"]
+    yield "findings", names, _finding_rows(source)
+    kinds = reader.kinds(db, run)
+    sites = [(kind, i, site) for kind in kinds for i, site in enumerate(reader.sites(db, run, kind))]
+    described = ((kind, i, site.name, site.dtype, to_text(site.shape, None)) for kind, i, site in sites)
+    yield "sites", ["kind", "position", "name", "dtype", "shape"], described
+    for kind in kinds:
+        stats = stats_of(source, kind)
+        if stats:
+            yield f"stats_{kind}", ["step", "site", *stats], _sample_rows(source, kind, stats)
+
+
+def to_csv(source: Source, folder: Path) -> list[tuple[str, int]]:
+    written = []
+    for name, columns, rows in tables(source):
+        path = folder / f"{name}.csv"
+        count = 0
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            for row in rows:
+                writer.writerow(["" if value is None else value for value in row])
+                count += 1
+        written.append((str(path), count))
+    return written
+
+
+def to_parquet(source: Source, folder: Path) -> list[tuple[str, int]]:
+    arrow = _extra("pyarrow", "parquet")
+    parquet = _extra("pyarrow.parquet", "parquet")
+    written = []
+    for name, columns, rows in tables(source):
+        path = folder / f"{name}.parquet"
+        count = 0
+        schema = arrow.schema([(column, _arrow_type(arrow, column)) for column in columns])
+        with parquet.ParquetWriter(path, schema) as writer:
+            for batch in _batches(rows):
+                writer.write_table(arrow.table([list(values) for values in zip(*batch)], schema=schema))
+                count += len(batch)
+        written.append((str(path), count))
+    return written
+
+
+def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
+    """Event files by the tensorboard package itself: torch's writer would import torch."""
+    proto = _extra("tensorboard.compat.proto.summary_pb2", "tensorboard")
+    events = _extra("tensorboard.compat.proto.event_pb2", "tensorboard")
+    tensors = _extra("tensorboard.compat.proto.tensor_pb2", "tensorboard")
+    types = _extra("tensorboard.compat.proto.types_pb2", "tensorboard")
+    files = _extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+    writer = files.EventFileWriter(str(folder), filename_suffix=f".nanny.monitor.command{source.run.id}")
+    clock = _clock(source)
+    count = 0
+    for tag, step, value in _tensorboard_scalars(source):
+        summary = proto.Summary(value=[proto.Summary.Value(tag=tag, simple_value=value)])
+        writer.add_event(events.Event(wall_time=clock(step), step=step, summary=summary))
+        count += 1
+    text = proto.SummaryMetadata(plugin_data=proto.SummaryMetadata.PluginData(plugin_name="text"))
+    for finding in reader.findings(source.db, source.run.id):
+        body = f"**{finding.severity.name} {finding.code}** {finding.site}: {finding.message}\n\n{finding.hint}".encode()
+        tensor = tensors.TensorProto(dtype=types.DT_STRING, string_val=[body], tensor_shape={"dim": [{"size": 1}]})
+        value = proto.Summary.Value(tag=f"findings/{finding.code}", metadata=text, tensor=tensor)
+        step = finding.step or 0
+        writer.add_event(events.Event(wall_time=clock(step), step=step, summary=proto.Summary(value=[value])))
+        count += 1
+    writer.close()
+    return [(str(path), count) for path in sorted(folder.glob(f"*.nanny.monitor.command{source.run.id}"))]
+
+
+def _extra(name: str, form: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise NannyError(f"--format {form} needs the package {package}; install it with {EXTRA}") from error
+
+
+def _scalar_rows(source: Source) -> Rows:
+    for name in reader.scalar_names(source.db, source.run.id):
+        steps, values = reader.scalars(source.db, source.run.id, [name])[name]
+        yield from ((name, step, value) for step, value in zip(steps.tolist(), values.tolist()))
+
+
+def _finding_rows(source: Source) -> Rows:
+    for f in findings_of(source):
+        evidence = to_text(f.evidence, None)
+        yield f.step, f.severity.name, f.code, f.site, f.value, f.limit, f.message, f.hint, f.rank, repeats(f), evidence
+
+
+def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:
+    """Only what was measured; a statistic that a step does not have is empty."""
+    names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
+    for step in reader.sample_steps(source.db, source.run.id, kind).tolist():
+        sample = reader.sample_at(source.db, source.run.id, kind, step) or {}
+        columns = [sample[stat].tolist() if stat in sample else [None] * len(sample["count"]) for stat in stats]
+        for i in np.flatnonzero(sample["count"] > 0).tolist():
+            yield step, names[i], *(column[i] for column in columns)
+
+
+def _batches(rows: Rows, size: int = 50_000) -> Iterator[list[tuple[Any, ...]]]:
+    batch = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _arrow_type(arrow: Any, column: str) -> Any:
+    if column in ("step", "position", "rank"):
+        return arrow.int64()
+    text = ("name", "severity", "code", "site", "message", "hint", "evidence", "kind", "dtype", "shape")
+    return arrow.string() if column in text else arrow.float64()
+
+
+def _tensorboard_scalars(source: Source) -> Iterator[tuple[str, int, float]]:
+    for name, step, value in _scalar_rows(source):
+        yield f"nanny/{name}", step, value
+    for kind in reader.kinds(source.db, source.run.id):
+        steps, count = reader.samples(source.db, source.run.id, kind, "count")
+        norm, low, high = (reader.samples(source.db, source.run.id, kind, stat)[1] for stat in ("norm", "min", "max"))
+        # A NaN stays a NaN; only what was not measured counts as nothing.
+        squares = np.where(count > 0, norm.astype(np.float64) ** 2, 0.0).sum(axis=1)
+        peaks = np.where(count > 0, np.maximum(np.abs(low), np.abs(high)), 0.0).max(axis=1, initial=0.0)
+        for step, total, peak in zip(steps.tolist(), np.sqrt(squares).tolist(), peaks.tolist()):
+            yield f"nanny/{kind}/total_norm", step, total
+            yield f"nanny/{kind}/largest", step, peak
+
+
+def _clock(source: Source) -> Any:
+    """Time of a step: the start plus the durations on record up to it."""
+    found = reader.scalars(source.db, source.run.id, ["step_ms"]).get("step_ms")
+    if found is None:
+        return lambda step: source.run.started
+    steps, spent = found[0], np.cumsum(np.nan_to_num(found[1])) / 1000
+    return lambda step: source.run.started + float(spent[max(int(np.searchsorted(steps, step, side="right")) - 1, 0)])

@@ -1,0 +1,109 @@
+"""The run that a command is asked about: which file, which run in it, and the other ranks of the same job."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.finding import NannyError
+from ..store.reader import RunRow, find_stores, pick_run, reading, runs
+
+SLOW_START = 600.0  # seconds that ranks of one job may start apart
+
+
+@dataclass(frozen=True)
+class Source:
+    path: Path
+    db: sqlite3.Connection
+    run: RunRow
+    flags: str = ""  # what leads here on a command line: ` --db PATH --run N`
+
+    def command(self, *words: object) -> str:
+        """A command that asks about this same run, to be copied from the terminal."""
+        return f"nanny {shlex.join(map(str, words))}{self.flags}"
+
+
+@contextlib.contextmanager
+def open_run(db_path: str | None, number: int | None) -> Iterator[Source]:
+    """The run of this number, or the newest, in the first store that the path leads to."""
+    path = find_stores(db_path)[0]
+    with reading(path) as db:
+        yield Source(path, db, pick_run(db, number), _flags(db_path, number))
+
+
+@contextlib.contextmanager
+def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Source], list[str]]]:
+    """The run as above, then the runs of the other ranks that trained with it; and notes on ranks that cannot be read.
+
+    Ranks write a file each. Runs in them belong together if they are of the same size of job, were alive at the same time (give
+    or take a slow start) and no other run of the first store started closer.
+    """
+    first, *others = find_stores(db_path)
+    with contextlib.ExitStack() as stack:
+        db = stack.enter_context(reading(first))
+        run = pick_run(db, number)
+        starts = [row.started for row in runs(db)]
+        sources = [Source(first, db, run, _flags(db_path, number))]
+        notes = []
+        for path in others if run.world_size > 1 else []:
+            try:
+                other = stack.enter_context(reading(path))
+                members = [row for row in runs(other) if _together(run, row) and _nearest(starts, row.started) == run.started]
+            except NannyError as error:
+                notes.append(str(error))
+                continue
+            if members and members[-1].rank not in {source.run.rank for source in sources}:
+                sources.append(Source(path, other, members[-1], f" --db {shlex.quote(str(path))} --run {members[-1].id}"))
+        yield sources, notes
+
+
+def _together(run: RunRow, other: RunRow) -> bool:
+    same_job = other.world_size == run.world_size and other.rank != run.rank
+    return same_job and other.started <= _end(run) + SLOW_START and run.started <= _end(other) + SLOW_START
+
+
+def _nearest(starts: list[float], start: float) -> float:
+    return min(starts, key=lambda other: abs(other - start))
+
+
+def _end(run: RunRow) -> float:
+    return math.inf if run.finished is None else run.finished
+
+
+def _flags(db_path: str | None, number: int | None) -> str:
+    return (f" --db {shlex.quote(db_path)}" if db_path else "") + (f" --run {number}" if number else "")
+
+
+def title_of(source: Source) -> str:
+    """`run 3 in nanny_logs/metrics.db (fp16, torch 2.13.0, finished): train.py --lr 1e-3`."""
+    run = source.run
+    facts = [run.amp_dtype or "no autocast", f"torch {run.torch}" if run.torch else "", run.status]
+    rank = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
+    command = f": {shlex.join(run.argv)}" if run.argv else ""
+    return f"run {run.id}{rank} in {source.path} ({', '.join(fact for fact in facts if fact)}){command}"
+
+
+def step_range(text: str) -> tuple[int | None, int | None]:
+    """`100`, `100:200`, `100:` and `:200`; both ends belong to the range."""
+    first, colon, last = text.partition(":")
+    try:
+        a, b = (int(part) if part else None for part in (first, last))
+    except ValueError:
+        raise NannyError(f"{text!r} is no range of steps; write 100, 100:200, 100: or :200") from None
+    if not colon:
+        b = a
+    if (a, b) == (None, None) or (a is not None and b is not None and a > b):
+        raise NannyError(f"{text!r} is no range of steps; write 100, 100:200, 100: or :200")
+    return a, b
+
+
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)

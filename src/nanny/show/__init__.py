@@ -1,0 +1,1 @@
+"""Findings, tables and pages as text, markdown, JSON, SARIF and HTML. Computes nothing."""

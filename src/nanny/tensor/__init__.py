@@ -1,0 +1,1 @@
+"""What a low-precision format would do to one tensor: `analyze_tensor`, `nanny tensor`."""

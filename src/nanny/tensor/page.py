@@ -1,0 +1,177 @@
+"""`nanny tensor --format html`: the report on one tensor, with its range drawn against the formats'. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.finding import Severity
+from ..core.formats import TARGETS, Format, format_of
+from ..core.numbers import share, short
+from ..show.tables import Column, Line, Table
+from ..web.blocks import CLAIM, QUIET, finding_lines, frame, graph_objects
+from ..web.figures import OWN, VIRIDIS
+from ..web.page import Section, document
+from .records import Dimension, RangeFit, TensorReport, Tiles
+from .text import bits, measured_on, reduction_error, resolution_text, scale_window, verdict
+
+BARS = 34  # pixels of a format's bar
+MOST_INDICES = 5
+
+
+def render_tensor_page(report: TensorReport, lang: str | None = None) -> str:
+    figures: dict[str, Any] = {}
+    sections = [_findings(report), _range(report, figures), _resolution(report)]
+    sections += [_dimension(d, figures) for d in report.dimensions]
+    if report.tiles is not None:
+        sections.append(_tiles(report.tiles, report.target, figures))
+    if report.reductions:
+        sections.append(_reductions(report))
+    if report.notes:
+        sections.append(Section("Notes", [Line(note) for note in report.notes]))
+    shape = " x ".join(map(str, report.shape)) or "a single value"
+    name = f"{report.name}: " if report.name else ""
+    return document(f"{name}{report.source} {shape}, {verdict(report.findings, report.target)}", sections, figures, lang)
+
+
+def _findings(report: TensorReport) -> Section:
+    healthy = [] if (report.worst or Severity.INFO) > Severity.INFO else [Line(verdict(report.findings, report.target), "good")]
+    return Section("Verdict", [*healthy, *(line for finding in report.findings for line in finding_lines(finding))])
+
+
+def _range(report: TensorReport, figures: dict[str, Any]) -> Section:
+    v = report.values
+    lines = [
+        Line(f"{v.count} elements, {v.zero} zero, {v.count - v.finite} not finite"),
+        Line(f"from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}"),
+    ]
+    if v.absmin is not None:
+        lines.append(Line(f"non-zero magnitudes from {short(v.absmin)}, 1 % of them below {short(v.low_quantile)}"))
+        figures["range"] = _range_figure(report)
+    columns = (
+        Column("format"), Column("flushed", "become 0", share), Column("flushed_energy", "energy", share),
+        Column("subnormal", "subnormal", share), Column("overflowed", "overflow", share), Column("headroom", show=bits),
+        Column("footroom", show=bits), Column("scales", "scales that fit"),
+    )  # fmt: skip
+    rows = [_range_row(fit) for fit in report.ranges]
+    styles = ["strong" if fit.format == report.target else "" for fit in report.ranges]
+    title = f"shares of the {report.ranges[0].count} non-zero finite values, and of their energy"
+    return Section("Range", lines, [Table(columns, rows, title, styles=styles)], "range" if "range" in figures else "")
+
+
+def _range_row(fit: RangeFit) -> list[Any]:
+    small: list[float | None] = [fit.flushed, fit.flushed_energy, fit.subnormal]
+    if not fit.underflow_matters and not (fit.flushed or fit.subnormal):
+        small = [None] * 3
+    foot = fit.footroom_bits if fit.underflow_matters else None
+    return [fit.format, *small, fit.overflowed, fit.headroom_bits, foot, scale_window(fit)]
+
+
+def _range_figure(report: TensorReport) -> Any:
+    """Each format from its smallest normal to its largest value, with its subnormals; across them, the tensor's magnitudes."""
+    go = graph_objects()
+    names = list(reversed(TARGETS))
+    formats = [format_of(name) for name in names]
+    figure = go.Figure()
+    normal = [_binary(f.max) - f.min_exponent for f in formats]
+    figure.add_bar(y=names, x=normal, base=[f.min_exponent for f in formats], orientation="h", name="full resolution",
+                   marker={"color": [OWN if name == report.target else QUIET for name in names]}, hoverinfo="none")  # fmt: skip
+    low = [_lowest(f) for f in formats]
+    figure.add_bar(y=names, x=[f.min_exponent - at for f, at in zip(formats, low)], base=low, orientation="h", name="subnormal",
+                   marker={"color": "rgba(127,127,127,0.25)", "pattern": {"shape": "/"}}, hoverinfo="none")  # fmt: skip
+    v = report.values
+    assert v.absmin is not None
+    figure.add_vrect(x0=_binary(v.absmin), x1=_binary(v.absmax), fillcolor=CLAIM, opacity=0.28, line_width=0, layer="below")
+    for value, label in ((v.absmax, "largest"), (v.low_quantile, "1 % below")):
+        if value:
+            figure.add_vline(x=_binary(value), line={"color": CLAIM, "width": 2}, annotation_text=f"{label} {short(value)}",
+                             annotation_position="top")  # fmt: skip
+    left = min(*(f.min_exponent - f.significand - 1 for f in formats if f.min_exponent > -126), math.floor(_binary(v.absmin)) - 2)
+    right = max(20, math.ceil(_binary(v.absmax)) + 2)
+    figure.update_layout(barmode="overlay", **frame(120 + BARS * len(names), top=34, left=80))
+    figure.update_xaxes(range=[left, right], title_text="magnitude (2 to the power of); the band is the tensor's", zeroline=False)
+    return figure
+
+
+def _binary(value: float) -> float:
+    return math.log2(value)
+
+
+def _lowest(form: Format) -> int:
+    return form.min_exponent - form.significand + 1
+
+
+def _resolution(report: TensorReport) -> Section:
+    return Section("Resolution", [Line(line.removeprefix("resolution").strip()) for line in resolution_text(report).splitlines()])
+
+
+def _dimension(d: Dimension, figures: dict[str, Any]) -> Section:
+    unit = "index" if d.group == 1 else f"group of {d.group} indices"
+    times = "-" if d.rms_ratio is None else f"{short(d.rms_ratio)} times"
+    silent = f"; {d.silent} all zero" if d.silent else ""
+    columns = (Column("index"), Column("rms"), Column("absmax", "max"), Column("absmin", "min > 0"), Column("energy", show=share))
+    chosen = [*d.top[:MOST_INDICES], *(i for i in d.bottom[:2] if i not in d.top[:MOST_INDICES])]
+    rows = [[i.index, i.rms, i.absmax, i.absmin, i.energy] for i in chosen]
+    name = f"dim{d.dim}"
+    figures[name] = _profile(d)
+    line = Line(f"the loudest {unit} is {times} the median one (rms){silent}")
+    return Section(f"Dimension {d.dim}, {d.size} indices", [line], [Table(columns, rows, "loudest, and quietest")], name)
+
+
+def _profile(d: Dimension) -> Any:
+    """The rms of up to 64 stretches; a stretch of zeros has no line, and a mark of its own."""
+    go = graph_objects()
+    width = d.size / len(d.heat)
+    at = [(i + 0.5) * width - 0.5 for i in range(len(d.heat))]
+    figure = go.Figure(go.Scatter(
+        x=at, y=[h if h > 0 else None for h in d.heat], mode="lines+markers", line={"shape": "hvh", "color": OWN},
+        marker={"size": 5}, hovertemplate="around %{x:.0f}: rms %{y:.3g}<extra></extra>",
+    ))  # fmt: skip
+    silent = [x for x, h in zip(at, d.heat) if h == 0]
+    if silent and len(silent) < len(d.heat):
+        floor = min(h for h in d.heat if h > 0)
+        figure.add_scatter(x=silent, y=[floor] * len(silent), mode="markers", marker={"symbol": "circle-open", "color": QUIET},
+                           hovertemplate="around %{x:.0f}: all zero<extra></extra>")  # fmt: skip
+    figure.update_layout(**frame(200))
+    figure.update_yaxes(type="log", exponentformat="power", title_text="rms", nticks=5)
+    figure.update_xaxes(title_text="index", zeroline=False)
+    return figure
+
+
+def _tiles(t: Tiles, target: str, figures: dict[str, Any]) -> Section:
+    go = graph_objects()
+    levels = [[math.log2(v) if v > 0 else None for v in row] for row in t.heat]
+    scale = [(i / (len(VIRIDIS) - 1), colour) for i, colour in enumerate(VIRIDIS)]
+    figures["tiles"] = go.Figure(go.Heatmap(z=levels, colorscale=scale, colorbar={"title": {"text": "rms, 2 to the power of"}},
+                                            hovertemplate="tile row %{y}, column %{x}: 2**%{z:.1f}<extra></extra>"))  # fmt: skip
+    figures["tiles"].update_layout(**frame(120 + 18 * len(t.heat)))
+    figures["tiles"].update_yaxes(autorange="reversed", title_text="tile row")
+    silent = f", {t.silent} all zero" if t.silent else ""
+    loudest = f"the loudest at {t.loudest}: {short(t.loudest_absmax)}, the quietest {short(t.quietest_absmax)}"
+    whole = f"one power-of-two scale for the tensor: {share(t.error_per_tensor)} off, {share(t.flushed_per_tensor)} become 0"
+    each = f"one per tile: {share(t.error_per_tile)}, {share(t.flushed_per_tile)}"
+    lines = [Line(f"{t.count} of {t.rows} x {t.columns}{silent}; {loudest}"), Line(f"{target} with {whole}; with {each}")]
+    return Section("Tiles", lines, (), "tiles")
+
+
+def _reductions(report: TensorReport) -> Section:
+    columns = (
+        Column("op", "reduction"), Column("terms"), Column("torch", "error of torch's kernel"), Column("overflow"),
+        Column("accumulator", "error of acc += x"), Column("swallowed", show=share), Column("condition"),
+        Column("measured", "measured on"),
+    )  # fmt: skip
+    rows = [
+        [
+            f"{r.op} dim={r.dim}",
+            r.terms,
+            "-" if r.library_error is None else reduction_error(r.library_error),
+            f"{r.library_overflow} of {r.results}" if r.library_overflow else "0",
+            reduction_error(r.accumulator_error),
+            r.swallowed,
+            r.condition,
+            measured_on(r),
+        ]
+        for r in report.reductions
+    ]
+    advice = [Line(r.advice) for r in report.reductions if r.advice]
+    return Section("Reductions, against float64", advice, [Table(columns, rows)])

@@ -1,0 +1,254 @@
+"""The text report of `analyze_tensor`: verdict first, then the numbers behind it. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from ..core.finding import Finding, Severity
+from ..core.numbers import counted, share, short
+from ..show.findings import render_text
+from ..show.term import DEFAULT_WIDTH, painted
+from .records import Dimension, IndexStats, RangeFit, Reduction, Resolution, TensorReport, Tiles
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII_BLOCKS = ".:-=+*#@"
+SHOWN_INDICES = 4
+PLAIN = str.maketrans({"–": "-", "…": "...", "×": "x", "�": "?"})
+
+
+def render_tensor(report: TensorReport, plain: bool = False, colour: bool = False, width: int = DEFAULT_WIDTH) -> str:
+    """`plain`: ASCII only, for terminals that show nothing else."""
+    sections = [
+        _head(report, colour),
+        render_text(report.findings, colour=colour, width=width),
+        _values(report),
+        _ranges(report),
+        _fitted(resolution_text(report), width),
+        _dimensions(report, plain),
+        _fitted(_tiles(report.tiles, report.target, plain), width),
+        _reductions(report.reductions),
+        _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width),
+        _paragraphs("notes", report.notes, width),
+    ]
+    text = "\n\n".join(section for section in sections if section)
+    return text.translate(PLAIN).encode("ascii", "replace").decode() if plain else text
+
+
+def verdict(findings: Sequence[Finding], target: str) -> str:
+    serious = [f for f in findings if f.severity >= Severity.WARNING]
+    if not serious:
+        return f"healthy in {target}" + (f", {counted(len(findings), 'remark')}" if findings else "")
+    errors = sum(f.severity == Severity.ERROR for f in serious)
+    parts = [counted(n, word) for n, word in ((errors, "error"), (len(serious) - errors, "warning")) if n]
+    return f"{'not safe' if errors else 'risky'} in {target}: {' and '.join(parts)}"
+
+
+def _head(report: TensorReport, colour: bool) -> str:
+    shape = " x ".join(map(str, report.shape)) or "a single value"
+    worst = report.worst or Severity.INFO
+    style = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}[worst]
+    name = f"{report.name}: " if report.name else ""
+    return f"{name}{report.source} {shape}, {painted(verdict(report.findings, report.target), style, colour)}"
+
+
+def _values(report: TensorReport) -> str:
+    v = report.values
+    lines = [
+        f"values      {v.count} elements, {v.zero} zero, {v.count - v.finite} not finite",
+        f"            from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}",
+    ]
+    if v.absmin is not None:
+        lines.append(f"            non-zero magnitudes from {short(v.absmin)}, 1 % of them below {short(v.low_quantile)}")
+    return "\n".join(lines)
+
+
+def _ranges(report: TensorReport) -> str:
+    head = ["", "become 0", "energy", "subnormal", "energy", "overflow", "energy", "headroom", "footroom", "scales 2**n"]
+    rows = [head, *(_range_row(fit) for fit in report.ranges)]
+    title = f"range       shares of the {report.ranges[0].count} non-zero finite values, and of their energy; room in bits"
+    return "\n".join([title, *_aligned(rows)])
+
+
+def _range_row(fit: RangeFit) -> list[str]:
+    small = [share(v) for v in (fit.flushed, fit.flushed_energy, fit.subnormal, fit.subnormal_energy)]
+    if not fit.underflow_matters and not (fit.flushed or fit.subnormal):
+        small = ["-"] * 4
+    return [
+        fit.format,
+        *small,
+        share(fit.overflowed),
+        share(fit.overflowed_energy),
+        _bits(fit.headroom_bits),
+        _bits(fit.footroom_bits) if fit.underflow_matters else "-",
+        scale_window(fit).replace("2**", ""),
+    ]
+
+
+def _bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} bits"
+
+
+def scale_window(fit: RangeFit) -> str:
+    if fit.scale_low is None or fit.scale_high is None:
+        return "any"
+    if fit.scale_low > fit.scale_high:
+        return "none"
+    return f"2**{fit.scale_low} to 2**{fit.scale_high}"
+
+
+def resolution_text(report: TensorReport) -> str:
+    r = report.resolution
+    lines = [f"resolution  cast to {report.target}: relative L2 error {share(r.rel_l2)}"]
+    if r.varying is not None:
+        centred = "-" if r.centred is None else share(r.centred)
+        part = f"{share(r.varying)} of the size; error against it: {centred}"
+        lines.append(f"            varying part over dim {r.varying_dim}: {part}")
+    if r.spacing_ratio is not None:
+        lines.append(f"            spacing of the format over that variation: {short(r.spacing_ratio)}{_positions(r)}")
+    lines.append(f"            error in ulps: half of the elements below {short(r.ulp_p50)}, 99 % below {short(r.ulp_p99)}")
+    lines.append(f"            error against |x| + rms: half below {share(r.error_p50)}, 99 % below {share(r.error_p99)}")
+    if r.bias is not None:
+        lines.append(f"            bias of the error (mean/std): {short(r.bias)}")
+    if r.sqnr_db is not None and r.sqnr_expected_db is not None:
+        lines.append(f"            SQNR {r.sqnr_db:.1f} dB; a cast within the normal range has about {r.sqnr_expected_db:.1f} dB")
+    if r.integers is not None:
+        n = r.integers
+        lines.append(
+            f"            integers: {n.distinct} distinct become {n.distinct_after} ({share(n.collisions)} collide), "
+            f"{share(n.changed)} of the elements change; {n.sampled} elements looked at"
+        )
+    return "\n".join(lines)
+
+
+def _positions(r: Resolution) -> str:
+    if r.spacing_ratio_median is None or r.positions_lost is None:
+        return ""
+    return f"; per position: median {short(r.spacing_ratio_median)}, above 1 in {share(r.positions_lost)}"
+
+
+def _dimensions(report: TensorReport, plain: bool) -> str:
+    lines = []
+    for d in report.dimensions:
+        unit = "index" if d.group == 1 else f"group of {d.group} indices"
+        lines.append(f"  dim {d.dim}, {d.size} indices: loudest {unit} is {_times(d.rms_ratio)} the median one (rms){_silent(d)}")
+        lines += [f"    {heat_line(d.heat, plain)}", *_indices(d)]
+    return "\n".join(["dimensions  rms along each, everything else pooled", *lines]) if lines else ""
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{short(ratio)} times"
+
+
+def _silent(d: Dimension) -> str:
+    return f"; {d.silent} all zero" if d.silent else ""
+
+
+def _indices(d: Dimension) -> list[str]:
+    if d.bottom:
+        chosen = [*d.top[:SHOWN_INDICES], *d.bottom[:2]]
+    else:
+        chosen = list(d.top) if len(d.top) <= SHOWN_INDICES + 2 else [*d.top[:SHOWN_INDICES], *d.top[-2:]]
+    rows = [["index", "rms", "max", "min > 0", "energy"], *(_index_row(i) for i in chosen)]
+    return _aligned(rows, indent=4)
+
+
+def _index_row(i: IndexStats) -> list[str]:
+    return [str(i.index), short(i.rms), short(i.absmax), short(i.absmin), share(i.energy)]
+
+
+def _tiles(t: Tiles | None, target: str, plain: bool) -> str:
+    if t is None:
+        return ""
+    lines = [
+        f"tiles       {t.count} of {t.rows} x {t.columns}{f', {t.silent} all zero' if t.silent else ''}; loudest at "
+        f"{t.loudest}: {short(t.loudest_absmax)}, quietest {short(t.quietest_absmax)}; loudest over median "
+        f"{_times(t.absmax_ratio)}",
+        f"            {target} with one power-of-two scale for the tensor: {share(t.error_per_tensor)} off, "
+        f"{share(t.flushed_per_tensor)} become 0; one per tile: {share(t.error_per_tile)}, {share(t.flushed_per_tile)}",
+    ]
+    peak = [v for line in t.heat for v in line if v > 0]
+    bounds = (min(peak), max(peak)) if peak else None
+    return "\n".join([*lines, *(f"    {heat_line(line, plain, bounds)}" for line in t.heat)])
+
+
+def heat_line(values: Sequence[float], plain: bool = False, bounds: tuple[float, float] | None = None) -> str:
+    """One mark per value, on a logarithmic scale of at least four binary orders; a space for zero."""
+    marks = ASCII_BLOCKS if plain else BLOCKS
+    sounding = [v for v in values if v > 0]
+    if not sounding:
+        return "(all zero)"
+    low, high = bounds or (min(sounding), max(sounding))
+    top = math.log2(high)
+    span = max(top - math.log2(low), 4.0)
+
+    def mark(value: float) -> str:
+        if value <= 0:
+            return " "
+        height = 1 - (top - math.log2(value)) / span
+        return marks[min(int(height * len(marks)), len(marks) - 1)]
+
+    return "|" + "".join(map(mark, values)) + "|"
+
+
+def _reductions(reductions: Sequence[Reduction]) -> str:
+    if not reductions:
+        return ""
+    rows = [["", "terms", "torch", "overflow", "acc += x", "swallowed", "condition", "measured on"]]
+    for r in reductions:
+        rows.append(
+            [
+                f"{r.op} dim={r.dim}",
+                str(r.terms),
+                "-" if r.library_error is None else reduction_error(r.library_error),
+                f"{r.library_overflow} of {r.results}" if r.library_overflow else "0",
+                reduction_error(r.accumulator_error),
+                share(r.swallowed),
+                short(r.condition),
+                measured_on(r),
+            ]
+        )
+    title = "reductions  error against float64: torch's kernel on the target dtype, and one accumulator in it"
+    return "\n".join([title, *_aligned(rows)])
+
+
+def reduction_error(error: float) -> str:
+    return "Inf" if math.isinf(error) else share(error)
+
+
+def measured_on(r: Reduction) -> str:
+    whole = r.measured == r.results == r.accumulator_results and r.accumulator_terms == r.terms
+    if whole:
+        return "all"
+    results = f"{r.measured} of {r.results} results"
+    return f"{results}; acc: {r.accumulator_results} x {r.accumulator_terms} terms"
+
+
+def _paragraphs(title: str, texts: Sequence[str], width: int) -> str:
+    if not texts:
+        return ""
+    lines = [line for t in texts for line in textwrap.wrap(t, width, initial_indent="  - ", subsequent_indent="    ")]
+    return "\n".join([title, *lines])
+
+
+def _fitted(section: str, width: int) -> str:
+    """What is said about the numbers within `width`; rows of marks are narrower anyway."""
+    lines = []
+    for line in section.splitlines():
+        lines += [line] if len(line) <= width else textwrap.wrap(line, width, subsequent_indent=" " * 12, break_long_words=False)
+    return "\n".join(lines)
+
+
+def _aligned(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
+    """First column to the left, the last as it comes, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1])), row[-1]]
+        lines.append((" " * indent + "  ".join(cells)).rstrip())
+    return lines

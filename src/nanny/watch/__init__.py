@@ -1,0 +1,1 @@
+"""A PyTorch program seen without being disturbed: events, steps, places, operations, twins."""

@@ -1,0 +1,311 @@
+"""Where the operation that is now being dispatched belongs: module by its real name, phase, and the user's source line.
+
+    with Whereabouts(model) as places, SomeDispatchMode():   # in __torch_dispatch__: places.here()
+        loss = model(x).sum()
+        loss.backward()
+
+In forward it is the innermost open module call. In backward, autograd knows the node that runs, and a node carries the
+sequence number it got when the forward operation ran: which module was open at which number gives the place, whatever the
+module returns, whether its input has a gradient or not, in place or not, checkpointed or not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ..core.examination import Place
+from .names import parts_of, plain_name, unwrapped
+
+# Private names of torch, each in use by torch itself; tests/watch/test_places.py fails if one goes.
+_counter = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_task = torch._C._current_graph_task_id
+_node = torch._C._current_autograd_node
+
+_NO_TASK = -1
+_MOST_KEPT = 1 << 17  # operations and module calls that are remembered for backward: some hundred steps of a common model
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_NANNY = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DEMO = os.path.join(_NANNY, "cli", "demo.py")  # trains as a user would
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_SCRIPTS = sysconfig.get_paths()["scripts"] + os.sep
+
+Models = nn.Module | Sequence[tuple[nn.Module, str]] | None
+
+
+class Spot(NamedTuple):
+    """A place that costs next to nothing to take and to keep; the line is worked out only when it is asked for."""
+
+    place: Place
+    classes: str  # of the open modules, outermost first: `Gpt/Block/Linear`
+    code: CodeType | None = None
+    instruction: int = 0
+
+    def resolved(self) -> Place:
+        if self.code is None:
+            return self.place
+        at = self.place
+        return Place(at.site, at.module, at.phase, self.code.co_filename, _line_of(self.code, self.instruction))
+
+
+class _Scope(NamedTuple):
+    """A module call as the operations in it see it."""
+
+    forward: Place
+    backward: Place
+    classes: str
+
+
+class _Named(NamedTuple):
+    """Known by identity, and only as long as it lives: another object may get the same address."""
+
+    thing: weakref.ref[Any]
+    name: str
+
+
+_OUTSIDE = _Scope(Place(phase="loop"), Place(phase="backward"), "")
+
+
+def running_derivative() -> str:
+    """The forward operation whose derivative autograd computes now: `acos` in `AcosBackward0`; "" outside, or of a custom one."""
+    node: Any = _node()
+    found = re.fullmatch(r"([A-Z]\w*?)Backward\d+", node.name()) if node is not None else None
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found[1]).lower() if found else ""
+
+
+class Whereabouts:
+    """Names places while open. Removes every hook on close; may be opened again, and beside others.
+
+    `models=None`: models get their names when they are first called, the first without a prefix, further ones by class.
+    """
+
+    def __init__(self, models: Models = None, lines: bool = True) -> None:
+        self._given: list[tuple[nn.Module, str]] | None = (
+            None if models is None else [(models, "")] if isinstance(models, nn.Module) else list(models)
+        )
+        self._lines = lines
+        self._handles: list[Any] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._names: dict[int, _Named] = {}
+        self._parameters: dict[int, _Named] = {}
+        self._buffers: dict[int, _Named] = {}
+        self._scopes: dict[tuple[str, str, str], _Scope] = {}
+        self._open: list[tuple[nn.Module, _Scope, int]] = []
+        self._updating: Spot | None = None  # all operations of an optimizer step are at one place
+        self._has_closure = False
+        self._since: list[int] = []  # from this sequence number on, nodes belong to ...
+        self._scope_since: list[_Scope] = []
+        self._code_of_node: dict[int, tuple[CodeType, int]] = {}
+        self._seen = 0
+        for model, prefix in self._given or ():
+            self._name(model, prefix)
+
+    def open(self) -> Whereabouts:
+        if not self._handles:
+            self._start()
+            self._seen = _counter()
+            self._handles = [
+                register_module_forward_pre_hook(self._enter),
+                register_module_forward_hook(self._leave, always_call=True),
+                register_optimizer_step_pre_hook(self._begin_update),
+                register_optimizer_step_post_hook(self._end_update),
+            ]
+        return self
+
+    def close(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._open.clear()
+
+    __enter__ = open
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def here(self) -> Place:
+        """Of the operation now being dispatched, without its line."""
+        return self.spot().place
+
+    def here_with_line(self) -> Place:
+        """With file and line of the nearest frame outside torch and nanny; in backward, of the forward operation."""
+        return self.spot().resolved()
+
+    def spot(self) -> Spot:
+        task = _task()
+        if task != _NO_TASK and not (self._open and self._open[-1][2] == task):  # else: recomputed inside backward
+            return self._spot_in_backward()
+        if self._updating is not None and not self._open:
+            return self._updating
+        scope = self._open[-1][1] if self._open else _OUTSIDE
+        where = _user_frame(sys._getframe(1)) if self._lines else None
+        self._note(scope, where)
+        return Spot(scope.forward, scope.classes, *(where or ()))
+
+    def storages(self) -> dict[int, str]:
+        """Names of the parameters and buffers that are known, by the address of their storage now."""
+        named = [*self._buffers.values(), *self._parameters.values()]
+        return {t.untyped_storage()._cdata: n.name for n in named if (t := n.thing()) is not None and t.layout == torch.strided}
+
+    def sites(self) -> list[str]:
+        """Every name that an operation may be placed at, in the order of the models."""
+        return [named.name for known in (self._names, self._parameters) for named in known.values() if named.name]
+
+    def parameter_names(self) -> frozenset[str]:
+        return frozenset(named.name for named in self._parameters.values())
+
+    def _spot_in_backward(self) -> Spot:
+        node: Any = _node()
+        if node is None:
+            return Spot(_OUTSIDE.backward, "")
+        number = node._sequence_nr()
+        if number >= 1 << 63:  # AccumulateGrad has no forward operation; it has a parameter
+            return Spot(self._place_of_parameter(node.variable), "")
+        at = bisect_right(self._since, number) - 1
+        scope = self._scope_since[at] if at >= 0 else _OUTSIDE
+        where = self._code_of_node.get(number)
+        self._note(scope, where)
+        return Spot(scope.backward, scope.classes, *(where or ()))
+
+    def _note(self, scope: _Scope, where: tuple[CodeType, int] | None) -> None:
+        """The node of this operation, if it has one, is the latest: remember where it was made."""
+        now = _counter()
+        if now <= self._seen:
+            return
+        self._seen = now
+        self._mark(now - 1, scope)
+        if where is not None:
+            self._code_of_node[now - 1] = where
+            if len(self._code_of_node) > _MOST_KEPT:
+                for number in list(self._code_of_node)[: _MOST_KEPT // 2]:
+                    del self._code_of_node[number]
+
+    def _mark(self, number: int, scope: _Scope) -> None:
+        if not self._since or number > self._since[-1]:
+            if self._since and self._scope_since[-1] is scope:
+                return
+            self._since.append(number)
+            self._scope_since.append(scope)
+            if len(self._since) > _MOST_KEPT:
+                del self._since[: _MOST_KEPT // 2], self._scope_since[: _MOST_KEPT // 2]
+        elif number == self._since[-1]:
+            self._scope_since[-1] = scope
+        # smaller: another thread counts for itself (a CUDA device that recomputes); its nodes are not run by autograd
+
+    def _enter(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():  # a compiled region has no module calls of its own
+            return
+        if not self._open:
+            if not self._has_closure:  # a step that raised has not said that it ended
+                self._updating = None
+            if self._given is None and not _known(self._names, module) and _is_model(module):
+                self._name(module, self._prefix_of(module))
+        scope = self._scope_of(module)
+        self._open.append((module, scope, _task()))
+        self._mark(_counter(), scope)
+
+    def _leave(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        at = next((i for i in range(len(self._open) - 1, -1, -1) if self._open[i][0] is module), None)
+        if at is None:
+            return
+        del self._open[at:]
+        self._mark(_counter(), self._open[-1][1] if self._open else _OUTSIDE)
+
+    def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        where = _user_frame(sys._getframe(1)) if self._lines else None
+        kind = type(optimizer).__name__
+        self._updating = Spot(Place(module=kind, phase="optimizer"), kind, *(where or ()))
+        self._has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+
+    def _end_update(self, *_: Any) -> None:
+        self._updating = None
+        self._has_closure = False
+
+    def _place_of_parameter(self, parameter: Any) -> Place:
+        if not _known(self._parameters, parameter):
+            return _OUTSIDE.backward
+        return Place(self._parameters[id(parameter)].name, "Parameter", "backward")
+
+    def _scope_of(self, module: nn.Module) -> _Scope:
+        outer = self._open[-1][1] if self._open else _OUTSIDE
+        site = self._names[id(module)].name if _known(self._names, module) else outer.forward.site
+        kind = type(module).__name__
+        key = (outer.classes, site, kind)
+        scope = self._scopes.get(key)
+        if scope is None:
+            classes = f"{outer.classes}/{kind}" if outer.classes else kind
+            scope = _Scope(Place(site, kind, "forward"), Place(site, kind, "backward"), classes)
+            if len(self._scopes) < _MOST_KEPT:
+                self._scopes[key] = scope
+        return scope
+
+    def _prefix_of(self, model: nn.Module) -> str:
+        """The first model has none, nor one that contains all that was called before it; others their class."""
+        inner = unwrapped(model)
+        met = {key for key, named in self._names.items() if named.thing() is not None}
+        return "" if met <= {id(m) for m in inner.modules()} else f"{type(inner).__name__}."
+
+    def _name(self, model: nn.Module, prefix: str) -> None:
+        self._names = {key: named for key, named in self._names.items() if named.thing() is not None}
+        for name, module in unwrapped(model).named_modules():
+            self._names[id(module)] = _Named(weakref.ref(module), prefix + plain_name(name) if name else prefix.rstrip("."))
+        parts = parts_of([(model, prefix)])
+        self._parameters |= {key: _Named(parts.owners[key], name) for key, name in parts.parameters.items()}
+        self._buffers |= {id(buffer()): _Named(buffer, name) for name, buffer in parts.buffers.items()}
+
+
+def _known(names: dict[int, _Named], thing: Any) -> bool:
+    named = names.get(id(thing))
+    return named is not None and named.thing() is thing
+
+
+def _is_model(module: nn.Module) -> bool:
+    """A criterion without weights belongs to the loop's own code."""
+    return next(module.children(), None) is not None or next(module.parameters(), None) is not None
+
+
+_is_users: dict[str, bool] = {}
+
+
+def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    while frame is not None:
+        code = frame.f_code
+        users = _is_users.get(code.co_filename)
+        if users is None:
+            users = _is_users[code.co_filename] = _is_user_file(code.co_filename)
+        if users:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
+def _is_user_file(name: str) -> bool:
+    if name == _DEMO:
+        return True
+    if name.startswith((_TORCH, _NANNY, "<frozen", "<__array_function__")) or _is_console_script(name):
+        return False
+    return not name.startswith(_STDLIB) or "-packages" + os.sep in name
+
+
+def _is_console_script(name: str) -> bool:
+    """What pip writes into `bin` only calls `main`: no line of anybody's."""
+    return name.startswith(_SCRIPTS) and (not name.endswith(".py") or name.endswith(".exe" + os.sep + "__main__.py"))
+
+
+def _line_of(code: CodeType, instruction: int) -> int | None:
+    return next((line for start, end, line in code.co_lines() if start <= instruction < end), None)

@@ -1,0 +1,165 @@
+"""Leaves a model as it was: gradients, buffers, parameters, inputs, plain attributes and random state, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .twins import written_by
+
+_PLAIN = (list, dict, set)
+
+
+class KeptState:
+    """Copies a protected tensor just before the first write into it, so that an untouched model costs no memory."""
+
+    def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
+        self._model = model
+        self._grads = [(p, p.grad) for p in model.parameters()]
+        self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
+        self._inputs = list(_leaves(inputs))
+        tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs) if t.layout == torch.strided]
+        self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
+        generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
+        self._generators = [(g, g.get_state()) for g in generators]
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        self._names = {id(p): name for name, p in model.named_parameters()}
+
+    def before_write(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided:
+            return  # gradients of sparse embeddings; weights and inputs have strides
+        key = tensor.untyped_storage()._cdata
+        if key in self._protected and key not in self._copies:
+            real = self._protected[key].detach()
+            elements = real.untyped_storage().nbytes() // real.element_size()
+            whole = real.as_strided((elements,), (1,), 0)
+            self._copies[key] = (whole, whole.clone())
+
+    def changed_parameters(self) -> list[str]:
+        """Trained parameters with another value than before: the forward pass is then no function of its input.
+
+        Frozen ones (a teacher that follows) and embeddings with a `max_norm` are meant to change.
+        """
+        exempt = {id(m.weight) for m in self._model.modules() if getattr(m, "max_norm", None) is not None}
+        written = [
+            self._names[id(t)]
+            for key, t in self._protected.items()
+            if id(t) in self._names and id(t) not in exempt and t.requires_grad and self._has_changed(key)
+        ]
+        replaced = [
+            name
+            for module, _, contents in self._attributes
+            for value, content in contents
+            if value is module._parameters
+            for name, parameter in content.items()
+            if value.get(name) is not parameter
+        ]
+        return [*written, *replaced]
+
+    def changed_inputs(self) -> bool:
+        strided = [t for t in self._inputs if t.layout == torch.strided and t.device.type != "meta"]
+        return any(self._has_changed(t.untyped_storage()._cdata) for t in strided)
+
+    def _has_changed(self, key: int) -> bool:
+        if key not in self._copies:
+            return False
+        whole, copy = self._copies[key]
+        return not torch.equal(whole, copy)
+
+    def put_back(self) -> None:
+        with torch.no_grad():
+            for whole, copy in self._copies.values():
+                whole.copy_(copy)
+            for parameter, grad in self._grads:
+                parameter.grad = grad
+        for generator, stand in self._generators:
+            generator.set_state(stand)
+        for module, attributes, contents in self._attributes:
+            _restore(vars(module), attributes)
+            for value, content in contents:
+                _refill(value, content)
+
+
+class WriteGuard(TorchDispatchMode):
+    """Tells `before_write` of every write, for runs without carried shadows."""
+
+    def __init__(self, state: KeptState) -> None:
+        super().__init__()
+        self._state = state
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in written_by(func, args, kwargs or {}):
+            self._state.before_write(tensor)
+        return func(*args, **(kwargs or {}))
+
+
+def _plain_contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    return [(value, value.copy()) for value in vars(module).values() if isinstance(value, _PLAIN)]
+
+
+def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [name for name in now if name not in before]:
+        del now[name]
+    for name, value in before.items():
+        if now.get(name, _PLAIN) is not value:
+            now[name] = value
+
+
+def _refill(value: Any, content: Any) -> None:
+    if isinstance(value, list):
+        if len(value) != len(content) or any(a is not b for a, b in zip(value, content)):
+            value[:] = content
+    elif isinstance(value, dict):
+        if list(value) != list(content) or any(value[k] is not content[k] for k in content):
+            value.clear()
+            value.update(content)
+    elif value != content:
+        value.clear()
+        value.update(content)
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+
+
+@contextmanager
+def kept_randomness() -> Iterator[None]:
+    """The random streams of torch, of Python and of numpy stand afterwards where they stood before: every run draws the same."""
+    cuda = list(range(torch.cuda.device_count())) if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    python, numbers = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numbers)
+
+
+@contextmanager
+def kept_state(model: nn.Module, inputs: Any = ()) -> Iterator[KeptState]:
+    state = KeptState(model, inputs)
+    try:
+        with kept_randomness():
+            for parameter in model.parameters():
+                parameter.grad = None
+            yield state
+    finally:
+        state.put_back()

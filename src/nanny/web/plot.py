@@ -1,0 +1,248 @@
+"""`nanny plot`: pictures of a run for papers and chat, PNG or SVG, readable in grey.
+
+For instance:
+
+    nanny plot -o pictures
+    nanny plot --what heat,hist --layer encoder.3 --quantity headroom --format svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..core.finding import NannyError
+from ..core.formats import FP16
+from ..monitor.culprit import first_culprit
+from ..runs.alerts import findings_of, in_order
+from ..runs.layer import chosen_name
+from ..runs.source import Source, open_run, positive, title_of
+from ..show import plots
+from ..store import reader
+from .arrays import INFINITE, NOT_SAMPLED, OFFSET, PER_OCTAVE, ZERO, unpacked
+from .exponents import PER_OCTAVE as SHARES_PER_OCTAVE
+from .exponents import histograms_of, layer_histogram
+from .matrices import error_matrix, matrices_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES = ("loss", "grad", "scale", "heat", "hist")
+POWER = "2 to the power of"
+QUANTITIES = {
+    "absmax": "largest magnitude",
+    "headroom": "room below the end of FP16",
+    "flushed": "share that FP16 flushes to zero",
+    "norm": "norm",
+    "lost": "share of updates lost",
+    "error": "error against FP32",
+}
+KINDS = {
+    "output": "outputs",
+    "output_grad": "gradients of outputs",
+    "grad": "gradients",
+    "weight": "weights",
+    "update": "updates",
+}
+MOST_ROWS = 400
+MOST_DOTS = 1200  # per inch; a picture is some inches wide, and all of it is in memory
+COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    names = _wanted(args.what)
+    with open_run(args.db, args.run) as source:
+        found = in_order(findings_of(source))
+        marks = plots.Marks(title_of(source), found, first_culprit(found))
+        folder = _folder(args.out)
+        with plots.settings(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
+            drawn = 0
+            for name in names:
+                figure = DRAW[name](source, marks, args)
+                if isinstance(figure, str):
+                    print(f"nanny: no picture of {name}: {figure}", file=sys.stderr)
+                    continue
+                path = folder / f"{name}.{args.format}"
+                plots.save(figure, path, args.dpi)
+                print(path)
+                drawn += 1
+    if not drawn:
+        raise NannyError(f"{title_of(source)} has nothing to draw; `nanny summary` tells what is on record")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nanny plot", description="Pictures of a recorded run, PNG or SVG, readable in grey.")
+    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
+    parser.add_argument("--run", type=positive, metavar="N", help="number of the run in it (default: the newest)")
+    parser.add_argument("-o", "--out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)")
+    parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
+    parser.add_argument("--format", choices=("png", "svg"), default="png", help="default: png")
+    parser.add_argument("--dpi", type=_dots, default=150, metavar="N", help=f"dots per inch, up to {MOST_DOTS} (default: 150)")
+    parser.add_argument("--kind", choices=tuple(KINDS), help="heat and hist: of what (default: output, or the first on record)")
+    parser.add_argument("--quantity", choices=tuple(QUANTITIES), default="absmax", help="heat: which number (default: absmax)")
+    parser.add_argument("--layer", metavar="NAME", help="hist: whose (default: the first culprit, else the closest to overflow)")
+    return parser
+
+
+def _wanted(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in PICTURES]
+    if unknown or not names:
+        raise NannyError(f"--what {text!r}: name some of {', '.join(PICTURES)}, separated by commas")
+    return list(dict.fromkeys(names))
+
+
+def _dots(text: str) -> int:
+    number = positive(text)
+    if number > MOST_DOTS:
+        raise argparse.ArgumentTypeError(f"{text} dots per inch are too many; up to {MOST_DOTS} will do, 300 is enough for print")
+    return number
+
+
+def _folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NannyError(f"cannot write to {path} ({error.strerror}); name another folder with -o DIR") from None
+    return path
+
+
+# Each returns the figure, or the reason why there is none.
+
+
+def _loss(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    curves = reader.scalars(source.db, source.run.id, ["loss"])
+    return plots.loss_figure(curves["loss"], marks) if curves else "the run has no loss on record"
+
+
+def _grad(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    curves = reader.scalars(source.db, source.run.id, ["grad_norm", "clip", "lr"])
+    if "grad_norm" not in curves:
+        return "the run has no gradient norm on record"
+    lr = curves.get("lr")
+    moves = lr is not None and len(np.unique(lr[1])) > 1
+    return plots.grad_figure(curves["grad_norm"], marks, curves.get("clip"), lr if moves else None)
+
+
+def _scale(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    curves = reader.scalars(source.db, source.run.id, ["scale", "skipped"])
+    if "scale" not in curves:
+        return "the run had no GradScaler"
+    steps, skipped = curves.get("skipped", (np.empty(0), np.empty(0)))
+    return plots.scale_figure(curves["scale"], marks, steps[skipped > 0])
+
+
+def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    of_kind = matrices_of(source)
+    kind = args.kind or ("grad" if args.quantity == "error" else next((kind for kind in KINDS if kind in of_kind), ""))
+    if kind not in of_kind:
+        return f"no {kind or 'layer'} was sampled"
+    spec = of_kind[kind]
+    matrix = _matrix(source, kind, spec, "absmax" if args.quantity == "headroom" else args.quantity)
+    if matrix is None:
+        return f"{args.quantity} was not recorded of {kind}"
+    grid = _grid(spec["names"], unpacked(matrix["codes"]), unpacked(matrix["reach"]), args.quantity, kind)
+    return plots.heat_figure(grid, marks)
+
+
+def _matrix(source: Source, kind: str, spec: dict[str, Any], quantity: str) -> dict[str, Any] | None:
+    """Codes and columns of a quantity; what was taken at fewer steps than the rest of its kind has columns of its own."""
+    if quantity == "flushed":
+        histograms = histograms_of(source).get(kind)
+        return None if histograms is None else {"codes": histograms["flushed"]["flushed"], "reach": histograms["reach"]}
+    if quantity == "error":
+        return error_matrix(source, spec["names"]) if kind == "grad" else None
+    found = spec["quantities"].get(quantity)
+    return None if found is None else {"reach": spec["reach"], **found}
+
+
+def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
+    for kind, name in _subjects(source, marks, args):
+        spec = layer_histogram(source, kind, name)
+        if spec is not None:
+            break
+    else:
+        return "the run has no histograms"
+    reach = unpacked(spec["reach"])
+    codes = unpacked(spec["shares"])[0].T  # rows: zeros, exponents, not finite
+    zero, *orders, bad = codes
+    shares = on_pixels(np.array(orders, np.int32), reach, fill=-1)
+    with np.errstate(divide="ignore"):
+        levels = np.where(shares > 0, (shares - 255) / SHARES_PER_OCTAVE, np.where(shares == 0, -np.inf, np.nan))
+    firsts = reach[:, 0] + 0.5
+    half = 255 - SHARES_PER_OCTAVE
+    seen = (firsts[zero >= half], firsts[bad > 0])
+    return plots.histogram_figure(plots.ExponentHistory(f"{kind} of {name}", _span(reach), spec["lowest"], levels, *seen), marks)
+
+
+DRAW: dict[str, Callable[[Source, plots.Marks, argparse.Namespace], Figure | str]] = {
+    "loss": _loss, "grad": _grad, "scale": _scale, "heat": _heat, "hist": _hist,
+}  # fmt: skip
+
+
+def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Whose histogram to draw: what was asked for, else the first culprit, else the site closest to the end of FP16."""
+    there = set(reader.kinds(source.db, source.run.id))
+    kinds = [kind for kind in ((args.kind,) if args.kind else KINDS) if kind in there]
+    sites = {kind: [site.name for site in reader.sites(source.db, source.run.id, kind)] for kind in kinds}
+    if args.layer:
+        holding = next((kind for kind in kinds if any(args.layer in name for name in sites[kind])), "")
+        name = chosen_name(args.layer, sites[holding] if holding else [name for names in sites.values() for name in names])
+        yield from ((kind, name) for kind in kinds if name in sites[kind])
+        return
+    if marks.culprit is not None:
+        yield from ((kind, marks.culprit.site) for kind in kinds if marks.culprit.site in sites[kind])
+    for kind, spec in matrices_of(source).items():
+        if kind in kinds and "absmax" in spec["quantities"]:
+            codes = unpacked(spec["quantities"]["absmax"]["codes"])
+            yield kind, spec["names"][int(codes.max(axis=1).argmax())]
+
+
+def _grid(names: Sequence[str], codes: np.ndarray, reach: np.ndarray, quantity: str, kind: str) -> plots.Grid:
+    names, codes = _fewer_rows(names, codes)
+    pixels = on_pixels(codes.astype(np.int32), reach, fill=NOT_SAMPLED)
+    values, unit = pixels / PER_OCTAVE - OFFSET, POWER
+    if quantity == "headroom":
+        values, unit = np.log2(FP16.max) - values, "bits"
+    elif quantity in ("flushed", "lost"):
+        values, unit = 100 * np.exp2(np.minimum(values, 0.0)), "%"
+    state = np.full(pixels.shape, plots.VALUE)
+    state[pixels == ZERO] = plots.ZERO
+    state[pixels == NOT_SAMPLED] = plots.NOT_SAMPLED
+    state[pixels >= INFINITE] = plots.NON_FINITE
+    label = f"{QUANTITIES[quantity]}, {KINDS[kind]}"
+    return plots.Grid(names, _span(reach), np.where(state == plots.VALUE, values, np.nan), state, label, unit)
+
+
+def _fewer_rows(names: Sequence[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """At most MOST_ROWS; neighbours share a row, and the worst of them is seen."""
+    size = -(-len(names) // MOST_ROWS)
+    if size == 1:
+        return list(names), codes
+    starts = np.arange(0, len(names), size)
+    return [names[i] for i in starts.tolist()], np.maximum.reduceat(codes, starts, axis=0)
+
+
+def on_pixels(codes: np.ndarray, reach: np.ndarray, fill: int) -> np.ndarray:
+    """Columns that reach over some steps each, drawn into columns of equal width; the largest code wins, `fill` where none is."""
+    low, high = _span(reach)
+    width = COLUMNS / (high - low)
+    out = np.full((len(codes), COLUMNS), fill, codes.dtype)
+    for column, (start, end) in zip(codes.T, (reach - low) * width):
+        a = min(int(start + 0.5), COLUMNS - 1)
+        b = max(int(end + 0.5), a + 1)
+        np.maximum(out[:, a:b], column[:, None], out=out[:, a:b])
+    return out
+
+
+def _span(reach: np.ndarray) -> tuple[float, float]:
+    return float(reach[0, 0]), float(reach[-1, 1])

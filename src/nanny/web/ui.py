@@ -1,0 +1,112 @@
+"""`nanny ui`: the page on a run in the browser, live while training goes on.
+
+For instance:
+
+    nanny ui                         the newest runs under nanny_logs
+    nanny ui --db experiments        all runs below a folder, with their verdicts
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from ..core.finding import NannyError
+from ..store.files import DEFAULT_FOLDER, find_stores
+from .page import checked_language, plotly_source
+from .server import Server, Shelf, is_loopback
+
+PORT = 8765
+PORTS_TRIED = 20
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    plotly_source()  # says what to install, before anything is served
+    top = _served(args.db)
+    shelf = Shelf(top, checked_language(args.lang))
+    token = secrets.token_urlsafe(24) if args.token or not is_loopback(args.host) else ""
+    server = _opened(args.host, args.port, shelf, token)
+    with server:
+        for line in greeting(server, top):
+            print(line, flush=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            print("nanny: closed", file=sys.stderr)
+    return 0
+
+
+def greeting(server: Server, top: Path) -> list[str]:
+    """What to open, and what to type on the machine where the browser is."""
+    host = str(server.server_address[0])
+    tail = f"?token={quote(server.gate.token)}" if server.gate.token else ""
+    if is_loopback(host):
+        shown = f"[{host}]" if ":" in host else host
+        there = f"{_user()}@{socket.gethostname()}"
+        tunnel = f"ssh -N -L {server.port}:{shown}:{server.port} {shlex.quote(there)}"
+        return [
+            f"{top} is shown at http://{shown}:{server.port}/{tail}",
+            f"From another machine, type there: {tunnel}",
+            f"and open http://localhost:{server.port}/{tail}",
+            "Ctrl-C ends it.",
+        ]
+    name = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return [
+        f"{top} is shown at http://{f'[{name}]' if ':' in name else name}:{server.port}/{tail}",
+        "Whoever has the token can read it, and it travels unencrypted; without --host, an ssh tunnel needs neither.",
+        "Ctrl-C ends it.",
+    ]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="nanny ui", description="The page on a run in the browser, live while it trains.")
+    parser.add_argument("--db", metavar="PATH", help="a metrics.db, or a folder with any number of runs (default: nanny_logs)")
+    parser.add_argument("--port", type=_port, metavar="N", help=f"default: {PORT}, or the next that is free")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1; any other needs a token")
+    parser.add_argument("--token", action="store_true", help="ask for a token on this machine too: others may be logged in")
+    parser.add_argument("--lang", choices=("en", "zh"), help="default: the browser's language")
+    return parser
+
+
+def _served(db: str | None) -> Path:
+    """The file, or the folder; it may be empty yet, if it was named."""
+    if db is None:
+        find_stores(None)  # says what to type where there is nothing
+        return Path(DEFAULT_FOLDER)
+    path = Path(db)
+    if not path.exists():
+        raise NannyError(f"{path}: no such file or folder; name a metrics.db or its folder with --db PATH")
+    return path
+
+
+def _opened(host: str, port: int | None, shelf: Shelf, token: str) -> Server:
+    tried = [port] if port is not None else [*range(PORT, PORT + PORTS_TRIED), 0]
+    for number in tried:
+        try:
+            return Server(host, number, shelf, token)
+        except OSError as error:
+            if number == tried[-1] or isinstance(error, socket.gaierror):
+                advice = "name another --port" if isinstance(port, int) else "name another --host"
+                raise NannyError(f"cannot listen on {host}:{number} ({error.strerror or error}); {advice}") from error
+    raise AssertionError("the last port either serves or raises")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535, or 0 for any that is free")
+    return int(text)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return "USER"

@@ -1,0 +1,139 @@
+"""The checker on marked source files: every `# expect: CODE` is found on its line, and nothing else anywhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nanny.check import Options, all_rules, check_project, check_source
+from nanny.core.finding import Severity
+
+FIXTURES = Path(__file__).parent / "fixtures"
+MARK = re.compile(r"#\s*expect:\s*([A-Z0-9_, ]+)")
+
+
+def marks(text: str) -> set[tuple[int, str]]:
+    found = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        match = MARK.search(line)
+        if match:
+            found |= {(number, code.strip()) for code in match.group(1).split(",") if code.strip()}
+    return found
+
+
+def reported(text: str, name: str) -> set[tuple[int, str]]:
+    return {(f.line or 0, f.code) for f in check_source(text, name, Options())}
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("bad/*.py")), ids=lambda p: p.stem)
+def test_exactly_the_marked_lines_are_reported(path: Path):
+    text = path.read_text()
+    assert marks(text), "a bad fixture without a mark proves nothing"
+    assert reported(text, path.name) == marks(text)
+
+
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("clean/*.py")), ids=lambda p: p.stem)
+def test_right_code_stays_silent(path: Path):
+    assert reported(path.read_text(), path.name) == set()
+
+
+def codes(text: str, **options: str) -> set[str]:
+    return {f.code for f in check_source(text, "train.py", Options(**options))}
+
+
+PROJECT = {
+    "app/layers.py": """
+import torch.nn as nn
+
+class Attention(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.q = nn.Linear(dim, dim)
+
+    def forward(self, x, mask):
+        q = self.q(x)
+        scores = (q @ q.transpose(1, 2)).masked_fill(mask, -1e9)
+        return scores.softmax(-1) @ q
+""",
+    "app/steps.py": """
+import torch
+
+def clip(model):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+""",
+    "app/train.py": """
+import torch
+from app.layers import Attention
+from . import steps
+
+def main(loader):
+    net = Attention(8).cuda()
+    opt = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x, mask in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = net(x, mask).sum()
+        scaler.scale(loss).backward()
+        steps.clip(net)
+        scaler.step(opt)
+        scaler.update()
+""",
+}
+
+
+def test_a_model_is_judged_in_the_region_of_the_file_that_runs_it():
+    found = check_project(PROJECT, Options())
+    assert [(f.code, f.line) for f in found["app/layers.py"]] == [("NUM_MASK_CONSTANT", 11)]
+    assert "app/train.py:11" in found["app/layers.py"][0].message
+
+
+def test_a_helper_of_another_file_takes_part_in_the_order_of_calls():
+    found = check_project(PROJECT, Options())
+    assert [(f.code, f.line) for f in found["app/steps.py"]] == [("SCALER_CLIP_BEFORE_UNSCALE", 5)]
+    assert found["app/train.py"] == []
+
+
+def test_the_same_files_alone_have_nothing_to_report():
+    assert [f for text in PROJECT.values() for f in check_source(text, "one.py", Options())] == []
+
+
+BCE = """
+import torch
+import torch.nn.functional as F
+
+def loss(model, x, y, device):
+    with torch.autocast(device.type):
+        return F.binary_cross_entropy(torch.sigmoid(model(x)), y)
+"""
+
+
+def test_the_device_decides_where_the_code_does_not_say():
+    assert codes(BCE, device="cpu") == set()
+    unknown, known = (check_source(BCE, "f.py", Options(device=d))[0] for d in (None, "cuda"))
+    assert (unknown.severity, known.severity) == (Severity.WARNING, Severity.ERROR)
+    assert "device is not known" in unknown.message
+
+
+def test_a_message_states_where_the_half_comes_from():
+    finding = check_source((FIXTURES / "bad" / "attention_minus_1e9_under_fp16.py").read_text(), "a.py", Options())[0]
+    assert "autocast on cuda in fp16 at line" in finding.message
+    assert finding.hint
+
+
+def test_a_syntax_error_is_raised_even_where_nothing_is_half():
+    with pytest.raises(SyntaxError):
+        check_source("def f(:\n    pass\n", "broken.py", Options())
+
+
+def test_code_that_calls_itself_ends():
+    text = "import torch\ndef f(x):\n    return g(x.half())\ndef g(x):\n    return f(x) + g(x)\nf(1)\n"
+    assert check_source(text, "loop.py", Options()) == []
+
+
+def test_every_rule_has_its_page():
+    for code, entry in all_rules().items():
+        sections = [s for s in ("Why:", "Example:", "Use instead:", "When not:") if s in entry.doc]
+        assert len(sections) == 4, f"{code} lacks a section"
+        assert len(entry.doc.splitlines()[0]) < 130

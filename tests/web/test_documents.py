@@ -1,0 +1,186 @@
+"""`nanny tensor --format html` and the page of a diff: self-contained, harmless, drawn in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from browser import watched_page
+from torch import nn
+
+import nanny
+from nanny.cli import main
+from nanny.diff.page import render_diff
+from nanny.tensor.page import render_tensor_page
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'"
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append(dict(attributes))
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        self.text += data if self._inside not in ("script", "style") else ""
+
+
+class Square(nn.Module):
+    def forward(self, x):
+        return x * x
+
+
+def imbalanced() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(32, 64, generator=generator) * torch.logspace(-6, 3, 64)
+
+
+def overflowing() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = {HOSTILE.replace(".", ""): nn.Linear(8, 8), "square": Square(), "head": nn.Linear(8, 2)}
+    return nn.Sequential(OrderedDict(layers))
+
+
+@pytest.fixture(scope="module")
+def diff_text() -> str:
+    return render_diff(nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16))
+
+
+def test_a_tensor_page_leads_with_the_verdict_and_has_every_number_of_the_text(tmp_path, capsys):
+    torch.save({"w": imbalanced()}, tmp_path / "x.pt")
+    page = tmp_path / "x.html"
+    code = main(["tensor", f"{tmp_path}/x.pt:w", "--dtype", "fp16", "--tile", "16", "--format", "html", "-o", str(page)])
+    assert code == main(["tensor", f"{tmp_path}/x.pt:w", "--dtype", "fp16", "--tile", "16"])
+    said = capsys.readouterr().out
+    text = Elements(page.read_text(encoding="utf-8")).text
+    assert re.search(r"(not safe|risky) in fp16", text.partition("Range")[0])
+    codes = re.findall(r"(?:ERROR|WARNING) ([A-Z_]+)", said)
+    assert codes
+    assert all(code in text for code in codes)
+    for section in ("Range", "Resolution", "Dimension 0", "Dimension 1", "Tiles", "Reductions"):
+        assert section in text
+    for number in re.findall(r"-?\d+\.\d+ bits", said):
+        assert number in text
+
+
+def test_without_a_file_the_page_goes_to_the_screen(tmp_path, capsys):
+    torch.save(torch.randn(4, 4), tmp_path / "x.pt")
+    assert main(["tensor", str(tmp_path / "x.pt"), "--format", "html"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("<!doctype html>")
+    assert out.rstrip().endswith("</html>")
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, capsys):
+    torch.save(torch.randn(4, 4), tmp_path / "x.pt")
+    assert main(["tensor", str(tmp_path / "x.pt"), "--format", "html", "-o", str(tmp_path / "no" / "where.html")]) == 2
+    assert "name another --output FILE" in capsys.readouterr().err
+
+
+UNUSUAL = {
+    "a single value": torch.tensor(3.0),
+    "zeros": torch.zeros(4, 4),
+    "out of range": torch.full((3, 3), 1e30),
+    "with a NaN": torch.tensor([1.0, float("nan")]),
+    "one element in four dimensions": torch.ones(1, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("tensor", UNUSUAL.values(), ids=UNUSUAL)
+def test_unusual_tensors_have_a_page_too(tensor):
+    text = Elements(render_tensor_page(nanny.analyze_tensor(tensor, "fp16"))).text
+    assert "in fp16" in text
+
+
+def test_pages_run_only_scripts_that_carry_their_nonce(diff_text):
+    for text in (diff_text, render_tensor_page(nanny.analyze_tensor(imbalanced(), "bf16", name=HOSTILE))):
+        policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+        assert policy is not None
+        assert "default-src &#x27;none&#x27;" in policy[1]
+        assert "unsafe-inline" not in policy[1].partition("script-src")[2].partition(";")[0]
+        (nonce,) = set(re.findall(r"nonce-([\w-]+)", policy[1]))
+        scripts = [script for script in Elements(text).scripts if script.get("type") in (None, "text/javascript", "module")]
+        assert scripts
+        assert {script.get("nonce") for script in scripts} == {nonce}
+        assert not [script for script in scripts if "src" in script]
+
+
+def test_hostile_names_stay_text(diff_text):
+    for text in (diff_text, render_tensor_page(nanny.analyze_tensor(imbalanced(), "bf16", name=HOSTILE))):
+        page = Elements(text)
+        assert "img" not in page.tags
+        assert "onerror" in page.text
+
+
+def test_a_diff_page_names_the_layer_that_overflowed_before_anything_else(diff_text):
+    page = Elements(diff_text)
+    verdict = page.text.partition("Error through the model")[0]
+    assert "not safe in fp16" in verdict
+    assert "DIFF_NONFINITE in square" in verdict
+    assert "Gradients of parameters" in page.text
+
+
+def test_the_diff_command_writes_the_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text("from torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))\n")
+    torch.save(torch.randn(2, 4), "x.pt")
+    argv = ["diff", "--model", "m.py:model", "--input", "x.pt", "--dtype", "bf16", "--format", "html", "--output", "d.html"]
+    assert main(argv) == 0
+    assert "healthy in bf16" in Elements((tmp_path / "d.html").read_text(encoding="utf-8")).text
+
+
+ALSO_CHINESE = {"dtype", "1 - cos", "ulp p50 / p99", "float16", "float32", "float64", "bfloat16", "int64"}
+
+
+def test_headings_and_labels_of_both_pages_are_chinese_when_asked():
+    report = nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16, advise=True)
+    tensor = nanny.analyze_tensor(imbalanced(), "fp16", tile=16, name=HOSTILE)
+    pages = (render_diff(report, "zh"), render_tensor_page(tensor, "zh"))
+    for text in pages:
+        assert '<html lang="zh">' in text
+        labels = re.findall(r"<(?:h1|h2|th|caption)>(.*?)</", text)
+        assert len(labels) > 20
+        assert [label for label in labels if label not in ALSO_CHINESE and not re.search("[\u4e00-\u9fff]", label)] == []
+        assert "onerror" in text
+    for finding in (*report.findings, *tensor.findings):
+        assert any(finding.message in Elements(text).text for text in pages), "a finding stays as it was written"
+
+
+def test_the_commands_take_the_language_of_the_page_and_say_where_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.py").write_text("from torch import nn\nmodel = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))\n")
+    torch.save(torch.randn(2, 4), "x.pt")
+    page = ["--format", "html", "--lang", "zh", "--output"]
+    assert main(["tensor", "x.pt", *page, "t.html"]) == 0
+    assert main(["diff", "--model", "m.py", "--input", "x.pt", *page, "d.html"]) == 0
+    told = capsys.readouterr().err
+    for name in ("t.html", "d.html"):
+        assert f"nanny: written to {name}" in told
+        assert "<h2>结论</h2>" in (tmp_path / name).read_text(encoding="utf-8")
+
+
+def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):
+    report = nanny.analyze_tensor(imbalanced(), "fp16", tile=16, name=HOSTILE)
+    for name, text, figures in (("tensor.html", render_tensor_page(report), 4), ("diff.html", diff_text, 2)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with watched_page(chromium, color_scheme="dark") as watched:
+            watched.page.goto((tmp_path / name).as_uri())
+            watched.page.locator(".main-svg").first.wait_for()
+            assert watched.page.locator(".js-plotly-plot").count() == figures
+            assert watched.page.locator("img").count() == 0

@@ -1,0 +1,365 @@
+"""`nanny report` in a real browser: what a tired engineer sees and clicks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import Watched, watched_page
+from runs.query_recordings import HEALTHY, SICK, Recipe, nanny, record
+
+from nanny.cli import main
+from nanny.core.finding import Finding, Severity
+from nanny.core.step import GRADIENT_STATS, RunInfo, Sample, Site
+from nanny.store.writer import RunWriter
+from nanny.web.arrays import unpacked
+from nanny.web.data import page_data
+from nanny.web.report import write_report
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "\"quotes' & <b>bold</b>",
+    "<img src=x onerror=alert(1)>",
+    '<a href="javascript:alert(1)">link</a>',
+    "层.注意力.输出",
+    "long." * 1000,
+    "{{data}}",
+    "back`tick`",
+)
+NANS = Recipe(
+    layers={"a": (0, -8), "b": (1, -8)}, steps=12, trace_every=4, nan_output=(0, "a"), loss_is_nan_from=0,
+    findings=(Finding("NAN", Severity.ERROR, "the loss is NaN", site="loss", step=0, value=math.nan),),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("sick")
+    write_report(folder / "report.html", record(folder, SICK))
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def shared(chromium, sick) -> Iterator[Watched]:
+    """The page is opened once: that takes longer than what the tests do on it."""
+    with watched_page(chromium) as watched:
+        watched.page.goto(sick.as_uri())
+        watched.drawn().evaluate("() => { window.atFirst = structuredClone(state); }")
+        yield watched
+
+
+@pytest.fixture
+def opened(shared) -> Watched:
+    page = shared.page
+    page.mouse.move(0, 0)
+    page.evaluate("() => { update(structuredClone(window.atFirst)); setUpFindings(); drawControls(); scrollTo(0, 0); }")
+    page.wait_for_function("() => !linking")
+    settled(page, 20)
+    assert shared.trouble == []
+    return shared
+
+
+def lines_at(page: Any) -> dict[str, float | None]:
+    """Where the vertical line of each plot stands."""
+    return dict(
+        page.evaluate(
+            """() => Object.fromEntries(["curves", "heat", "histogram"].map((name) => {
+              const shapes = document.getElementById(`${name}-figure`).layout?.shapes || [];
+              const line = shapes.find((s) => s.type === "line" && s.yref === "paper" && s.line.dash === undefined);
+              return [name, line ? line.x0 : null];
+            }))"""
+        )
+    )
+
+
+def settled(page: Any, step: int) -> None:
+    """Waits until all three plots show the step."""
+    page.wait_for_function(
+        """(step) => ["curves", "heat", "histogram"].every((name) =>
+             (document.getElementById(`${name}-figure`).layout?.shapes || []).some((s) => s.type === "line" && s.x0 === step))""",
+        arg=step,
+    )
+
+
+def test_the_first_screen_says_what_is_wrong_where_and_what_to_do(opened):
+    page = opened.page
+    culprit = page.locator(".culprit")
+    box = culprit.bounding_box()
+    assert box["y"] + box["height"] < 1000  # without scrolling
+    assert "NOT HEALTHY" in page.locator("h1").inner_text()
+    for words in ("NAN_OUTPUT", "head.softmax", "step 20", "3 of 256 outputs are NaN", "compute the softmax in FP32", "head.out"):
+        assert words in culprit.inner_text()
+
+
+def test_all_views_open_on_the_culprit(opened):
+    assert lines_at(opened.page) == {"curves": 20, "heat": 20, "histogram": 20}
+    assert opened.page.locator("#histogram-title").inner_text() == "head.softmax · outputs"
+
+
+def test_a_click_on_a_finding_moves_all_views_and_the_address(opened):
+    page = opened.page
+    page.locator("#finding-list button", has_text="HEADROOM").click()
+    settled(page, 10)
+    assert "step=10" in page.url
+    assert "site=head.softmax" in page.url
+    assert page.locator("li.chosen").inner_text().startswith("▲ WARNING")
+
+
+def test_a_click_on_a_cell_moves_all_views_to_its_layer_and_step(opened):
+    page = opened.page
+    page.locator("#heat-figure").scroll_into_view_if_needed()
+    place = page.locator("#heat-figure .nsewdrag").bounding_box()
+    page.mouse.move(place["x"] + place["width"] * 0.8, place["y"] + place["height"] * 0.1)  # the first of five layers
+    page.wait_for_selector("#tip:not([hidden])")
+    assert "stem" in page.locator("#tip").inner_text()
+    page.mouse.click(place["x"] + place["width"] * 0.8, place["y"] + place["height"] * 0.1)
+    settled(page, 30)
+    assert page.locator("#histogram-title").inner_text() == "stem · outputs"
+
+
+def test_a_click_on_a_curve_moves_all_views_to_its_step(opened):
+    page = opened.page
+    place = page.locator("#curves-figure .nsewdrag").nth(1).bounding_box()
+    page.mouse.move(place["x"] + place["width"] * 0.25, place["y"] + 30)
+    page.wait_for_timeout(200)
+    page.mouse.click(place["x"] + place["width"] * 0.25, place["y"] + 30)
+    page.wait_for_function("() => state.step !== 20")
+    step = page.evaluate("state.step")
+    assert 7 <= step <= 12
+    settled(page, step)
+
+
+def test_keys_walk_through_the_findings(opened):
+    page = opened.page
+    page.keyboard.press("p")
+    settled(page, 10)
+    page.keyboard.press("n")
+    settled(page, 20)
+
+
+def test_findings_are_filtered_by_severity_code_and_text(opened):
+    page = opened.page
+    shown = page.locator("#finding-list li[data-index]")
+    assert shown.count() == 3
+    page.get_by_label("severity").select_option("error")
+    assert shown.count() == 2
+    page.get_by_label("code").select_option("LOSS_NAN")
+    assert shown.count() == 1
+    page.get_by_label("code").select_option("")
+    page.get_by_label("severity").select_option("")
+    page.get_by_label("layer or text").fill("softmax")
+    assert shown.count() == 2
+    page.get_by_label("layer or text").fill("no such thing")
+    assert "No finding matches" in page.locator("#finding-list").inner_text()
+
+
+def test_an_address_restores_what_was_chosen(chromium, sick):
+    with watched_page(chromium) as watched:
+        watched.page.goto(f"{sick.as_uri()}#step=30&site=stem&kind=output&quantity=headroom&format=bf16")
+        page = watched.drawn()
+        settled(page, 30)
+        assert page.locator("#histogram-title").inner_text() == "stem · outputs"
+        assert page.locator('[data-pick="quantity"]').input_value() == "headroom"
+        assert page.locator('[data-pick="format"]').input_value() == "bf16"
+
+
+def test_the_browser_reads_the_numbers_that_python_wrote(opened, sick):
+    data = page_data(sick.parent)
+    wanted = unpacked(data["kinds"]["grad"]["quantities"]["norm"]["codes"]).ravel().tolist()
+    got = opened.page.evaluate("async () => [...(await matrixOf('grad', 'norm')).codes]")
+    assert got == wanted
+    steps = opened.page.evaluate("page.curves.loss.steps")
+    assert steps == list(range(40))
+
+
+def test_every_quantity_of_every_kind_can_be_drawn(opened):
+    page = opened.page
+    for kind in page.locator('[data-pick="kind"] option').evaluate_all("(options) => options.map((o) => o.value)"):
+        page.locator('[data-pick="kind"]').select_option(kind)
+        for quantity in page.locator('[data-pick="quantity"] option').evaluate_all("(options) => options.map((o) => o.value)"):
+            page.locator('[data-pick="quantity"]').select_option(quantity)
+            page.wait_for_function("([k, q]) => heat.quantity === q && state.kind === k && !linking", arg=[kind, quantity])
+    assert page.evaluate("document.getElementById('heat-figure').data[0].z.length") == 5
+
+
+def levels(page: Any) -> set[float]:
+    """The levels on the heat map; not sampled is None."""
+    look = "document.getElementById('heat-figure').data[0].z.flatMap((row) => [...row].map((v) => (v === v ? v : null)))"
+    return set(page.evaluate(look))
+
+
+def test_not_sampled_zero_and_non_finite_look_different(opened):
+    page = opened.page
+    found = levels(page)
+    assert {None, 255} <= found
+    colours = page.evaluate("document.getElementById('heat-figure').data[0].colorscale.map(([, c]) => c)")
+    assert colours[0] != colours[-1]
+    hatch = page.evaluate("getComputedStyle(document.querySelector('#heat-figure .bglayer .bg')).fill")
+    assert "hatch" in hatch
+
+
+def large_run(folder: Path, layers: int, steps: int, bad: tuple[int, int]) -> Path:
+    """Gradients only, all alike but one."""
+    writer = RunWriter(folder, RunInfo(started=1.0))
+    writer.add_sites([Site("grad", f"block.{i}.weight", "float32", (4,)) for i in range(layers)])
+    sizes = np.random.default_rng(0).lognormal(size=(steps, layers)).astype("<f4")
+    sizes[bad] = np.nan
+    for step, row in enumerate(sizes):
+        data = np.stack([np.full(layers, 4, "<f4"), row, -row, row])
+        writer.add_sample(Sample("grad", step, GRADIENT_STATS, data.tobytes()))
+    writer.add_scalars(steps - 1, {"loss": 1.0})
+    writer.close("finished")
+    return writer.path
+
+
+def test_one_bad_cell_among_a_million_is_seen_and_named(tmp_path, chromium):
+    write_report(tmp_path / "r.html", large_run(tmp_path, layers=700, steps=1500, bad=(1234, 567)))
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        page = watched.drawn()
+        assert 255 in levels(page)
+        assert page.evaluate("document.getElementById('heat-figure').data[1].x.length") == 1  # and one cross on it
+        cell = page.evaluate(
+            """() => { const { grid, matrix, rows, range } = heat, at = grid.codes.indexOf(65535);
+                       const cell = worstUnder(matrix, rows, range, grid, at % grid.width, Math.floor(at / grid.width));
+                       return [cell.step, matrix.names[cell.row]]; }"""
+        )
+        assert cell == [1234, "block.567.weight"]
+
+
+def test_hostile_names_are_harmless(tmp_path, chromium):
+    findings = tuple(Finding("NAN", Severity.ERROR, f"{n} broke", n, site=n, step=20 + i) for i, n in enumerate(HOSTILE))
+    recipe = Recipe(layers=dict.fromkeys(HOSTILE, (0.0, -8.0)), findings=findings, amp_dtype="float16", scale=256.0)
+    write_report(tmp_path / "r.html", record(tmp_path, recipe))
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        page = watched.drawn()
+        assert HOSTILE[0] in page.locator(".culprit").inner_text()
+        for i in range(len(HOSTILE)):
+            page.keyboard.press("n")
+            settled(page, 20 + (i + 1) % len(HOSTILE))
+        assert page.locator("#views img, #findings img, .figure a").count() == 0
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def empty_run(folder: Path) -> Path:
+    writer = RunWriter(folder, RunInfo(started=1.0, argv=("train.py",)))
+    writer.close("finished")
+    return writer.path
+
+
+def run_of_nan(folder: Path) -> Path:
+    return record(folder, NANS)
+
+
+@pytest.mark.parametrize(("make", "words"), [(run_of_nan, "NOT HEALTHY"), (empty_run, "NO VERDICT")])
+def test_runs_of_nothing_but_nan_and_of_nothing_at_all_are_drawn(make, words, tmp_path, chromium):
+    write_report(tmp_path / "r.html", make(tmp_path))
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        assert words in watched.drawn().locator("h1").inner_text()
+
+
+def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, chromium):
+    write_report(tmp_path / "r.html", record(tmp_path, HEALTHY))
+    with watched_page(chromium, color_scheme="dark") as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        page = watched.drawn()
+        assert page.locator("h1").inner_text().startswith("✓ HEALTHY")
+        assert page.locator("#histogram-title").inner_text() == "head · outputs"
+        assert "No findings" in page.locator("#findings").inner_text()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
+
+
+@pytest.mark.parametrize(("lang", "locale"), [("zh", "en-US"), (None, "zh-CN")])
+def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):
+    write_report(tmp_path / "r.html", record(tmp_path, SICK), lang=lang)
+    with watched_page(chromium, locale=locale) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        watched.page.wait_for_selector("body[data-words=yes]")
+        assert "不健康" in watched.page.locator("h1").inner_text()
+        assert watched.page.evaluate("document.documentElement.lang") == "zh"
+
+
+def test_two_runs_show_where_they_part(tmp_path, chromium):
+    path = record(tmp_path, dataclasses.replace(HEALTHY, steps=200))
+    record(tmp_path, dataclasses.replace(HEALTHY, steps=200, final_loss=1.2, amp_dtype="bfloat16"))
+    write_report(tmp_path / "r.html", path, run=2, compare="1")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        page = watched.drawn()
+        assert "PART FIRST at step" in page.locator("#comparison").inner_text()
+        other = page.evaluate("document.getElementById('curves-figure').data.find((t) => t.meta === 'other:loss').y.length")
+        assert other == 200
+
+
+def test_zooming_one_plot_zooms_the_others(opened):
+    page = opened.page
+    page.evaluate("Plotly.relayout('curves-figure', {'xaxis.range[0]': 5, 'xaxis.range[1]': 15})")
+    page.wait_for_function("() => document.getElementById('heat-figure').layout.xaxis.range[1] === 15")
+    assert page.evaluate("document.getElementById('histogram-figure').layout.xaxis.range") == [5, 15]
+
+
+def test_the_command_writes_one_file_and_says_so(tmp_path):
+    record(tmp_path, SICK)
+    done = nanny("report", "--db", tmp_path, "-o", tmp_path / "out" / "report.html", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "report.html" in done.stdout
+    assert (tmp_path / "out" / "report.html").stat().st_size < 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--db", "nowhere"], "no such file or folder"),
+        (["--run", "7"], "there is no run 7"),
+        (["--compare", "9"], "there is no run 9"),
+        (["-o", "/proc/nothing/report.html"], "name another file with -o"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(argv, words, tmp_path, capsys):
+    record(tmp_path, SICK)
+    assert main(["report", *([] if "--db" in argv else ["--db", str(tmp_path)]), *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_the_wheel_carries_the_files_of_the_page(tmp_path):
+    from hatchling.builders.wheel import WheelBuilder
+
+    root = Path(__file__).parents[2]
+    (wheel,) = WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    files = [file for file in (root / "src/nanny/web").iterdir() if file.suffix in (".js", ".css", ".html")]
+    assert len(files) >= 8
+    assert {f"nanny/web/{file.name}" for file in files} <= inside
+
+
+def test_codes_in_the_browser_mean_the_same_values(opened):
+    values = opened.page.evaluate("[codeOf(Math.log2(65504)), codeOf(-24)].map((code) => 2 ** log2Of(Math.round(code)))")
+    assert np.allclose(values, [65504, 2.0**-24], rtol=0.003)
+
+
+def test_between_two_samples_the_nearer_one_is_described(opened):
+    column = "(step) => columnAt({ steps: [0, 48, 49, 60], bounds: [0, 1, 3, 4], reach: new Array(6) }, step)"
+    steps = (0, 20, 47, 48, 49, 53, 55, 1e9, math.inf)
+    found = [opened.page.evaluate(f"({column})({'Infinity' if step == math.inf else step})") for step in steps]
+    assert found == [0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_layer_beyond_the_format_is_not_said_to_have_room(tmp_path, chromium):
+    write_report(tmp_path / "r.html", record(tmp_path, Recipe(layers={"big": (20.0, 18.0)}, steps=8, trace_every=4)))
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "r.html").as_uri())
+        watched.drawn().evaluate("() => update({ step: 4, site: 'big', kind: 'output', format: 'fp16' })")
+        watched.page.locator("#place", has_text="bits beyond the end of FP16").wait_for(timeout=20_000)
+        assert "-" not in watched.page.text_content("#place").split("bits")[0]
+        watched.page.evaluate("() => update({ kind: 'output_grad' })")
+        watched.page.locator("#histogram-title", has_text="gradients of outputs").wait_for(timeout=20_000)
+        watched.page.evaluate("() => describePlace()")
+        assert watched.page.text_content("#place").count("largest magnitude") == 1

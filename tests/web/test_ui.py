@@ -1,0 +1,398 @@
+"""`nanny ui`: a real server on recorded runs; who may ask, and what they get."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import watched_page
+from runs.query_recordings import CULPRIT, HEALTHY, SICK, record
+
+from nanny.cli import main
+from nanny.core.step import RunInfo
+from nanny.store.writer import RunWriter
+from nanny.web.server import Gate, Server, Shelf, host_is_known
+from nanny.web.ui import greeting
+
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'"
+
+
+@dataclass(frozen=True)
+class Client:
+    port: int
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            reply = connection.getresponse()
+            return reply, reply.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str) -> dict:
+        reply, body = self.ask(path)
+        assert reply.status == 200, body
+        return json.loads(body)
+
+
+@contextlib.contextmanager
+def serving(top: Path, token: str = "", lang: str | None = None, host: str = "127.0.0.1") -> Iterator[Client]:
+    server = Server(host, 0, Shelf(top, lang), token)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield Client(server.port)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Tags(HTMLParser):
+    """Elements and attributes, as a browser would see them."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(body.decode())
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    def links(self) -> list[str]:
+        return [attributes["href"] or "" for tag, attributes in self.seen if tag == "a"]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> Path:
+    """A folder of experiments: two runs in one file, a job of three ranks, and one with a hostile name."""
+    top = tmp_path_factory.mktemp("experiments")
+    record(top / "one", replace(SICK, started=1000.0))
+    record(top / "one", replace(HEALTHY, started=2000.0))
+    for rank in range(3):
+        record(top / "ddp", replace(SICK if rank == 2 else HEALTHY, rank=rank, world_size=3, started=3000.0 + rank))
+    record(top / HOSTILE.replace("/", "|"), replace(HEALTHY, started=4000.0, layers={HOSTILE: (0, -8), "层" * 5000: (0, -8)}))
+    return top
+
+
+# What is shown
+
+
+def test_the_front_page_lists_every_job_newest_first_with_its_verdict(many):
+    with serving(many) as client:
+        runs = client.json("/api/runs")["runs"]
+        assert [(Path(run["file"]).parent.name, run["run"]) for run in runs[1:]] == [("ddp", 1), ("one", 2), ("one", 1)]
+        assert [run["healthy"] for run in runs] == [True, False, True, False]
+        reply, body = client.ask("/")
+        assert reply.status == 200
+        page = Tags(body)
+        assert page.text.count("NOT HEALTHY") == 2
+        assert page.text.count(CULPRIT.site) == 2
+        assert {run["address"] for run in runs} <= set(page.links())
+
+
+def test_the_ranks_of_a_job_are_one_entry_whose_verdict_counts_them_all(many):
+    with serving(many) as client:
+        (job,) = [run for run in client.json("/api/runs")["runs"] if len(run["ranks"]) > 1]
+        assert [(rank["rank"], rank["errors"]) for rank in job["ranks"]] == [(0, 0), (1, 0), (2, 2)]
+        assert job["culprit"]["rank"] == 2
+        page = client.json(f"{job['address']}api/page")
+        assert page["verdict"]["healthy"] is False
+        assert any(link.endswith("metrics.rank2.db/1/") for link in Tags(client.ask("/")[1]).links())
+
+
+def test_a_single_run_is_shown_at_once_and_the_list_on_demand(tmp_path):
+    store = record(tmp_path, HEALTHY)
+    for top in (tmp_path, store):
+        with serving(top) as client:
+            reply, _ = client.ask("/")
+            assert (reply.status, reply.headers["Location"]) == (302, "/run/metrics.db/1/")
+            reply, _ = client.ask("/run/metrics.db/1/runs")
+            assert (reply.status, reply.headers["Location"]) == (302, "/?all")
+            assert "HEALTHY" in Tags(client.ask("/?all")[1]).text
+
+
+def test_an_empty_folder_says_what_to_do_and_shows_the_run_when_it_comes(tmp_path):
+    with serving(tmp_path) as client:
+        assert "nanny run train.py" in Tags(client.ask("/")[1]).text
+        record(tmp_path, HEALTHY)
+        assert client.ask("/")[0].status == 302
+
+
+def test_a_damaged_file_is_named_and_the_others_are_shown(many, tmp_path):
+    (tmp_path / "good").mkdir()
+    (tmp_path / "bad").mkdir()
+    record(tmp_path / "good", HEALTHY)
+    (tmp_path / "bad" / "metrics.db").write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    with serving(tmp_path) as client:
+        answer = client.json("/api/runs")
+        assert len(answer["runs"]) == 1
+        assert "bad" in answer["notes"][0]
+        assert "bad/metrics.db" in Tags(client.ask("/")[1]).text
+
+
+def test_the_verdict_of_a_running_run_is_not_kept(tmp_path):
+    with serving(tmp_path) as client:
+        writer = RunWriter(tmp_path, RunInfo(started=1.0, argv=("train.py",)))
+        writer.add_scalars(0, {"loss": 1.0})
+        writer.flush()
+        assert client.json("/api/runs")["runs"][0]["healthy"] is True
+        writer.add_finding(replace(CULPRIT, step=1))
+        writer.flush()
+        assert client.json("/api/runs")["runs"][0]["healthy"] is False
+        writer.close("finished")
+        assert client.json("/api/runs")["runs"][0]["status"] == "finished"
+
+
+def test_a_growing_run_is_told_in_small_changes(tmp_path):
+    writer = RunWriter(tmp_path, RunInfo(started=1.0, argv=("train.py",)))
+    for step in range(5):
+        writer.add_scalars(step, {"loss": 1.0})
+    writer.flush()
+    with serving(tmp_path) as client:
+        first = client.json("/run/metrics.db/1/api/page")
+        assert first["steps"] == {"first": 0, "last": 4}
+        for step in range(5, 9):
+            writer.add_scalars(step, {"loss": 0.5})
+        writer.flush()
+        _, body = client.ask("/run/metrics.db/1/api/changes?since=4")
+        change = json.loads(body)
+        assert change["steps"]["last"] == 8
+        assert change["curves"]["loss"]["steps"]["shape"] == [4]
+        assert len(body) < 100_000
+        assert client.json("/run/metrics.db/1/api/page")["steps"]["last"] == 8  # nothing stale is kept
+    writer.close("finished")
+
+
+def test_two_runs_of_one_file_can_be_compared(many):
+    with serving(many) as client:
+        page = client.json("/run/one/metrics.db/2/api/page?compare=1")
+        assert page["comparison"]["other"]["id"] == 1
+        assert "/run/one/metrics.db/2/?compare=1" in Tags(client.ask("/")[1]).links()
+        assert client.ask("/run/one/metrics.db/2/api/page?compare=/etc/passwd")[0].status == 400
+
+
+NOWHERE = ("/run/one/metrics.db/99/api/page", "/run/nowhere/metrics.db/1/", "/other", "/run/../../etc/passwd/1/",
+           "/run/%2e%2e/%2e%2e/etc/passwd/1/", "/run/one/metrics.db/1/api/other", "/api/")  # fmt: skip
+STRANGERS = ("evil.example", "evil.example:8765", "localhost.evil.example", "127.0.0.1.nip.io", "", "192.168.1.5", "[::2]")
+
+
+@pytest.mark.parametrize("path", NOWHERE)
+def test_an_unknown_address_is_not_found(many, path):
+    with serving(many) as client:
+        reply, body = client.ask(path)
+        assert reply.status == 404
+        assert b"root:" not in body
+
+
+def test_a_link_out_of_the_folder_is_not_followed(many, tmp_path):
+    record(tmp_path / "secret", HEALTHY)
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown" / "door").symlink_to(tmp_path / "secret")
+    with serving(tmp_path / "shown") as client:
+        assert client.json("/api/runs")["runs"] == []
+        assert client.ask("/run/door/metrics.db/1/api/page")[0].status == 404
+
+
+def test_steps_that_are_no_numbers_are_refused(many):
+    with serving(many) as client:
+        for since in ("", "x", "1e3", "9" * 40):
+            assert client.ask(f"/run/one/metrics.db/1/api/changes?since={since}")[0].status == 400
+
+
+def test_bodies_are_compressed_for_who_takes_it(many):
+    with serving(many) as client:
+        plain, body = client.ask("/run/one/metrics.db/1/plotly.js")
+        small, packed = client.ask("/run/one/metrics.db/1/plotly.js", Accept_Encoding="gzip")
+        assert "Content-Encoding" not in plain.headers
+        assert small.headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed) == body
+        assert len(packed) < len(body) / 2
+
+
+# Who may ask
+
+
+@pytest.mark.parametrize("host", STRANGERS)
+def test_a_host_that_is_not_this_machine_gets_nothing(many, host):
+    with serving(many) as client:
+        reply, body = client.ask("/api/runs", Host=host)
+        assert reply.status == 421
+        assert b"metrics" not in body
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1234", "127.0.0.1:8765", "LOCALHOST.", "[::1]:80", "127.0.0.2"])
+def test_a_tunnel_from_any_local_port_is_let_in(many, host):
+    with serving(many) as client:
+        assert client.ask("/api/runs", Host=host)[0].status == 200
+
+
+def test_an_open_address_is_known_by_its_numbers_and_own_name_only():
+    gate = Gate(frozenset({"localhost", "trainer"}), "secret", only_loopback=False)
+    assert all(host_is_known(host, gate) for host in ("10.0.0.3:8765", "trainer:8765", "[fe80::1]:8765"))
+    assert not any(host_is_known(host, gate) for host in ("evil.example", "trainer.evil.example:8765", ""))
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_only_get_and_head_are_answered(many, method):
+    with serving(many) as client:
+        reply, _ = client.ask("/", method)
+        assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")
+        head, body = client.ask("/api/runs", "HEAD")
+        assert (head.status, body) == (200, b"")
+
+
+def test_a_token_is_asked_for_and_becomes_a_cookie(many):
+    with serving(many, token="s3cret") as client:
+        for path, headers in (("/", {}), ("/api/runs?token=wrong", {}), ("/api/runs", {"Cookie": f"nanny_{client.port}=wrong"}),
+                              ("/api/runs?token=", {}), ("/api/runs", {"Cookie": "s3cret"})):  # fmt: skip
+            reply, body = client.ask(path, **headers)
+            assert (reply.status, b"metrics" in body) == (403, False), path
+        reply, _ = client.ask("/run/one/metrics.db/1/?token=s3cret")
+        assert (reply.status, reply.headers["Location"]) == (303, "/run/one/metrics.db/1/")
+        cookie = reply.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert client.ask("/api/runs", Cookie=cookie.partition(";")[0])[0].status == 200
+
+
+def test_pages_forbid_foreign_scripts_frames_and_requests(many):
+    with serving(many) as client:
+        for path in ("/", "/run/one/metrics.db/1/"):
+            reply, body = client.ask(path)
+            rules = dict(part.strip().partition(" ")[::2] for part in reply.headers["Content-Security-Policy"].split(";"))
+            assert rules["default-src"] == "'none'"
+            assert "unsafe" not in rules["script-src"]
+            assert rules["connect-src"] == "'self'"
+            assert rules["frame-ancestors"] == "'none'"
+            assert reply.headers["X-Content-Type-Options"] == "nosniff"
+            nonces = re.findall(r"'nonce-([^']+)'", rules["script-src"])
+            scripts = [attributes for tag, attributes in Tags(body).seen if tag == "script"]
+            assert all(attributes.get("nonce") in nonces for attributes in scripts)
+        first, second = (client.ask("/")[0].headers["Content-Security-Policy"] for _ in range(2))
+        assert first != second
+
+
+def test_hostile_names_stay_text(many):
+    with serving(many) as client:
+        body = client.ask("/")[1]
+        page = Tags(body)
+        assert not [tag for tag, _ in page.seen if tag in ("img", "script")]
+        assert "onerror" in page.text
+        (address,) = [run["address"] for run in client.json("/api/runs")["runs"] if "onerror" in run["file"]]
+        assert HOSTILE in client.json(f"{address}api/page")["kinds"]["output"]["names"]
+
+
+# The command
+
+
+def test_the_command_serves_says_how_to_reach_it_and_ends_with_ctrl_c(tmp_path):
+    record(tmp_path, HEALTHY)
+    command = [sys.executable, "-m", "nanny.cli", "ui", "--db", str(tmp_path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        port = re.search(r"http://127\.0\.0\.1:(\d+)/", lines[0])
+        assert port is not None, lines
+        assert f"ssh -N -L {port[1]}:127.0.0.1:{port[1]} " in lines[1]
+        reply, _ = Client(int(port[1])).ask("/run/metrics.db/1/api/page")
+        assert reply.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+
+
+def test_an_address_beyond_this_machine_comes_with_a_token(tmp_path):
+    server = Server("127.0.0.1", 0, Shelf(tmp_path), "")
+    server.server_close()
+    assert not any("token" in line for line in greeting(server, tmp_path))
+    server = Server("0.0.0.0", 0, Shelf(tmp_path), "abc")
+    server.server_close()
+    lines = greeting(server, tmp_path)
+    assert lines[0].endswith(f":{server.port}/?token=abc")
+    assert "unencrypted" in lines[1]
+
+
+def test_a_taken_port_is_one_sentence(tmp_path, capsys):
+    record(tmp_path, HEALTHY)
+    with serving(tmp_path) as client:
+        assert main(["ui", "--db", str(tmp_path), "--port", str(client.port)]) == 2
+    assert capsys.readouterr().err.endswith("name another --port\n")
+
+
+@pytest.mark.parametrize(("argv", "said"), [(["--db", "nowhere"], "no such file or folder"), ([], "no runs here")])
+def test_a_missing_folder_is_one_sentence(tmp_path, monkeypatch, capsys, argv, said):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ui", *argv]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_plotly_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
+    record(tmp_path, HEALTHY)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
+    assert main(["ui", "--db", str(tmp_path)]) == 2
+    assert "pip install 'precision-nanny[web]'" in capsys.readouterr().err
+
+
+# In a browser
+
+
+def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
+    with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
+        watched.page.goto(client.address)
+        watched.page.click("a[href='/run/one/metrics.db/1/']")
+        page = watched.drawn()
+        assert CULPRIT.site in page.inner_text("#verdict")
+        page.click("header a")
+        assert "4" not in page.title()
+        assert page.locator("tbody tr").count() == 4
+
+
+def test_hostile_names_are_harmless_in_the_live_page(many, chromium):
+    with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
+        (address,) = [run["address"] for run in client.json("/api/runs")["runs"] if "onerror" in run["file"]]
+        watched.page.goto(client.address + address)
+        page = watched.drawn()
+        assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_run_that_grows_on_disk_grows_on_the_page(tmp_path, chromium):
+    writer = RunWriter(tmp_path, RunInfo(started=9e9, argv=("train.py",)))
+    for step in range(10):
+        writer.add_scalars(step, {"loss": 2.0})
+    writer.flush()
+    with serving(tmp_path) as client, watched_page(chromium, own_server=client.address) as watched:
+        watched.page.goto(client.address)
+        page = watched.drawn()
+        assert "HEALTHY" in page.inner_text("#verdict h1")
+        assert "NOT HEALTHY" not in page.inner_text("#verdict h1")
+        for step in range(10, 25):
+            writer.add_scalars(step, {"loss": 1.0})
+        writer.add_finding(replace(CULPRIT, step=20, site="stem"))
+        writer.flush()
+        page.locator("#verdict h1", has_text="NOT HEALTHY").wait_for()
+        page.locator("#verdict", has_text="0 … 24").wait_for()
+        assert page.locator("aside#findings li").count() == 1
+    writer.close("finished")
