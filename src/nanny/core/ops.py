@@ -1,15 +1,127 @@
-"""Which operations autocast changes, per device, and what each common operation does to a dtype.
+"""The one table of operations: what each computes, what can go wrong in it, and what autocast does to it per device.
 
-The lists follow torch 2.13 (CUDA: the autocast header; CPU: the documentation and a probe of every operation). Names are the
-operation's bare name: `torch.softmax`, `F.softmax` and `x.softmax` are one entry.
+Two vocabularies meet here. A running program shows *aten* operations (`_softmax`, `add_`, `_foreach_mul_`, `nll_loss_forward`);
+source code names *functions* (`F.softmax`, `x.add_`, `nn.CrossEntropyLoss`). The families below are about aten operations and are
+asked as `op in MATMULS`: a family knows an operation under any spelling of its name (`bare_op`). The rest follows torch 2.13
+(CUDA: the autocast header; CPU: the documentation and a probe of every operation) and is about functions by their bare name:
+`torch.softmax`, `F.softmax` and `x.softmax` are one entry.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
+
+@lru_cache(maxsize=4096)
+def bare_op(name: str) -> str:
+    """`_foreach_add_` and `add_` as `add`, `_softmax` as `softmax`."""
+    return name.removeprefix("_foreach_").strip("_")
+
+
+class OpFamily(frozenset[str]):
+    """Operations that compute alike; `in` takes any spelling of a name."""
+
+    def __contains__(self, op: object) -> bool:
+        return isinstance(op, str) and super().__contains__(bare_op(op))
+
+    def __or__(self, other: Iterable[str]) -> OpFamily:  # type: ignore[override]
+        return OpFamily(frozenset(self).union(other))
+
+
+def _family(text: str) -> OpFamily:
+    return OpFamily(text.split())
+
+
+# ---- what an operation computes ----
+
+# Sums of products: kernels add them up in FP32, and the result can be far larger than either factor.
+MATMULS = _family("""
+    mm bmm addmm baddbmm addbmm matmul linear mkldnn_linear einsum mv addmv dot vdot convolution mkldnn_convolution
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution_overrideable cudnn_convolution""")
+ATTENTIONS = _family("""
+    scaled_dot_product_attention scaled_dot_product_attention_math scaled_dot_product_flash_attention
+    scaled_dot_product_flash_attention_for_cpu scaled_dot_product_efficient_attention scaled_dot_product_cudnn_attention
+    scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention_math_for_mps""")
+RECURRENT = _family("lstm gru rnn_tanh rnn_relu thnn_fused_lstm_cell thnn_fused_gru_cell mkldnn_rnn_layer cudnn_rnn miopen_rnn")
+NORMALISATIONS = _family("native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm fused_rms_norm rms_norm")
+PRODUCTS = _family("mul pow square addcmul prod cumprod")
+ADDITIONS = _family("add sub rsub lerp addcdiv index_add scatter_add")
+ADDITIVE = _family("add sub rsub sum mean cat stack")  # an error in goes out as it came in
+DIFFERENCES = _family("sub rsub")
+NORMS = _family("norm linalg_vector_norm linalg_matrix_norm cdist cdist_forward euclidean_dist pdist pdist_forward dist")
+SPREADS = _family("var var_mean std std_mean")  # a square of differences inside
+REDUCTIONS = NORMS | SPREADS | _family("sum nansum mean cumsum dot vdot logsumexp trace")
+EXPONENTIALS = _family("exp exp2 expm1 sinh cosh")
+LOGARITHMS = _family("log log2 log10 log1p logit xlogy special_xlogy")
+ROOTS = _family("sqrt rsqrt")
+DIVISIONS = _family("div true_divide divide reciprocal rsqrt addcdiv floor_divide remainder fmod")
+SOFTMAXES = _family("softmax log_softmax safe_softmax masked_softmax")
+PROBABILITIES = _family("sigmoid softmax safe_softmax masked_softmax")
+RELUS = _family("relu threshold")
+LOSS_OPS = _family("""
+    mse_loss l1_loss smooth_l1_loss huber_loss nll_loss nll_loss_forward nll_loss_nd nll_loss2d nll_loss2d_forward
+    cross_entropy cross_entropy_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div soft_margin_loss ctc_loss
+    multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward poisson_nll_loss cosine_embedding_loss
+    hinge_embedding_loss margin_ranking_loss triplet_margin_loss""")
+
+# ---- what can go wrong in it ----
+
+SINGULAR_AT_ZERO = DIVISIONS | LOGARITHMS | {"pow"}  # no value, or no finite one, where their argument is 0
+# NaN beyond a border that exact numbers never cross: roots of differences, angles of products.
+BOUNDED = _family("sqrt rsqrt pow acos asin acosh atanh")
+# Forward is defined and the derivative is not; those that meet that point most often first.
+NO_SLOPE = (
+    NORMS | _family("sqrt std acos asin acosh linalg_eigh linalg_svd"),
+    _family("rsqrt pow log atanh reciprocal"),
+    _family("div"),
+)
+CANCEL = _family("add sub rsub lerp sum mean addmm") | SPREADS  # may leave a small difference of large numbers
+GROW = MATMULS | ATTENTIONS | RECURRENT | PRODUCTS | ADDITIONS | REDUCTIONS | EXPONENTIALS | DIVISIONS  # can leave a range
+ADD_UP = MATMULS | _family("""
+    convolution_backward sum mean cumsum index_add index_put index_put_impl scatter_add embedding_dense_backward avg_pool2d
+    avg_pool2d_backward adaptive_avg_pool2d adaptive_avg_pool2d_backward""")  # on magnitudes they give their own conditioning
+JUMP = _family("fmod remainder floor_divide nan_to_num")  # rounding an argument moves the result by a whole period
+SCATTERS = _family("""
+    embedding_dense_backward embedding_bag_dense_backward index_put index_put_impl unsafe_index_put index_add index_reduce
+    scatter_add scatter_reduce""")
+PROTECT = _family("add sub rsub clamp_min clamp maximum where full fill masked_fill addcmul")  # where an eps is put in
+READ_LOGITS = SOFTMAXES | LOSS_OPS | {"sigmoid"}
+
+# ---- what it decides, draws and moves ----
+
+DECISIONS = _family("argmax argmin topk sort argsort multinomial searchsorted bucketize kthvalue")
+CHOICES = DECISIONS | _family("max min median mode")  # the index they give with the value is a decision, too
+SELECT = _family("threshold_backward max_pool2d_with_indices_backward clamp where relu maximum minimum")  # choose among values
+LOOKUPS = _family("embedding index index_select gather one_hot scatter")
+# May give whole numbers that are meant to be whole.
+COUNT = _family("to_copy copy arange cumsum linspace embedding add mul sum index stack")
+# Random numbers that depend on nothing else. fp32 draws what bf16 and fp16 draw, before rounding; fp64 draws other numbers.
+DRAWS = _family("rand rand_like randn randn_like uniform normal exponential cauchy log_normal geometric")
+CASTS = _family("to_copy to copy half")
+SAME_VALUE = _family("to_copy clone copy detach alias expand contiguous")
+JOINS = _family("cat stack")
+COPIES = JOINS | _family("clone unsafe_view reshape_copy")  # everything that comes in goes out
+MOVES = COPIES | _family("""
+    index_select gather embedding slice_scatter select_scatter repeat flip roll tril triu index constant_pad_nd
+    split_with_sizes_copy unbind_copy view_copy permute_copy expand_copy select_copy slice_copy transpose_copy""")
+RESHAPES = _family("""
+    view unsafe_view reshape_alias t transpose permute expand squeeze unsqueeze slice select split unbind""")
+# Hand on what comes in, and make no NaN or infinity of finite numbers.
+HARMLESS = RESHAPES | _words("""
+    cat stack relu threshold clone index dropout native_dropout leaky_relu tanh sigmoid neg mean abs min max amin amax minimum
+    maximum masked_fill where""")
+CONSTANTS = _family("full full_like new_full fill masked_fill scalar_tensor index_fill constant_pad_nd lift_fresh zeros ones")
+UNWRITTEN = _family("empty empty_like empty_strided empty_permuted new_empty new_empty_strided")
+MEMORY = UNWRITTEN | _family("""
+    resize resize_as set zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill zero scalar_tensor
+    lift_fresh lift efficientzerotensor record_stream local_scalar_dense is_pinned pin_memory has_same_storage_numel""")
+
+# ---- what autocast does to functions ----
 
 LINEAR_ALGEBRA = _words("""
     conv1d conv2d conv3d bmm mm linear baddbmm addmm addbmm matmul einsum scaled_dot_product_attention""")

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from ..core.formats import FP16
+from ..core.ops import (
+    ADDITIONS,
+    ATTENTIONS,
+    BOUNDED,
+    CASTS,
+    EXPONENTIALS,
+    JOINS,
+    LOSS_OPS,
+    MATMULS,
+    NORMALISATIONS,
+    PRODUCTS,
+    RECURRENT,
+    REDUCTIONS,
+    SINGULAR_AT_ZERO,
+    SOFTMAXES,
+)
 from .breaks import Break
 from .signs import Signs
 
-EXPONENTIALS = frozenset(["exp", "expm1", "exp2", "sinh", "cosh", "softplus", "logaddexp"])
-PRODUCTS = frozenset(["mul", "mul_", "pow", "square", "addcmul", "prod", "cumprod", "pow_", "square_", "reciprocal_"])
-REDUCTIONS = frozenset(["sum", "nansum", "cumsum", "dot", "vdot", "norm", "linalg_vector_norm", "var", "var_mean", "std",
-                        "logsumexp", "mean", "trace", "pdist", "cdist_forward"])  # fmt: skip
-MATMULS = frozenset(["mm", "addmm", "bmm", "baddbmm", "addbmm", "matmul", "linear", "einsum", "mv", "addmv", "convolution",
-                     "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention", "scaled_dot_product_flash_attention_for_cpu",
-                     "native_group_norm", "mkldnn_convolution", "embedding_bag", "conv_transpose2d", "lstm", "gru"])  # fmt: skip
-SUMS = frozenset(["add", "add_", "sub", "sub_", "rsub", "addcdiv", "lerp", "index_add", "scatter_add", "cat", "stack"])
-DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "log_", "log2", "log10", "log1p", "true_divide", "sqrt",
-                       "pow", "logit", "atanh", "floor_divide", "remainder", "fmod"])  # fmt: skip
-ROOTS = frozenset(["sqrt", "rsqrt", "pow", "acos", "asin", "acosh", "atanh"])  # NaN: a difference went below 0 or past 1
-SOFTMAXES = frozenset(["softmax", "log_softmax", "safe_softmax", "masked_softmax"])
-CASTS = frozenset(["to_copy", "copy_", "to", "half", "copy"])
-LOSSES = frozenset(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss_forward", "nll_loss", "binary_cross_entropy",
-                    "binary_cross_entropy_with_logits", "kl_div", "cross_entropy", "soft_margin_loss"])  # fmt: skip
+_WEIGHTED_SUMS = MATMULS | ATTENTIONS | RECURRENT | NORMALISATIONS | ADDITIONS | JOINS | {"embedding_bag"}
 
 
 def cause_of(at: Break, signs: Signs) -> str:
@@ -55,7 +57,7 @@ def _forward(at: Break, signs: Signs) -> str:
         return "exp_overflow_fp16"
     if at.op in CASTS:
         return "activation_overflow_fp16" if not at.culprit.startswith("op:") else "input_out_of_range_fp16"
-    if at.op in LOSSES:
+    if at.op in LOSS_OPS:
         return "loss_computed_in_fp16" if at.dtype == "float16" else ""
     if at.op in REDUCTIONS:
         return "reduction_overflow_fp16" if not at.nan else ""
@@ -64,11 +66,11 @@ def _forward(at: Break, signs: Signs) -> str:
         return "activation_overflow_fp16" if inside_a_layer and _layers_in(at, signs) else "product_overflow_fp16"
     if at.op in ("bmm", "baddbmm") and signs.attends(at):
         return "attention_logit_overflow_fp16"
-    if at.op in MATMULS or at.op in SUMS:
+    if at.op in _WEIGHTED_SUMS:
         return "activation_overflow_fp16" if not at.nan or at.dtype == "float16" else ""
-    if at.op in ROOTS and at.nan and at.in_reference is False:
+    if at.op in BOUNDED and at.nan and at.in_reference is False:
         return "catastrophic_cancellation"
-    if at.op in DIVISIONS and at.in_reference is False:
+    if at.op in SINGULAR_AT_ZERO | {"sqrt", "atanh"} and at.in_reference is False:
         return "eps_underflow_fp16" if "float16" in (at.dtype, signs.facts.amp_dtype) else ""
     if not at.op and at.dtype == "float16" and not at.nan:
         return "activation_overflow_fp16" if (at.input_absmax or 0.0) < FP16.overflow_at else "input_out_of_range_fp16"

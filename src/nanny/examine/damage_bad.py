@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..core.ops import CONSTANTS, MATMULS, SINGULAR_AT_ZERO, SOFTMAXES
 from ..watch.names import short_dtype
 from ..watch.places import Spot
 from .damage_ledger import Ledger
@@ -14,14 +15,6 @@ from .damage_numbers import Extent, extent, rms_of
 from .damage_tags import Doing, Seen, Tag
 from .records import Operand
 
-FILLS = frozenset(
-    ["fill", "full", "full_like", "masked_fill", "where", "new_full", "scalar_tensor", "lift_fresh", "zeros", "ones"]
-)
-SOFTMAXES = frozenset(["softmax", "log_softmax", "safe_softmax"])
-MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm"])
-DIVIDES = frozenset(
-    ["div", "reciprocal", "rsqrt", "log", "log2", "log10", "log1p", "logit", "pow", "addcdiv", "sqrt_backward", "mul", "div_"]
-)
 _MOSTLY_WRONG = 0.5
 
 
@@ -38,7 +31,7 @@ def badness(ledger: Ledger, step: Seen, value: Tensor, span: Extent, reference: 
     overflowed = [bad for bad in still if not bad.on_purpose]
     if overflowed and (step.name not in SOFTMAXES or overflowed[0].op in MATMULS):
         return overflowed[0], False
-    if any(math.isinf(s) for s in step.scalars) and step.name in FILLS and not span.nan:
+    if any(math.isinf(s) for s in step.scalars) and step.name in CONSTANTS | {"where"} and not span.nan:
         return ledger.purpose, True
     given = None if still else _given(ledger, step)
     if given is not None:
@@ -46,7 +39,7 @@ def badness(ledger: Ledger, step: Seen, value: Tensor, span: Extent, reference: 
     found = next((s for s in ledger.suspects[-4:] if s.order == ledger.order and s.trouble == "nonfinite"), None)
     if found is None:
         found = ledger.suspect(step, "nonfinite")
-        found.root = _root(ledger, step)
+        found.root = _root(ledger, step, value)
     return found, span.only_minus_infinity
 
 
@@ -78,13 +71,26 @@ def check_given(ledger: Ledger, tensor: Tensor, role: str, name: str, spot: Spot
     ledger.tags.put(tensor, Tag(order=ledger.order, bad=doing, reference_bad=doing))
 
 
-def _root(ledger: Ledger, step: Seen) -> Doing | None:
+def _root(ledger: Ledger, step: Seen, value: Tensor) -> Doing | None:
     """Division by a number that flushed, the root of a variance that cancelled: the first producer is to blame."""
-    for tag in step.tags:
-        if tag.zeros is not None and step.name in DIVIDES:
-            return tag.zeros
+    if step.name in SINGULAR_AT_ZERO:
+        for tensor in step.inputs:
+            tag = ledger.tags.find(tensor)
+            if tag is not None and tag.zeros is not None and _breaks_where_zero(step, tensor, value):
+                return tag.zeros
     worst = max(step.tags, key=lambda t: t.level, default=None)
     return worst.origin if worst is not None and worst.origin is not None and worst.level >= _MOSTLY_WRONG else None
+
+
+def _breaks_where_zero(step: Seen, tensor: Tensor, value: Tensor) -> bool:
+    """The same elements: a tensor may hold flushed zeros and break by its large numbers."""
+    if id(tensor) in step.written:
+        return True  # overwritten: nothing to tell by
+    try:
+        zero = (tensor == 0).broadcast_to(value.shape)
+    except RuntimeError:
+        return True
+    return bool((zero & ~torch.isfinite(value)).any())
 
 
 def settle(

@@ -8,28 +8,19 @@ import torch
 from torch import Tensor
 
 from ..core.formats import format_of
+from ..core.ops import CHOICES, COUNT, PROTECT, SINGULAR_AT_ZERO
 from ..watch.names import short_dtype
 from ..watch.storages import carried, key_of
 from ..watch.twins import LOW
-from .damage_bad import DIVIDES
 from .damage_ledger import Ledger
 from .damage_numbers import absorption, flips, flush_numbers, lost_to_zero, tied_rows, whole_numbers_lost
 from .damage_tags import Doing, Seen, Tag
 
-DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"]) | {
-    "max",
-    "min",
-    "median",
-    "mode",
-}
 _MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
-LOOKUPS = frozenset(["embedding", "index", "index_select", "gather", "one_hot", "scatter"])
-_MAY_BE_WHOLE = frozenset(["to_copy", "arange", "cumsum", "linspace", "embedding", "add", "mul", "sum", "index", "copy", "stack"])
-_PROTECTS = frozenset(["add", "clamp_min", "clamp", "maximum", "where", "sub", "rsub", "full", "fill", "masked_fill", "addcmul"])
 
 
 def zeros_behind(step: Seen) -> Doing | None:
-    return next((t.zeros for t in step.tags if t.zeros is not None), None) if step.name in DIVIDES else None
+    return next((t.zeros for t in step.tags if t.zeros is not None), None) if step.name in SINGULAR_AT_ZERO else None
 
 
 def zeros(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> Doing | None:
@@ -37,7 +28,7 @@ def zeros(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> Doing | Non
     if real.dtype not in LOW and inherited is None:
         return None
     if lost_to_zero(real, twin) <= 0:
-        return inherited if step.name in _PROTECTS and step.scalars else None  # a zero plus eps is still no number to divide by
+        return inherited if step.name in PROTECT and step.scalars else None  # a zero plus eps is still no number to divide by
     tiny = _tiny_constant(ledger, step, real)
     if inherited is not None and tiny is None:
         return inherited
@@ -49,14 +40,14 @@ def zeros(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> Doing | Non
 
 def _tiny_constant(ledger: Ledger, step: Seen, real: Tensor) -> float | None:
     """A number given to protect from zero that is itself zero in this format."""
-    if step.name not in _PROTECTS or real.dtype not in LOW:
+    if step.name not in PROTECT or real.dtype not in LOW:
         return None
     smallest = format_of(real.dtype).flush_at
     return next((s for s in step.scalars if 0 < abs(s) <= smallest), None)
 
 
 def whole_numbers(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> Doing | None:
-    if real.dtype not in LOW or step.name not in _MAY_BE_WHOLE or step.spot.place.phase == "backward":
+    if real.dtype not in LOW or step.name not in COUNT or step.spot.place.phase == "backward":
         return None
     lost = whole_numbers_lost(real, twin)
     return None if lost is None else _integers(ledger, step, real, lost)
@@ -139,7 +130,7 @@ def decision(ledger: Ledger, step: Seen, real: Tensor, twin: Tensor) -> None:
     origin = worst.origin if worst is not None else None
     if origin is not None:
         origin.meets(step.name)
-    chooses = step.name in DECISIONS or step.name == "to_copy"
+    chooses = step.name in CHOICES or step.name == "to_copy"
     if origin is None and (not (chooses or real.dtype == torch.bool) or step.spot.place.phase == "backward"):
         return
     if origin is None and step.name == "to_copy":

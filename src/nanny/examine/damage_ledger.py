@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ..core.formats import format_of
 from ..core.limits import Limits
+from ..core.ops import SAME_VALUE
 from ..watch.names import short_dtype
 from ..watch.places import running_derivative
 from ..watch.twins import LOW
 from .damage_numbers import Level, operand_numbers
-from .damage_tags import PASSES_ON, Doing, Roles, Seen, Tags
+from .damage_tags import Doing, Roles, Seen, Tags
 from .records import Operand
 
 _ANCESTORS = 48
@@ -61,13 +62,13 @@ class Ledger:
         return doing
 
     def producer(self, step: Seen) -> str:
-        if step.name in PASSES_ON:
+        if step.name in SAME_VALUE:
             source = next((self.tags.find(t) for t in step.inputs if t.is_floating_point()), None)
             return source.producer if source is not None else ""
         return step.name
 
     def made(self, step: Seen) -> int:
-        return step.tags[0].made if step.name in PASSES_ON and step.tags else self.order
+        return step.tags[0].made if step.name in SAME_VALUE and step.tags else self.order
 
     def ancestors(self, step: Seen) -> frozenset[int]:
         if step.spot.place.phase == "backward":

@@ -66,11 +66,6 @@ def extent(tensor: Tensor) -> Extent:
     return Extent(float(low), float(high))
 
 
-def family(name: str) -> str:
-    """`_foreach_add_` and `add_` as `add`, `_softmax` as `softmax`."""
-    return name.removeprefix("_foreach_").strip("_")
-
-
 def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.ops import bare_op
 from ..watch.names import short_dtype
 from ..watch.places import Spot
 from ..watch.storages import carried, key_of
 from ..watch.twins import Operation, written_by
-from .damage_numbers import family, scalars_in
+from .damage_numbers import scalars_in
 from .damage_tags import Doing
 from .records import Operand
 
@@ -55,7 +56,7 @@ class States:
             state = self._held.get(key_of(tensor)) if carried(tensor) else None
             if state is None:
                 continue
-            name = family(op.name)
+            name = bare_op(op.name)
             state.ops.append(name)
             if state.spot is None:
                 state.spot, state.order = spot, order

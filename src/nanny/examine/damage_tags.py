@@ -11,13 +11,13 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ..core.ops import SAME_VALUE, SELECT
 from ..watch.places import Spot
 from ..watch.storages import key_of
 from ..watch.twins import Operation, written_by
 from .damage_numbers import scalars_in
-from .records import SELECTS, Suspect
+from .records import Suspect
 
-PASSES_ON = frozenset(["to_copy", "clone", "copy", "detach", "alias", "expand", "contiguous"])  # the value stays the same
 _SWEEP_OPS = 256
 
 
@@ -40,13 +40,13 @@ class Doing:
     on_purpose: bool = False
 
     def meets(self, op: str) -> None:
-        if op not in PASSES_ON:
+        if op not in SAME_VALUE:
             self.met[op] = None
 
     def jumped(self, times: float) -> bool:
         """It made its error itself; else a slowly growing one only became visible there."""
         made = self.facts.get("level", math.inf) >= times * self.facts.get("input_level", 0.0)
-        return made and self.op not in SELECTS
+        return made and self.op not in SELECT
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.ops import ADDITIVE, JOINS, LOOKUPS, LOSS_OPS, SAME_VALUE, SCATTERS, UNWRITTEN, bare_op
 from ..watch.names import short_dtype
 from ..watch.places import Spot
 from ..watch.storages import carried
 from ..watch.twins import LOW, Operation, written_by
 from .damage_bad import badness, settle
-from .damage_clues import LOOKUPS, absorbed, decision, stored_numbers, whole_numbers, zeros, zeros_behind
+from .damage_clues import absorbed, decision, stored_numbers, whole_numbers, zeros, zeros_behind
 from .damage_ledger import Ledger
 from .damage_numbers import (
     EXACT,
@@ -30,21 +31,15 @@ from .damage_numbers import (
     Level,
     bias_of,
     extent,
-    family,
     flush_numbers,
     level_of,
     own_error,
     rms_of,
     tensors_in,
 )
-from .damage_tags import PASSES_ON, Doing, Seen, Tag
+from .damage_tags import Doing, Seen, Tag
 
-ADDITIVE = frozenset(["add", "sub", "rsub", "sum", "cat", "stack", "mean"])
-ADDITIONS = frozenset(["add", "sub"])
-MOVES = frozenset(["cat", "stack"])  # side by side, and as exact as before
-SCATTERS = frozenset(["embedding_dense_backward", "embedding_bag_dense_backward", "index_put", "index_add", "scatter_add"])
-LOSSES = frozenset(["nll_loss_forward", "nll_loss2d_forward", "cross_entropy_loss", "mse_loss", "smooth_l1_loss", "l1_loss"])
-UNWRITTEN = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"])
+_ADDITIONS = ("add", "sub")
 _Line = tuple[str, Any, int, str]
 
 
@@ -60,7 +55,7 @@ class Follower:
     def see(self, op: Operation, spot: Spot, overwritten: Mapping[int, Tensor]) -> None:
         """`overwritten`: values of low-precision tensors as they were before this operation wrote into them."""
         self._ledger.order += 1
-        name = family(op.name)
+        name = bare_op(op.name)
         self._ledger.names.append(name)
         if op.is_view or name in UNWRITTEN:
             return
@@ -76,7 +71,7 @@ class Follower:
             self._lines[line] += 1
             if line in self._sums and step.continues:
                 self._sums[line].facts["repeats"] = step.repeats
-            if name not in PASSES_ON:
+            if name not in SAME_VALUE:
                 self._last_at[line] = self._ledger.order
         ids = next((tag.ids for tag in tags if tag.ids is not None), None)
         if ids is not None and name in LOOKUPS:
@@ -119,7 +114,7 @@ class Follower:
             settle(self._ledger, step, bad, real, twin, span, wide, reference_bad is not None)
         tag = Tag(
             producer=self._ledger.producer(step),
-            source=self._ledger.role(step.inputs[0]) if step.name in PASSES_ON and step.inputs else ("", ""),
+            source=self._ledger.role(step.inputs[0]) if step.name in SAME_VALUE and step.inputs else ("", ""),
             order=self._ledger.order,
             made=self._ledger.made(step),
             factor=step.factor,
@@ -141,7 +136,7 @@ class Follower:
         spoiled = tag.bad is not None and tag.reference_bad is None and not tag.quiet
         level = SPOILED if spoiled else level_of(real, twin) if span.finite or tag.quiet else EXACT
         graded = self._ledger.graded(level, real.dtype)
-        if step.name in MOVES and not spoiled:
+        if step.name in JOINS and not spoiled:
             graded = max((t.level for t in step.tags), default=0.0)
         lost = zeros(self._ledger, step, real, twin)
         whole = tag.whole or whole_numbers(self._ledger, step, real, twin)
@@ -155,10 +150,10 @@ class Follower:
 
     def _missing(self, step: Seen, real: Tensor) -> Doing | None:
         """An addend that did not arrive, here or in a sum that this one continues."""
-        if step.spot.place.phase == "backward" or step.name not in ADDITIONS | PASSES_ON:
+        if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | _ADDITIONS:
             return None
         before = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
-        here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in ADDITIONS else None
+        here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in _ADDITIONS else None
         return before or here
 
     def _blame(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing | None:
@@ -167,7 +162,7 @@ class Follower:
             assert tag.origin is not None
             tag.origin.meets(step.name)
             if tag.choice and step.spot.place.phase != "backward":
-                tag.origin.met["target" if step.name in LOSSES else "choice"] = None
+                tag.origin.met["target" if step.name in LOSS_OPS else "choice"] = None
         wanted = self._wanted(step)
         if wanted is not None and wanted.origin is not None:
             wanted.origin.met["target"] = None
@@ -193,7 +188,7 @@ class Follower:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""
         args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and carried(a)]
         by_hand = step.name == "sub" and step.spot.place.phase == "loop"
-        if len(args) < 2 or not (step.name in LOSSES or by_hand) or args[0].requires_grad == args[1].requires_grad:
+        if len(args) < 2 or not (step.name in LOSS_OPS or by_hand) or args[0].requires_grad == args[1].requires_grad:
             return None
         tag = self._ledger.tags.find(args[args[0].requires_grad])
         logs = tag is not None and tag.origin is not None and "log_softmax" in tag.origin.facts.get("after", ())
@@ -207,7 +202,7 @@ class Follower:
 
     def _error_suspect(self, step: Seen, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Doing | None) -> Doing:
         doing = self._ledger.suspect(step, "error")
-        if step.name in ADDITIONS:
+        if step.name in _ADDITIONS:
             self._sums[self._line(step.spot, step.name)] = doing
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
         doing.root = behind or missing or zeros_behind(step)
@@ -232,7 +227,7 @@ class Follower:
             "reference_rms": rms_of(twin),
             "own": None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
             "operands": self._ledger.operands(step),
-            "residual": step.name in ADDITIONS and self._is_residual(step),
+            "residual": step.name in _ADDITIONS and self._is_residual(step),
             "numbers": numbers,
         }
         return doing

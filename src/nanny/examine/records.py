@@ -8,9 +8,6 @@ from typing import Any
 
 from ..core.examination import Place
 
-# They choose among values: an error that becomes visible there was made before.
-SELECTS = frozenset(["threshold_backward", "max_pool2d_with_indices_backward", "clamp", "where", "relu", "maximum", "minimum"])
-
 
 @dataclass(frozen=True)
 class Operand:

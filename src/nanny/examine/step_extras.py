@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.ops import ATTENTIONS, MATMULS, RELUS, bare_op
 from ..watch.places import Spot
 from ..watch.twins import LOW, Operation
-from .damage_numbers import extent, family
+from .damage_numbers import extent
 
 _MOST_ROWS = 4096
 _MOST_CALLS = 64
 _MOST_SITES = 512
-_MULTIPLIES = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution"])
-_RELUS = frozenset(["relu", "threshold"])
-_FUSED_ATTENTION = "scaled_dot_product"
 _EXACTLY_ONE = 1e-5
 _TIED_ROWS = 0.2
 _FEWEST_FOR_BIAS = 256
@@ -39,12 +37,12 @@ class Extras:
     def see(self, op: Operation, spot: Spot) -> None:
         if op.is_view or spot.place.phase == "optimizer":
             return
-        name = family(op.name)
+        name = bare_op(op.name)
         out = op.out[0] if isinstance(op.out, (tuple, list)) and op.out else op.out
         if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel():
             return
         site = spot.place.site or f"op:{name}"
-        if name in _MULTIPLIES and len(self._growth) < _MOST_SITES:
+        if name in MATMULS and len(self._growth) < _MOST_SITES:
             calls = self._growth[(site, name, spot.place.phase)]
             if len(calls) < _MOST_CALLS:
                 calls.append(extent(out).absmax)
@@ -52,13 +50,13 @@ class Extras:
             return
         if name == "bmm" and out.dtype in LOW:
             self._bias(site, op, out)
-        elif name in _RELUS:
+        elif name in RELUS:
             self._units(site, out)
         elif name == "softmax":
             self._softmax(site, op)
         elif name == "exp" and isinstance(op.twin_out, Tensor):
             self._ratio(f"op:{name}" if not spot.place.site else site, out, op.twin_out)
-        elif name.startswith(_FUSED_ATTENTION) and len(op.args) > 1:
+        elif name in ATTENTIONS and len(op.args) > 1:
             self._fused(site, op)
 
     def _bias(self, site: str, op: Operation, out: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..watch.names import short_dtype
 
@@ -28,13 +29,7 @@ _AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     "div": (("_saved_self", "_saved_other"), torch.div),
     "log": (("_saved_self",), torch.log),
 }
-# these hand on what comes in, and make no NaN or infinity of finite numbers
-_TRANSPARENT = frozenset(
-    "view unsafe_view reshape_alias t transpose permute expand squeeze unsqueeze slice select clone split unbind cat stack"  # noqa: SIM905
-    " index dropout native_dropout relu leaky_relu tanh sigmoid neg mean abs min max amin amax minimum maximum masked_fill"
-    " where".split()
-)
-_WALKED = _TRANSPARENT | {"mul", "div", "add", "sub", "rsub", "sum", "to_copy"}  # these may make one, but kept nothing to tell
+_WALKED = HARMLESS | ADDITIVE | {"mul", "div", "to_copy"}  # the last ones may make one, but kept nothing to tell
 _THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
 
 
@@ -63,14 +58,6 @@ def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
     return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
 
 
-# operations without a derivative somewhere, those that meet that point most often first
-_SINGULAR = (
-    frozenset("sqrt norm linalg_vector_norm cdist euclidean_dist std acos asin acosh linalg_eigh linalg_svd".split()),  # noqa: SIM905
-    frozenset(["rsqrt", "pow", "log", "atanh", "reciprocal"]),
-    frozenset(["div"]),
-)
-
-
 def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:
     """What most likely broke backward, of a graph whose backward has run: the nearest to the loss that can be singular."""
     order, level = {root: None}, [root]
@@ -78,7 +65,7 @@ def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | No
         following = {c: None for node in level for c, _ in node.next_functions if c is not None and c not in order}
         order |= following
         level = list(following)
-    for kinds in _SINGULAR:
+    for kinds in NO_SLOPE:
         found = next((node for node in order if _op(node) in kinds), None)
         if found is not None:
             return Autopsy(op=_op(found), after=_nearest(found, parameters), sure=False)
@@ -111,7 +98,7 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
             break
         chain.append(before)
     # of those that may have made it, the nearest to where it was seen is the safest to name
-    return next((n for n in chain if _op(n) not in _TRANSPARENT), node), None
+    return next((n for n in chain if _op(n) not in HARMLESS), node), None
 
 
 def _inputs_kept(node: Any) -> list[Tensor]:

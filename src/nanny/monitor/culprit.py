@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core.finding import Finding, Severity
 from ..core.formats import FP16
+from ..core.ops import GROW
 from ..core.step import Autopsy, BadCall, SiteTable, StepRecord
 
 LOCATED_WITHIN = 10  # steps: tracing is dense after an error
@@ -181,15 +182,8 @@ def modules_between(trace: StepRecord | None, after: str) -> tuple[str, ...]:
     return tuple(out)
 
 
-# operations whose result can leave the range of fp16
-_GROWING = frozenset(
-    "addmm mm bmm baddbmm addbmm matmul linear convolution mul add sub sum exp pow square cumsum prod norm linalg_vector_norm"  # noqa: SIM905
-    " scaled_dot_product_attention einsum div reciprocal".split()
-)
-
-
 def _autopsy_code(found: Autopsy) -> str:
-    if found.dtype == "float16" and not found.nan and found.op in _GROWING:
+    if found.dtype == "float16" and not found.nan and found.op in GROW:
         return "OVERFLOW"
     return "NAN" if found.nan else "INF"
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import format_of
 from ..core.numbers import short
+from ..core.ops import LOGARITHMS, ROOTS, SOFTMAXES, bare_op
 from .records import OpFault, TensorNote
 
 _DIVISOR = {"div": 1, "addcdiv": 2, "reciprocal": 0, "rsqrt": 0}
-_LOGS = frozenset(["log", "log2", "log10"])
 _NO_REASON = "", ""
 SAID = {
     "mismatch": "differs from its reference",
@@ -32,7 +32,7 @@ def reason_of(fault: OpFault) -> Reason:
         return _came_in(fault)
     if fault.kind == "mismatch" or not fault.outputs or not fault.inputs:
         return Reason(*_NO_REASON)
-    name = fault.bare_op.removeprefix("_foreach_").strip("_")
+    name = bare_op(fault.bare_op)
     if not all(map(_finite, fault.inputs)):
         return _of_infinity(name, fault)
     return _of_domain(name, fault) or _of_range(name, fault)
@@ -67,7 +67,7 @@ def _came_in(fault: OpFault) -> Reason:
 
 
 def _of_infinity(name: str, fault: OpFault) -> Reason:
-    if name.endswith("softmax") and all(n.maximum is not None and n.maximum < math.inf for n in fault.inputs):
+    if name in SOFTMAXES and all(n.maximum is not None and n.maximum < math.inf for n in fault.inputs):
         return Reason(
             "a row of its input is -Inf throughout: a mask that leaves nothing",
             "leave at least one key per row, or mask with a finite number such as torch.finfo(dtype).min",
@@ -88,9 +88,9 @@ def _of_domain(name: str, fault: OpFault) -> Reason | None:
     low = fault.inputs[0].minimum
     if low is None:
         return None
-    if name in _LOGS and low <= 0:
+    if name in LOGARITHMS and name != "log1p" and low <= 0:
         return Reason(f"{name} of {short(low)}", "clamp its input away from 0, or use log_softmax or logsigmoid")
-    if name in ("sqrt", "rsqrt") and low < 0:
+    if name in ROOTS and low < 0:
         return Reason(f"{name} of {short(low)}", "clamp its input at 0: rounding can make a small difference negative")
     return None
 

@@ -19,6 +19,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.examination import Place
+from ..core.ops import COPIES, LOGARITHMS, UNWRITTEN
 from ..watch.names import short_dtype
 from ..watch.op_facts import Selection, bare_name, is_collective, is_view_op, long_name, puts_constants, puts_nonfinite
 from ..watch.places import Spot, Whereabouts
@@ -29,9 +30,6 @@ from .reference import Call, Uncompiled, apart, is_plain, taken_down, tensors_in
 _MOST_WAITING = 1 << 14  # operations between two looks
 _SHOWN = 5  # of those that passed it on
 # Of zero they make minus infinity, which a mask may want; worth a word only if more comes of it.
-_LOGARITHMS = frozenset(["log", "log_", "log2", "log10", "log1p", "logit", "xlogy", "special_xlogy"])
-_UNINITIALISED = frozenset(["empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"])
-_COPIES = frozenset(["clone", "stack", "cat", "_unsafe_view", "_reshape_copy"])  # as finite as what they were given
 
 FINITE, EXPECTED, PENDING, BAD = range(4)
 
@@ -91,9 +89,7 @@ class _Kind(NamedTuple):
 def _kind_of(func: Any) -> _Kind:
     name = bare_name(func)
     writes = func._schema.is_mutable or "batch_norm" in name
-    return _Kind(
-        name, is_view_op(func), writes, name in _COPIES, name in _UNINITIALISED, is_collective(func), puts_constants(func)
-    )
+    return _Kind(name, is_view_op(func), writes, name in COPIES, name in UNWRITTEN, is_collective(func), puts_constants(func))
 
 
 class OriginMode(TorchDispatchMode):
@@ -295,7 +291,7 @@ class OriginMode(TorchDispatchMode):
         origin.root = origin
         if self._is_given(origin):
             origin.state = PENDING if origin.nan else EXPECTED
-        elif not origin.nan and origin.func is not None and origin.high < math.inf and bare_name(origin.func) in _LOGARITHMS:
+        elif not origin.nan and origin.func is not None and origin.high < math.inf and bare_name(origin.func) in LOGARITHMS:
             origin.state = PENDING
         else:
             origin.state = BAD

@@ -10,36 +10,13 @@ from typing import Any
 import torch
 
 from ..core.finding import NannyError
+from ..core.ops import ADD_UP, CONSTANTS, JUMP, MATMULS, MEMORY, MOVES
 from .twins import LOW
 
 _SEEDED = torch.Tag.nondeterministic_seeded
 # Run again in any program without doing anything else than computing. A custom operation may communicate or draw numbers.
 SAFE_NAMESPACES = frozenset({"aten", "prims", "torchvision", "quantized"})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"})
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Memory without values, or values that the program was given: nothing is computed.
-_MAKES_MEMORY = _words("""
-    empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_ set_ zeros ones full
-    zeros_like ones_like full_like new_zeros new_ones new_full fill_ zero_ scalar_tensor lift_fresh lift _efficientzerotensor
-    record_stream _local_scalar_dense is_pinned _pin_memory pin_memory _has_same_storage_numel""")
-# Jumps: what rounding does to a scalar argument moves the result by a whole period. nan_to_num writes the range of the type.
-_JUMPS = _words("fmod fmod_ remainder remainder_ floor_divide floor_divide_ nan_to_num nan_to_num_")
-# Only move values: a wider type would show nothing that equality does not.
-_MOVES = _words("""
-    clone stack cat index_select gather embedding slice_scatter select_scatter repeat flip roll tril triu index constant_pad_nd
-    split_with_sizes_copy unbind_copy view_copy permute_copy expand_copy select_copy slice_copy transpose_copy""")
-# Sums of products with positive factors: on absolute values they give the sum of the magnitudes, their conditioning.
-_PRODUCTS = _words("mm addmm bmm baddbmm addbmm mv addmv dot convolution")
-_SUMS = _PRODUCTS | _words("""
-    convolution_backward sum mean cumsum index_add index_add_ index_put index_put_ _index_put_impl_ scatter_add scatter_add_
-    embedding_dense_backward avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward""")
-_PUTS_CONSTANTS = _words("""
-    full full_like new_full fill_ masked_fill masked_fill_ scalar_tensor index_fill index_fill_ constant_pad_nd""")
 
 
 def bare_name(func: Any) -> str:
@@ -61,12 +38,12 @@ def is_view_op(func: Any) -> bool:
 
 
 def moves_values(func: Any) -> bool:
-    return bare_name(func) in _MOVES
+    return bare_name(func) in MOVES
 
 
 def adds_up_wide(func: Any) -> bool:
     """Kernels of every device add up matrix products of 16-bit numbers in FP32."""
-    return bare_name(func) in _PRODUCTS
+    return bare_name(func) in MATMULS
 
 
 def device_roundoff(func: Any, device: torch.device, dtype: torch.dtype) -> float:
@@ -76,11 +53,11 @@ def device_roundoff(func: Any, device: torch.device, dtype: torch.dtype) -> floa
     name = bare_name(func)
     if name.startswith(("convolution", "cudnn", "_cudnn")):
         return 2.0**-11 if torch.backends.cudnn.allow_tf32 else 0.0
-    return 2.0**-11 if name in _PRODUCTS | {"linear", "matmul"} and torch.backends.cuda.matmul.allow_tf32 else 0.0
+    return 2.0**-11 if name in MATMULS and torch.backends.cuda.matmul.allow_tf32 else 0.0
 
 
 def is_sum(func: Any) -> bool:
-    return bare_name(func) in _SUMS
+    return bare_name(func) in ADD_UP
 
 
 def is_collective(func: Any) -> bool:
@@ -99,9 +76,9 @@ def why_left_out(func: Any) -> str:
     name = bare_name(func)
     if is_view_op(func):
         return "view"
-    if name in _MAKES_MEMORY or name.startswith(("sym_", "_assert")):
+    if name in MEMORY or name.startswith(("sym_", "_assert")):
         return "computes nothing"
-    if name in _JUMPS or any(a.name == "rounding_mode" for a in func._schema.arguments):
+    if name in JUMP or any(a.name == "rounding_mode" for a in func._schema.arguments):
         return "jumps at rounding"
     return ""
 
@@ -118,7 +95,7 @@ def is_random(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def puts_constants(func: Any) -> bool:
-    return bare_name(func) in _PUTS_CONSTANTS
+    return bare_name(func) in CONSTANTS
 
 
 def puts_nonfinite(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> bool:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from ..core.ops import DRAWS
 from ..monitor.trace import being_traced
 from .storages import Buffers, carried, key_of
 
@@ -38,10 +39,6 @@ _RESHAPES_IN_PLACE = torch.Tag.inplace_view  # squeeze_, transpose_: the storage
 # The schemas of these do not say that running statistics (arguments 3 and 4) are written.
 _WRITES_SILENTLY = dict.fromkeys(("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"), (3, 4))
 _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argument asks for half -> float, on CUDA
-# Random numbers that depend on nothing else. fp32 draws what bf16 and fp16 draw, before rounding; fp64 draws other numbers.
-_DRAWS = frozenset(
-    ["rand", "rand_like", "randn", "randn_like", "uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_"]
-)
 _WORKSPACES = frozenset(["workspace", "reserve", "reserveSpace", "reservedSpace"])  # as schemas call them
 # What a kernel raises when it has no implementation for the wide type or the twin's shape does not fit.
 _KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
@@ -219,7 +216,7 @@ class CarriedShadows(TorchDispatchMode):
         if [t.shape for t in reals if _has_values(t)] != [t.shape for t in made if _has_values(t)]:
             self._start_anew(func, "the wide run has another shape: it takes another way", [*written, *reals])
             return None
-        if func.overloadpacket.__name__ in _DRAWS:
+        if func.overloadpacket.__name__ in DRAWS:
             for real, twin in zip(reals, made):
                 if not torch.equal(twin.to(real.dtype), real):
                     twin.copy_(real)

@@ -19,8 +19,6 @@ from ...core.limits import Limits
 from ...core.registry import import_all
 from ..records import Suspect
 
-LOSSES = frozenset(["mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss", "nll_loss_forward", "kl_div", "cross_entropy_loss"])
-
 
 @dataclass(frozen=True)
 class Verdict:

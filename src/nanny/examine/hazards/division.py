@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from ...core.numbers import short
+from ...core.ops import DIFFERENCES, LOGARITHMS, LOSS_OPS, NORMS, PROBABILITIES, PRODUCTS, ROOTS, SINGULAR_AT_ZERO
 from ..records import Suspect
-from . import LOSSES, Step, Verdict, hazard
+from . import Step, Verdict, hazard
 
-PROBABILITIES = frozenset(["sigmoid", "softmax", "safe_softmax"])
-_TAKES_LOG = frozenset(["binary_cross_entropy", "log", "log1p", "xlogy", "logit"])
-_SINGULAR = frozenset(["div", "reciprocal", "log", "log2", "log10", "log1p", "rsqrt", "sqrt", "pow", "addcdiv", "logit", "norm"])
+_TAKE_LOG = LOGARITHMS | {"binary_cross_entropy"}
 
 
 @hazard("constant_lost", rank=10)
@@ -34,17 +33,16 @@ def constant_lost(suspect: Suspect, step: Step) -> Verdict | None:
 def saturated_probability(suspect: Suspect, step: Step) -> Verdict | None:
     """A probability that low precision rounds to exactly 0 or 1 meets a logarithm"""
     rounded = suspect.trouble == "zeros" and (
-        suspect.op in PROBABILITIES
-        or (suspect.op in ("rsub", "sub") and any(o.producer in PROBABILITIES for o in suspect.operands))
+        suspect.op in PROBABILITIES or (suspect.op in DIFFERENCES and any(o.producer in PROBABILITIES for o in suspect.operands))
     )
-    met = suspect.op.startswith("binary_cross_entropy") and "logits" not in suspect.op
-    taken = suspect.op in ("log", "log1p", "xlogy", "logit") and any(o.producer in PROBABILITIES for o in suspect.operands)
-    saturated = suspect.op in PROBABILITIES and bool(set(suspect.next) & _TAKES_LOG)
+    met = suspect.op in ("binary_cross_entropy", "binary_cross_entropy_backward")
+    taken = suspect.op in LOGARITHMS and any(o.producer in PROBABILITIES for o in suspect.operands)
+    saturated = suspect.op in PROBABILITIES and bool(set(suspect.next) & _TAKE_LOG)
     wrong = suspect.trouble in ("nonfinite", "error") and (met or taken or saturated)
     if not (rounded or wrong) or suspect.in_reference or not (suspect.destroyed or step.harmful(suspect, certain=True)):
         return None
     form = step.format_of(suspect)
-    meets = next((n for n in suspect.next if n in _TAKES_LOG), suspect.op)
+    meets = next((n for n in suspect.next if n in _TAKE_LOG), suspect.op)
     return Verdict(
         f"probabilities are exactly 0 or 1 in {form.name}, and {_then(suspect) if rounded else f'{meets} meets them'}",
         cause="saturated_probability_loss",
@@ -61,9 +59,9 @@ def zero_divisor(suspect: Suspect, step: Step) -> Verdict | None:
     cause = "eps_underflow_fp16"
     if suspect.place.phase == "optimizer":
         cause = "adam_eps_underflow_fp16"
-    elif suspect.op in ("prod", "cumprod", "mul"):
+    elif suspect.op in PRODUCTS:
         cause = "product_underflow_fp16"
-    elif suspect.op in ("sub", "rsub"):
+    elif suspect.op in DIFFERENCES:
         cause = "catastrophic_cancellation"
     form = step.format_of(suspect)
     largest = suspect.numbers.get("flushed_absmax", 0.0)
@@ -97,7 +95,7 @@ def singular_backward(suspect: Suspect, step: Step) -> Verdict | None:
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of finite numbers, in FP32 as well",
         cause="data_nan" if from_data else "singular_gradient" if only_gradients else "",
         remedy="look at the numbers that go in: precision is not the reason",
-        site=("data:target" if set(suspect.next[:1]) & LOSSES else "data") if from_data and outside else None,
+        site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if from_data and outside else None,
     )
 
 
@@ -110,9 +108,9 @@ def undefined(suspect: Suspect, step: Step) -> Verdict | None:
     cause = ""
     if suspect.place.phase == "optimizer":
         cause = "adam_eps_underflow_fp16"
-    elif "sub" in suspect.after or "rsub" in suspect.after:
+    elif suspect.after & DIFFERENCES:
         cause = "catastrophic_cancellation"
-    elif suspect.op in _SINGULAR:
+    elif suspect.op in SINGULAR_AT_ZERO | ROOTS | NORMS:
         cause = "eps_underflow_fp16"
     return Verdict(
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} in {form.name}, {short(suspect.reference_absmax)} in FP32",

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from ...core.numbers import share, short
+from ...core.ops import ATTENTIONS, EXPONENTIALS, LOSS_OPS, MATMULS, PRODUCTS, REDUCTIONS, ROOTS, SOFTMAXES
 from ..records import Suspect
-from . import LOSSES, Step, Verdict, hazard
+from . import Step, Verdict, hazard
 
-_MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm", "matmul", "einsum", "dot"])
-_REDUCTIONS = frozenset(
-    ["sum", "mean", "dot", "cumsum", "norm", "linalg_vector_norm", "logsumexp", "var", "std", "var_mean", "prod"]
-)
-_PRODUCTS = frozenset(["mul", "pow", "square", "addcmul", "prod", "cumprod"])
-_ROOTS = frozenset(["rsqrt", "sqrt", "reciprocal"])
-_SOFTMAX = frozenset(["softmax", "log_softmax", "safe_softmax", "logsumexp"])
+_NORM_ENDS = ROOTS | {"reciprocal"}  # what a sum of squares goes on to
+_WEIGHS = SOFTMAXES | {"logsumexp"}
 _WIDE = "compute it in FP32 (x.float(), autocast disabled around it) or in bf16, or normalise, clamp or rescale what goes in"
 
 
 @hazard("exp_range", rank=20)
 def exp_range(suspect: Suspect, step: Step) -> Verdict | None:
     """exp() of a number beyond the logarithm of the largest value"""
-    if (
-        suspect.trouble != "nonfinite"
-        or suspect.op not in ("exp", "exp2", "expm1", "sinh", "cosh")
-        or not _harmful(suspect, step)
-    ):
+    if suspect.trouble != "nonfinite" or suspect.op not in EXPONENTIALS or not _harmful(suspect, step):
         return None
     largest = max((o.absmax for o in suspect.operands), default=0.0)
     form = step.format_of(suspect)
@@ -43,7 +35,7 @@ def overflow(suspect: Suspect, step: Step) -> Verdict | None:
     if suspect.trouble != "nonfinite" or suspect.in_reference or suspect.place.phase == "optimizer":
         return None
     form = step.format_of(suspect)
-    inside = suspect.op in LOSSES | _REDUCTIONS and not suspect.nan  # a sum may overflow on its way to a small mean
+    inside = suspect.op in LOSS_OPS | REDUCTIONS and not suspect.nan  # a sum may overflow on its way to a small mean
     if (suspect.reference_absmax < form.max and not inside) or not _harmful(suspect, step):
         return None
     expected = suspect.reference_absmax
@@ -69,7 +61,7 @@ def _scaler(suspect: Suspect, step: Step) -> str | None:
 def _of_gradients(suspect: Suspect) -> bool:
     """The norm of gradients, in the loop's own code: an infinite one clips every gradient to zero."""
     outside = suspect.place.phase == "loop" and not suspect.place.site
-    return outside and suspect.op in _REDUCTIONS | _PRODUCTS and any(o.role == "gradient" for o in suspect.operands)
+    return outside and suspect.op in REDUCTIONS | PRODUCTS and any(o.role == "gradient" for o in suspect.operands)
 
 
 def _harmful(suspect: Suspect, step: Step) -> bool:
@@ -82,7 +74,7 @@ def _sum_times_constant(suspect: Suspect, step: Step) -> str:
         return ""
     near = step.format_of(suspect).max / 2**step.limits.headroom_info_bits
     operand = suspect.operands[0]
-    return operand.producer if operand.producer in _REDUCTIONS and operand.absmax >= near else ""
+    return operand.producer if operand.producer in REDUCTIONS and operand.absmax >= near else ""
 
 
 def _from_data(suspect: Suspect) -> bool:
@@ -98,9 +90,9 @@ def _cause(suspect: Suspect, step: Step) -> str:
         return "input_out_of_range_fp16"
     in_loss = suspect.place.phase == "loop" and not suspect.place.site
     weighs = any(o.role == "parameter" for o in suspect.operands)
-    if (suspect.op in _MATMULS and suspect.met & _SOFTMAX and not weighs) or suspect.op.startswith("scaled_dot_product"):
+    if (suspect.op in MATMULS and suspect.met & _WEIGHS and not weighs) or suspect.op in ATTENTIONS:
         return "attention_logit_overflow_fp16"
-    if suspect.op in LOSSES:
+    if suspect.op in LOSS_OPS:
         return "loss_computed_in_fp16"
     if _of_gradients(suspect):
         return "grad_norm_overflow_fp16"
@@ -108,15 +100,15 @@ def _cause(suspect: Suspect, step: Step) -> str:
         return "reduction_overflow_fp16"
     squares = suspect.op in ("pow", "square") or (suspect.op == "mul" and suspect.numbers.get("of_itself"))
     largest = max((o.rms for o in suspect.operands), default=0.0)
-    if suspect.op in _REDUCTIONS and suspect.op != "prod" and largest <= 256:
-        return "norm_square_overflow_fp16" if suspect.met & _ROOTS and not in_loss else "reduction_overflow_fp16"
-    if in_loss and (squares or suspect.op in _REDUCTIONS | {"sub", "add", "div"}):
+    if suspect.op in REDUCTIONS and suspect.op != "prod" and largest <= 256:
+        return "norm_square_overflow_fp16" if suspect.met & _NORM_ENDS and not in_loss else "reduction_overflow_fp16"
+    if in_loss and (squares or suspect.op in REDUCTIONS | {"sub", "add", "div"}):
         return "loss_computed_in_fp16"
-    if suspect.op in _PRODUCTS | _REDUCTIONS and suspect.met & _ROOTS:
+    if suspect.op in PRODUCTS | REDUCTIONS and suspect.met & _NORM_ENDS:
         return "norm_square_overflow_fp16"
-    if suspect.op in _REDUCTIONS:
+    if suspect.op in REDUCTIONS:
         return "reduction_overflow_fp16"
-    return "product_overflow_fp16" if suspect.op in _PRODUCTS else "activation_overflow_fp16"
+    return "product_overflow_fp16" if suspect.op in PRODUCTS else "activation_overflow_fp16"
 
 
 _REMEDIES = {

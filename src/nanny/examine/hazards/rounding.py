@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from ...core.numbers import share, short
-from ..records import SELECTS, Suspect
+from ...core.ops import CANCEL, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
+from ..records import Suspect
 from . import Step, Verdict, hazard
-
-_SUMS = frozenset(["add", "sub", "rsub", "sum", "mean", "addmm", "var", "std", "lerp"])
-_MATMULS = frozenset(["mm", "bmm", "addmm", "baddbmm", "convolution", "mkldnn_linear", "linear"])
-_SCATTERS = frozenset(
-    ["embedding_dense_backward", "index_put", "index_put_impl", "index_add", "scatter_add", "scatter_reduce", "unsafe_index_put",
-     "embedding_bag_dense_backward", "index_reduce"]
-)  # fmt: skip
-_DIFFERENCES = frozenset(["sub", "rsub"])
-_READS_LOGITS = frozenset(["log_softmax", "sigmoid", "binary_cross_entropy_with_logits", "mse_loss", "smooth_l1_loss", "softmax"])
 
 
 def _jumps(suspect: Suspect, step: Step) -> bool:
     """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
     made = suspect.level >= step.limits.damage_made * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
-    return suspect.trouble == "error" and made and suspect.op not in SELECTS
+    return suspect.trouble == "error" and made and suspect.op not in SELECT
 
 
 def _inherent(suspect: Suspect) -> bool:
     """Gradients and residuals are small differences by nature: near convergence they are mostly rounding, in health too."""
-    residual = suspect.op in ("sub", "rsub") and not suspect.place.site and any(o.role == "given" for o in suspect.operands)
+    residual = suspect.op in DIFFERENCES and not suspect.place.site and any(o.role == "given" for o in suspect.operands)
     return suspect.in_backward or residual
 
 
@@ -67,13 +59,13 @@ def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
     own = suspect.own
     alone = (
         suspect.trouble == "error"
-        and suspect.op in _SCATTERS
+        and suspect.op in SCATTERS
         and own is not None
         and own >= suspect.plain / step.limits.damage_made
     )
     if not alone and not _jumps(suspect, step):
         return None
-    if own is None and suspect.op in _SCATTERS:
+    if own is None and suspect.op in SCATTERS:
         own = suspect.plain
     limit = step.limits.rel_l2_warn_roundoffs * form.unit_roundoff
     fan_in = (
@@ -85,7 +77,7 @@ def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
         return None
     if fan_in:
         cause, remedy = "low_precision_grad_accumulation", "keep the parameter in FP32, so that its gradients add up in FP32"
-    elif suspect.op in _SCATTERS:
+    elif suspect.op in SCATTERS:
         cause, remedy = "low_precision_scatter_add", "keep the table in FP32, or scatter x.float()"
     else:
         cause, remedy = "kernel_low_precision_accumulation", "give this operation FP32 inputs (x.float(), autocast disabled)"
@@ -135,7 +127,7 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     logs = "log_softmax" in suspect.after
     largest = max((o.rms for o in suspect.operands), default=0.0)
     gone = suspect.reference_rms / (largest * step.format_of(suspect).unit_roundoff) if largest else 0.0  # in roundoffs
-    if not _jumps(suspect, step) or suspect.op not in _SUMS or _inherent(suspect):
+    if not _jumps(suspect, step) or suspect.op not in CANCEL or _inherent(suspect):
         return None
     if not largest or suspect.reference_rms * step.limits.damage_bits_lost > largest:
         return None
@@ -194,8 +186,8 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
         cause, remedy = "residual_absorption", "keep the residual stream in FP32, or normalise it"
     elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
-    elif (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & _DIFFERENCES) or (
-        suspect.op == "add" and set(suspect.next[:1]) & _DIFFERENCES
+    elif (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & DIFFERENCES) or (
+        suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES
     ):
         cause, remedy = "catastrophic_cancellation", "reformulate (two passes, torch.var, cdist), or compute it in FP32"
     elif _makes_logits(suspect):
@@ -203,7 +195,7 @@ def absorption(suspect: Suspect, step: Step) -> Verdict | None:
     return Verdict(
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies is {share(suspect.centred)} wrong",
         cause=cause,
-        op=next((n for n in suspect.next if n in _DIFFERENCES), None) if cause == "catastrophic_cancellation" else None,
+        op=next((n for n in suspect.next if n in DIFFERENCES), None) if cause == "catastrophic_cancellation" else None,
         remedy=remedy,
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
@@ -220,10 +212,10 @@ def _small_branch(suspect: Suspect, step: Step) -> bool:
 
 def _makes_logits(suspect: Suspect) -> bool:
     """The last projection before probabilities or a loss, or the cast of its weights or its bias."""
-    if suspect.op in _MATMULS | {"add"}:
-        return bool(set(suspect.next[:1]) & _READS_LOGITS)
+    if suspect.op in MATMULS | {"add"}:
+        return bool(set(suspect.next[:1]) & READ_LOGITS)
     weighs = suspect.op == "to_copy" and any(o.role == "parameter" for o in suspect.operands)
-    return weighs and bool(set(suspect.next[:1]) & _MATMULS) and bool(set(suspect.next[1:2]) & _READS_LOGITS)
+    return weighs and bool(set(suspect.next[:1]) & MATMULS) and bool(set(suspect.next[1:2]) & READ_LOGITS)
 
 
 def _one_hot(suspect: Suspect, step: Step) -> bool:
@@ -249,7 +241,7 @@ def saturation(suspect: Suspect, step: Step) -> Verdict | None:
 @hazard("amplification", rank=70)
 def amplification(suspect: Suspect, step: Step) -> Verdict | None:
     """An operation that makes a large error of small ones"""
-    if not _jumps(suspect, step) or _inherent(suspect) or suspect.op in _MATMULS or not step.harmful(suspect):
+    if not _jumps(suspect, step) or _inherent(suspect) or suspect.op in MATMULS or not step.harmful(suspect):
         return None
     chosen = _chosen(suspect)
     if chosen:
@@ -262,7 +254,7 @@ def amplification(suspect: Suspect, step: Step) -> Verdict | None:
     elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         cause = "absorption_in_accumulator"
     else:
-        cause = "catastrophic_cancellation" if suspect.after & {"sub", "rsub"} else "scale_imbalance_absorption"
+        cause = "catastrophic_cancellation" if suspect.after & DIFFERENCES else "scale_imbalance_absorption"
     bias = suspect.numbers.get("bias")
     return Verdict(
         f"{suspect.op} turns an error of {share(suspect.input_level)} into one of {share(suspect.plain)}"
