@@ -42,4 +42,3 @@ def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *args]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:]
-    assert re.search(r"[1-9]\d* passed|^\.+", done.stdout, re.MULTILINE)
