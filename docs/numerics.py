@@ -46,7 +46,12 @@ def formats() -> None:
         bits = torch.frexp(x.to(dtype).float()).mantissa.abs() / ROUNDOFF[name] % 2
         say(f"{name} share of rounded numbers whose last bit is set", float(bits.mean()))
     say("exp overflows above (fp16, bf16)", math.log(65504), math.log(torch.finfo(torch.bfloat16).max))
-    say("fp16 casts of 65519 and 65520", *torch.tensor([65519.0, 65520.0]).half().tolist())
+    for dtype, ends in {
+        torch.float16: (65519.0, 65520.0),
+        torch.bfloat16: (3.396e38, 3.397e38),
+        torch.float8_e5m2: (61439.0, 61440.0),
+    }.items():
+        say(f"{dtype} casts of {ends}", *torch.tensor(ends).to(dtype).float().tolist())
 
 
 def energy() -> None:

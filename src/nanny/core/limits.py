@@ -171,7 +171,7 @@ class Limits:
     part_window: float = _limit(25, "own-history", "steps over which a gap must keep its sign and size; fewer in short runs")
     part_zscore: float = _limit(5.0, "own-history", "standard errors of the median gap: 1 in 100,000 windows of pure noise")
     part_loss_roundoffs: float = _limit(
-        5.0, "normal-error", "0.24 % in fp16, 2 % in bf16; DeepSeek-V3 reports gaps below 0.25 % as its measure of success"
+        5.0, "normal-error", "0.24 % in fp16, 2 % in bf16; DeepSeek-V3 reports a gap below 0.25 % to bf16"
     )
     part_norm: float = _limit(0.10, "normal-error", "25 roundoffs of bf16; less is common among healthy runs of any format")
     part_loss_range: float = _limit(0.01, "own-history", "a choice: less than 1 % of what the loss has fallen is not a worse run")
@@ -193,7 +193,7 @@ class Limits:
     op_conditioning: float = _limit(
         6.0,
         "one-operation",
-        "a choice: times what a roundoff in every input does to the result, which kernels of health stay below",
+        "a choice: times what one roundoff in every input does to the result",
     )
     op_excused_low: float = _limit(
         0.25, "one-operation", "sums kept in 16 bits: 1 % off over 512 rows, 87 % over 8192, and that is an error"
