@@ -27,14 +27,6 @@ class Limits:
         0.10, "NUMERICS 4.2", seed="10 % of the elements below the smallest value: error",
         why="judged by energy, not by count",
     )  # fmt: skip
-    fp16_smallest: float = _limit(
-        2.0**-25, "measured", seed="5.96e-8 as the smallest FP16 value",
-        why="that is the smallest subnormal; magnitudes down to 2.98e-8 still round up to it, at or below they become 0",
-    )  # fmt: skip
-    bf16_smallest: float = _limit(
-        2.0**-134, "measured", seed="1.17e-38 (and 1.4e-45 in a table) as the smallest BF16 value",
-        why="1.18e-38 is the smallest normal, 9.18e-41 the smallest subnormal; 1.4e-45 belongs to FP32",
-    )  # fmt: skip
     subnormal_energy_warn: float = _limit(0.10, "NUMERICS 4.2: relative error in the subnormal zone grows to 100 %")
     overflow_share_error: float = _limit(0.0, "one infinity is enough to make a NaN")
     headroom_warn_bits: float = _limit(
@@ -64,13 +56,7 @@ class Limits:
     positions_lost_warn: float = _limit(
         0.05, "derived: one constant channel among many is how healthy networks look, one column in twenty is data"
     )
-    imbalance_total_roundoffs: float = _limit(
-        1.0, "NUMERICS 4.4: ratio of contributions above 1/u, a typical channel is absorbed whole",
-        seed="max/min > 1e4 per dimension",
-        why="a Gaussian tensor of 4096 elements has 1.6e4; what matters is rms per index against 1/u, and only in a reduction",
-    )  # fmt: skip
     imbalance_notable_roundoffs: float = _limit(1 / 16, "NUMERICS 4.4: noticeable from 1/(16u)")
-    ratio_mark: float = _limit(1e4, "seed 000, 1 and 4.2; seed 003, 2.2", seed="1e4", why="shown as a number, not a rule")
     swallowed_mass_warn: float = _limit(0.01, "derived: 1 % of the sum of magnitudes lost in an accumulator")
     swallowed_mass_error: float = _limit(0.10, "derived: 10 % lost")
     reduction_error_warn: float = _limit(
@@ -118,7 +104,6 @@ class Limits:
         why="GradScaler has no floor, it halves for ever; below 1 the gradients themselves do not fit",
     )  # fmt: skip
     scale_collapse_skips: float = _limit(3, "derived: a scale that was set below 1 on purpose may skip once or twice")
-    scale_drop: float = _limit(100.0, "seed 003, 2.4: below the initial value / 100", seed="initial / 100")
     skip_window: float = _limit(200, "MECHANISMS: skip rate over 200 steps")
     skip_rate_warn: float = _limit(0.01, "MECHANISMS; seed 002, 4.4: overflow ratio below 1 % and stable", seed="1 %")
     skip_rate_error: float = _limit(0.10, "MECHANISMS: above 10 % severe")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from ..core.formats import (
     NONFINITE_BIN,
     ZERO_BIN,
 )
-from .flatten import as_line, thin
+from .flatten import thin
 
 SAMPLE = 16384
 _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches among small tensors
@@ -52,14 +50,6 @@ class ExponentCounts:
         if self._batch:
             self._count()
         return torch.cat(self._counted) if self._counted else torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64, device="cpu")
-
-
-def exponent_histograms(tensors: Sequence[Tensor], sample: int = SAMPLE) -> Tensor:
-    """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on their device."""
-    counts = ExponentCounts(sample)
-    for tensor in tensors:
-        counts.add(as_line(tensor))
-    return counts.histograms()
 
 
 def _count(lines: list[Tensor]) -> Tensor:
