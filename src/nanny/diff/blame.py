@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from ..core.finding import Severity
 from ..core.formats import format_of
 from ..core.limits import Limits
-from .records import LOSS, CallDiff, DiffReport, ErrorStats, OpError, OpFault, Trial
+from ..measure.records import ErrorStats
+from .records import LOSS, CallDiff, DiffReport, OpError, OpFault, Trial
 
 MOST_SUSPECTS = 4
 _BACKWARD = re.compile(r"_backward(_data|_input|_params|_default)?$")

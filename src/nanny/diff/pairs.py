@@ -18,10 +18,11 @@ from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..measure.errors import compare, dimension_errors, relative_l2
+from ..measure.records import ErrorStats
 from ..watch.names import float_leaves, plain_name, short_dtype
 from ..watch.twins import LOW, CarriedShadows, aside, in_backward
 from .pair_ops import OpWatcher
-from .records import LOSS, CallDiff, ErrorStats, GradDiff
+from .records import LOSS, CallDiff, GradDiff
 
 _next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _NO_NUMBER = 1 << 63  # AccumulateGrad belongs to no operation of the forward pass

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.formats import Format
 from ..core.limits import Limits
-from ..diff.records import DimensionError, ErrorStats
+from .records import DimensionError, ErrorStats
 
 _SAMPLE = 1024  # elements behind the quantiles
 _EXACT = 1 << 15  # up to here sums are taken in fp64
@@ -147,7 +147,8 @@ def channel_contributions(x: Tensor, weight: Tensor, transposed: bool, groups: i
 
 def _sizes(x: Tensor, dim: int) -> Tensor:
     """The norm at each index of a dimension."""
-    return torch.linalg.vector_norm(x, dim=[d for d in range(x.dim()) if d != dim], dtype=torch.float32)
+    sizes: Tensor = torch.linalg.vector_norm(x, dim=[d for d in range(x.dim()) if d != dim], dtype=torch.float32)
+    return sizes
 
 
 def contribution_ratio(sizes: Tensor) -> tuple[float, int]:

@@ -59,7 +59,7 @@ def _count(lines: list[Tensor]) -> Tensor:
     # zero is bin 0, and any other value one above its biased exponent; in place, because fresh memory costs more than arithmetic
     present = values != 0
     bins = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23).add_(present)
-    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in bins.split([line.numel() for line in lines])])
+    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in torch.split(bins, [line.numel() for line in lines])])
 
 
 def _bins64(values: Tensor) -> Tensor:

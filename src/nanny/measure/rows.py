@@ -56,10 +56,15 @@ def _sum_of_squares(piece: Tensor, accumulator: torch.dtype) -> Tensor:
     if n < _LARGE and piece.dtype == accumulator == torch.float32:
         return torch.dot(piece, piece)  # twice as fast as a norm
     if n < _LARGE:
-        return torch.linalg.vector_norm(piece, dtype=accumulator).square()
+        return _squared_norm(piece, accumulator)
     whole = n - n % _BLOCK
-    blocks = torch.linalg.vector_norm(piece[:whole].view(-1, _BLOCK), dim=1, dtype=accumulator).square().sum()
-    return blocks if whole == n else blocks + torch.linalg.vector_norm(piece[whole:], dtype=accumulator).square()
+    blocks = _squared_norm(piece[:whole].view(-1, _BLOCK), accumulator).sum()
+    return blocks if whole == n else blocks + _squared_norm(piece[whole:], accumulator)
+
+
+def _squared_norm(lines: Tensor, accumulator: torch.dtype) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(lines, dim=-1, dtype=accumulator)
+    return norm.square()
 
 
 def _repaired(line: Tensor, low: float, high: float, squares: float, total: float) -> tuple[float, float, float, float]:
