@@ -13,13 +13,13 @@ from ..core.limits import Limits
 from .blame import graded, warn_limit
 from .paired_run import run_batch
 from .records import LOSS, Advice, CallDiff, DiffReport, Failure, Trial
-from .settings import Settings
+from .settings import DiffSettings
 
 MOST_CANDIDATES = 8
 
 
 def run_trials(
-    model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport, sites: Sequence[str]
+    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, sites: Sequence[str]
 ) -> tuple[Trial, ...]:
     """The model with one module after the other kept in FP32; a module that cannot be is left out."""
     out = []
@@ -33,7 +33,7 @@ def run_trials(
     return tuple(out)
 
 
-def find_advice(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport, goal: float) -> Advice:
+def find_advice(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, goal: float) -> Advice:
     """Adds the module with the largest own error until the goal is met, then takes out what is not needed."""
     runs = 0
 

@@ -14,7 +14,7 @@ from ..core.finding import Severity
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..measure.records import ErrorStats
-from .records import LOSS, CallDiff, DiffReport, OpError, OpFault, Trial
+from .records import LOSS, CallDiff, DiffReport, NonfiniteOp, OpError, Trial
 
 MOST_SUSPECTS = 4
 _BACKWARD = re.compile(r"_backward(_data|_input|_params|_default)?$")
@@ -201,7 +201,7 @@ def _damage(output: float, gradient: float | None, report: DiffReport, limits: L
     return max(output / warn_limit(report, limits), (gradient or 0.0) / limits.diff_grad_warn)
 
 
-def first_fault(report: DiffReport, site: str, backward: bool = False) -> OpFault | None:
+def first_fault(report: DiffReport, site: str, backward: bool = False) -> NonfiniteOp | None:
     return next((f for f in report.faults if f.site == site and f.backward == backward), None)
 
 

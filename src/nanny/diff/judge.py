@@ -26,7 +26,7 @@ from .blame import (
     plain_op,
     warn_limit,
 )
-from .records import LOSS, CallDiff, DiffReport, GradDiff, OpFault
+from .records import LOSS, CallDiff, DiffReport, GradDiff, NonfiniteOp
 
 LOOK_FOR = "look for a difference of close numbers, a large offset, or sums in half"
 IN_THE_LOSS = "compute the loss in FP32 from output.float(), and from logits, not from probabilities that round to 0 or 1"
@@ -151,7 +151,7 @@ def _why_not_finite(report: DiffReport, call: CallDiff, target: Format) -> str:
     return f"an operation inside left the range of {target.name} ({short(target.min_subnormal)} to {short(target.max)})"
 
 
-def _why_of_fault(fault: OpFault, target: Format) -> str:
+def _why_of_fault(fault: NonfiniteOp, target: Format) -> str:
     if fault.reference_absmax >= target.overflow_at:
         ends = f"{target.name} ends at {short(target.max)}"
         return f"`{fault.op}` makes the first: the reference reaches {short(fault.reference_absmax)}, {ends}"

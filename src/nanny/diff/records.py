@@ -12,7 +12,12 @@ from ..measure.records import DimensionError, ErrorStats
 if TYPE_CHECKING:
     from ..diagnose.evidence import Evidence
 
+MODEL = "(model)"  # how the model itself, whose site is "", is named
 LOSS = "(loss)"  # the site of what runs after the model: the loss function
+REFERENCES = ("fp32", "fp64")
+POLICIES = ("native", "cuda", "cpu", "full")  # the device's autocast, that of a GPU or a CPU, a plain .to(dtype)
+# Decisions: their results pick, route or mask. Comparisons count apart from them.
+DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ class CallDiff:
 
     @property
     def name(self) -> str:
-        return f"{self.site or '(model)'}#{self.call}" if self.call else self.site or "(model)"
+        return f"{self.site or MODEL}#{self.call}" if self.call else self.site or MODEL
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class OpFault:
+class NonfiniteOp:
     """The first operation of a module that made NaN or Inf out of finite values, where the reference stays finite."""
 
     site: str
@@ -188,7 +193,7 @@ class DiffReport:
     loss: float | None
     reference_loss: float | None
     floor: float  # what rounding alone explains at this depth
-    # What a change of one rounding does to the FP32 model (`observe/floor.py`); None if nothing asked for it.
+    # What a change of one rounding does to the FP32 model (`floor.py`); None if nothing asked for it.
     output_floor: float | None = None
     input_floor: float | None = None
     gradient_floor: float | None = None
@@ -197,7 +202,7 @@ class DiffReport:
     operations: tuple[OpUse, ...] = ()
     flops: Mapping[str, int] = field(default_factory=dict)  # of matmuls and convolutions in each module's own code, forward
     integers: tuple[IntegerLoss, ...] = ()
-    faults: tuple[OpFault, ...] = ()  # in the order in which they happened
+    faults: tuple[NonfiniteOp, ...] = ()  # in the order in which they happened
     op_errors: tuple[OpError, ...] = ()
     loss_own: float | None = None  # relative error of the loss that its own code makes of exact outputs
     trials: tuple[Trial, ...] = ()
@@ -216,7 +221,8 @@ class DiffReport:
     @property
     def culprits(self) -> tuple[str, ...]:
         """Modules, parameters and operations (`op:exp`) that findings blame, the first culprit first."""
-        blamed = (f.site.partition("#")[0] for f in self.findings if f.severity >= Severity.WARNING and f.site)
+        sites = {call.name: call.site or MODEL for call in self.calls}  # a module, whichever of its calls it was
+        blamed = (sites.get(f.site, f.site) for f in self.findings if f.severity >= Severity.WARNING and f.site)
         return tuple(dict.fromkeys(blamed))
 
     @property

@@ -75,10 +75,10 @@ def monitor_pages() -> Iterator[Page]:
 
 
 def tensor_pages() -> Iterator[Page]:
-    from ..tensor.judge import RULES
+    from ..tensor.judge import PAGES
 
-    for rule in RULES.values():
-        yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny tensor")
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "nanny tensor")
 
 
 def diff_pages() -> Iterator[Page]:
