@@ -82,7 +82,7 @@ def tensor_pages() -> Iterator[Page]:
 
 
 def diff_pages() -> Iterator[Page]:
-    from ..diff.pages import PAGES
+    from ..diff.judge import PAGES
 
     for code, (severity, text) in PAGES.items():
         yield Page(code, severity, cleandoc(text), "nanny diff")
