@@ -350,7 +350,8 @@ def gradient_nonfinite(report: DiffReport, limits: Limits) -> Iterator[Finding]:
 
 
 def _gradients_are_finite(report: DiffReport) -> bool:
-    return not any(one.error.spoiled for one in (*report.calls, *report.activation_gradients, *report.gradients))
+    gradients = (*report.activation_gradients, *report.gradients)
+    return not any(g.error.spoiled for g in gradients) and not any(c.error.spoiled for c in report.calls)
 
 
 @page("GRADIENT_LOST", Severity.ERROR)

@@ -95,11 +95,11 @@ def _target(dtype: object) -> Format:
     return target
 
 
-def _readable_tensor(tensor: Any) -> Tensor:
+def _readable_tensor(given: Any) -> Tensor:
     """The tensor itself (the local part of a distributed one), if it can be measured at all."""
-    if not isinstance(tensor, Tensor):
-        raise NannyError(f"analyze_tensor needs a torch tensor, not {type(tensor).__name__}; try torch.as_tensor(...)")
-    tensor = local_part(tensor)
+    if not isinstance(given, Tensor):
+        raise NannyError(f"analyze_tensor needs a torch tensor, not {type(given).__name__}; try torch.as_tensor(...)")
+    tensor = local_part(given)
     if tensor.is_meta:
         raise NannyError("the tensor is on the meta device and holds no values; load the real one first")
     if tensor.layout != torch.strided:
