@@ -17,7 +17,6 @@ from nanny import cli
 from nanny.core.finding import Finding, NannyError, Severity
 from nanny.core.limits import Limits, describe
 from nanny.core.step import Sample
-from nanny.measure.rows import TensorStats
 
 HEAVY = ("torch", "numpy", "safetensors", "plotly", "matplotlib", "mcp")
 # Nothing of these may cost more than a moment to import: they serve the checker, the queries and the shell.
@@ -188,16 +187,6 @@ def test_severities_are_ordered_and_parsed_in_any_case():
     assert [Severity.parse(t) for t in ("error", " Warning ", "INFO")] == [Severity.ERROR, Severity.WARNING, Severity.INFO]
     with pytest.raises(NannyError, match="use one of: info, warning, error"):
         Severity.parse("fatal")
-
-
-def test_statistics_follow_from_the_row():
-    stats = TensorStats(count=4, minimum=-3.0, maximum=2.0, sum_squares=16.0, mean=0.5)
-    assert (stats.absmax, stats.norm, stats.rms, stats.nonfinite) == (3.0, 4.0, 2.0, False)
-    assert TensorStats(0, 0.0, 0.0, 0.0, 0.0).rms == 0.0
-    assert not TensorStats(0, 0.0, 0.0, 0.0, 0.0).nonfinite
-    for bad in ({"minimum": float("-inf")}, {"maximum": float("inf")}, {"minimum": float("nan"), "maximum": float("nan")}):
-        assert replace(stats, **bad).nonfinite
-    assert replace(stats, minimum=float("nan")).absmax != replace(stats, minimum=float("nan")).absmax
 
 
 def test_a_sample_knows_how_many_sites_it_holds():

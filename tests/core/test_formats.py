@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measure.plain_numbers import exponent_histograms, range_shares
 
 from nanny.core.finding import NannyError
 from nanny.core.formats import (
@@ -23,9 +24,7 @@ from nanny.core.formats import (
     Format,
     exponent_of,
     format_of,
-    range_shares,
 )
-from nanny.measure.histogram import exponent_histograms
 
 NARROW = [FP16, BF16, FP8_E4M3, FP8_E5M2]
 BELOW_FP64 = [*NARROW, FP32]

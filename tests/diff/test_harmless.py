@@ -486,7 +486,7 @@ def test_the_error_is_located_along_its_dimension():
 
 
 def test_every_code_has_a_page():
-    from nanny.diff.pages import PAGES
+    from nanny.diff.judge import PAGES
     from nanny.show.pages import all_pages
 
     assert set(PAGES) <= set(all_pages())

@@ -11,7 +11,7 @@ from diff.diff_gallery import HEALTHY
 from nanny.core.formats import BF16
 from nanny.core.limits import Limits
 from nanny.diff.separate_runs import separate_run
-from nanny.diff.settings import Settings
+from nanny.diff.settings import DiffSettings
 
 
 @pytest.mark.parametrize("policy", ["native", "cuda", "full"])
@@ -19,7 +19,7 @@ from nanny.diff.settings import Settings
 def test_carried_shadows_find_the_same_errors_as_two_separate_runs(name, policy):
     torch.manual_seed(0)
     model, x, loss, y = HEALTHY[name]()
-    settings = Settings(BF16, "fp32", policy, True, False, loss, None, Limits())
+    settings = DiffSettings(BF16, "fp32", policy, True, False, loss, None, Limits())
     with separate_run(model, ((x,), {}), y, settings, 1.0, low=False) as reference:
         pass
     with separate_run(model, ((x,), {}), y, settings, 1.0, low=True) as low:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from measure.plain_numbers import range_shares
 
 from nanny import cli
-from nanny.core.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format, range_shares
+from nanny.core.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format
 from nanny.core.limits import Limits
 from nanny.runs.fates import Recorded, examine, quantile
 from nanny.runs.lossscale import limit_bits, scale_path

@@ -207,9 +207,8 @@ def test_wrong_python_arguments_are_refused():
 
 
 def test_help_does_not_load_torch():
-    script = (
-        "import sys, nanny.tensor.run as t\ntry: t.main(['--help'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
-    )
+    run = "import sys, nanny.tensor.command as t\ntry: t.main(['--help'])\nexcept SystemExit: pass\n"
+    script = f"{run}assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from nanny import Severity, analyze_tensor
 from nanny.core.formats import format_of
 from nanny.core.limits import Limits
-from nanny.tensor.judge import RULES, judge_tensor
+from nanny.tensor.judge import PAGES, judge_tensor
 from nanny.tensor.text import heat_line, render_tensor
 
 HALF = ["fp16", "bf16"]
@@ -278,7 +278,7 @@ def test_heat_shows_where_the_loud_ones_are():
 
 
 def test_every_rule_explains_itself():
-    for code, rule in RULES.items():
+    for code, (_, page) in PAGES.items():
         assert code.isupper()
-        assert "Why:" in rule.doc
-        assert "Fix:" in rule.doc
+        assert "Why:" in page
+        assert "Fix:" in page

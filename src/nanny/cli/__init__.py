@@ -12,8 +12,8 @@ from ..core.finding import NannyError
 # name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
 COMMANDS = {
     "check": ("nanny.check.command", "find mixed-precision mistakes in source code, before training"),
-    "tensor": ("nanny.tensor.run", "what fp16, bf16 or fp8 would do to a stored tensor"),
-    "diff": ("nanny.diff.run", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
+    "tensor": ("nanny.tensor.command", "what fp16, bf16 or fp8 would do to a stored tensor"),
+    "diff": ("nanny.diff.command", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
     "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
     "replay": ("nanny.ops.replay", "run a dumped operation again beside its reference"),
     "run": ("nanny.monitor.command", "run a training script under the monitor, without changing it"),

@@ -1,4 +1,4 @@
-"""Facts of the floating-point formats, and what a format does to values of a known exponent histogram.
+"""Facts of the floating-point formats, and the layout of exponent histograms.
 
 All constants follow from (significant bits, exponent range); `tests/core/test_formats.py` checks each against torch's own casts.
 No torch here: stored histograms are judged without it.
@@ -7,7 +7,6 @@ No torch here: stored histograms are judged without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .finding import NannyError
@@ -113,47 +112,3 @@ def exponent_of(index: int) -> int:
 
 
 FINITE_BINS = (*range(BELOW_BIN, LAST_BIN + 1), ABOVE_BIN)  # non-zero, by rising exponent
-
-
-@dataclass(frozen=True)
-class RangeShares:
-    """What a format does to the finite values behind a histogram. Shares are of the non-zero finite values, `zero` of all."""
-
-    count: int  # non-zero finite values seen
-    zero: float
-    flushed: float
-    subnormal: float
-    saturated: float  # leaves the finite range
-    headroom_bits: float  # binary orders between the largest magnitude's bin and the format's top; negative: overflow
-    footroom_bits: float  # binary orders between the smallest magnitude's bin and the smallest subnormal
-
-
-def range_shares(histogram: Sequence[int], target: Format, scale: float = 1.0) -> RangeShares:
-    """Shares that would flush, go subnormal or overflow if the values times `scale` (a power of two) were cast to `target`.
-
-    True to the width of a bin: a value in the rounding margin below `2**(max_exponent+1)` (65504 < x < 65536 in fp16) counts as
-    finite, an exact `flush_at` as rounded up, and in bf16, whose subnormals are fp32's, all of those count as subnormal.
-    """
-    shift = math.frexp(scale)[1] - 1
-    if not 0 < scale < math.inf or 2.0**shift != scale:
-        nearest = 2.0**shift if 0 < scale < math.inf else 1.0
-        raise NannyError(f"scale {scale!r} is not a power of two, and histograms answer only for those; try {nearest!r}")
-    flush_exponent = target.min_exponent - target.significand  # of flush_at, which fp64 itself cannot hold for fp64
-    flush_below = max(flush_exponent - shift, LOWEST_EXPONENT - 1)  # bins under this one flush whole
-    normal_from = target.min_exponent - shift
-    overflow_from = target.max_exponent + 1 - shift
-    present = [(exponent_of(i), int(histogram[i])) for i in FINITE_BINS if histogram[i]]
-    finite = sum(n for _, n in present)
-    flushed = sum(n for e, n in present if e < flush_below)
-    subnormal = sum(n for e, n in present if flush_below <= e < normal_from)
-    saturated = sum(n for e, n in present if e >= overflow_from)
-    zeros = int(histogram[ZERO_BIN])
-    return RangeShares(
-        count=finite,
-        zero=zeros / (zeros + finite) if zeros + finite else 0.0,
-        flushed=flushed / finite if finite else 0.0,
-        subnormal=subnormal / finite if finite else 0.0,
-        saturated=saturated / finite if finite else 0.0,
-        headroom_bits=target.max_exponent - (present[-1][0] + shift) if present else math.inf,
-        footroom_bits=present[0][0] + shift - (flush_exponent + 1) if present else math.inf,
-    )

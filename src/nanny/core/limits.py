@@ -29,14 +29,6 @@ class Limits:
     flush_energy_error: float = _limit(
         0.10, "energy", "judged by energy, not by count", quoted="10 % of the elements below the smallest value"
     )
-    fp16_smallest: float = _limit(
-        2.0**-25, "formats", "magnitudes above it still round up to the smallest subnormal, at or below they become 0",
-        quoted="5.96e-8, the smallest subnormal",
-    )  # fmt: skip
-    bf16_smallest: float = _limit(
-        2.0**-134, "formats", "as for fp16; the smallest subnormal is 9.18e-41",
-        quoted="1.18e-38, the smallest normal; or 1.4e-45, which is FP32's",
-    )  # fmt: skip
     subnormal_energy_warn: float = _limit(0.10, "energy", "the relative error of subnormals grows to 100 % towards zero")
     overflow_share_error: float = _limit(0.0, "formats", "one infinity is enough to make a NaN")
     headroom_warn_bits: float = _limit(
@@ -70,12 +62,7 @@ class Limits:
     positions_lost_warn: float = _limit(
         0.05, "common-offset", "a choice: one constant channel among many is healthy, one column in twenty is data"
     )
-    imbalance_total_roundoffs: float = _limit(
-        1.0, "sums", "a contribution 1/u times smaller is absorbed; what matters is rms per index, and only in a reduction",
-        quoted="max/min above 1e4, which 4096 Gaussian numbers exceed",
-    )  # fmt: skip
     imbalance_notable_roundoffs: float = _limit(1 / 16, "sums", "from 1/(16u) on, a few per cent of the small part are gone")
-    ratio_mark: float = _limit(1e4, "normal-error", "shown as a number, not a rule", quoted="1e4")
     swallowed_mass_warn: float = _limit(0.01, "sums", "a choice: 1 % of the sum of magnitudes lost in an accumulator")
     swallowed_mass_error: float = _limit(0.10, "sums", "a choice: 10 % lost")
     reduction_error_warn: float = _limit(
@@ -126,7 +113,6 @@ class Limits:
         quoted="1 as the value at which it stops",
     )  # fmt: skip
     scale_collapse_skips: float = _limit(3, "loss-scaling", "a choice: a scale set below 1 on purpose may skip once or twice")
-    scale_drop: float = _limit(100.0, "loss-scaling", "a choice: 6 to 7 halvings", quoted="the initial value / 100")
     skip_window: float = _limit(200, "loss-scaling", "a choice: 1 % of it is 2 skips")
     skip_rate_warn: float = _limit(0.01, "loss-scaling", "the usual growth every 2000 steps costs 0.05 %", quoted="1 %")
     skip_rate_error: float = _limit(0.10, "loss-scaling", "a choice: one step in ten is not taken")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any, TypeVar
+
+from .finding import Severity
+
+Pages = dict[str, tuple[Severity, str]]  # code of a finding -> the worst it can be, and what it means, why, and what to do
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def import_all(package: ModuleType) -> None:
@@ -17,3 +24,13 @@ def paragraph(doc: str, head: str) -> str:
     """The paragraph that begins with `head:`, on one line."""
     _, _, rest = doc.partition(f"{head}:")
     return " ".join(rest.split("\n\n")[0].split())
+
+
+def docstring_page(pages: Pages, code: str, severity: Severity) -> Callable[[Function], Function]:
+    """Enters the docstring of the function that makes a finding as the page of its code."""
+
+    def enter(function: Function) -> Function:
+        pages[code] = (severity, function.__doc__ or "")
+        return function
+
+    return enter

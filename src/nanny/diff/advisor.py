@@ -10,16 +10,16 @@ from typing import Any
 from torch import nn
 
 from ..core.limits import Limits
-from .blame import graded, warn_limit
+from .blame import largest_error, warn_limit
 from .paired_run import run_batch
 from .records import LOSS, Advice, CallDiff, DiffReport, Failure, Trial
-from .settings import Settings
+from .settings import DiffSettings
 
 MOST_CANDIDATES = 8
 
 
 def run_trials(
-    model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport, sites: Sequence[str]
+    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, sites: Sequence[str]
 ) -> tuple[Trial, ...]:
     """The model with one module after the other kept in FP32; a module that cannot be is left out."""
     out = []
@@ -29,11 +29,11 @@ def run_trials(
             gradient = outcome.total.rel_l2 if outcome.total else None
             if any(g.error.spoiled for g in outcome.gradients):
                 gradient = math.inf
-            out.append(Trial(site, output_error(outcome.calls, report, settings.limits), gradient))
+            out.append(Trial(site, _goal_error(outcome.calls, report, settings.limits), gradient))
     return tuple(out)
 
 
-def find_advice(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport, goal: float) -> Advice:
+def find_advice(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, goal: float) -> Advice:
     """Adds the module with the largest own error until the goal is met, then takes out what is not needed."""
     runs = 0
 
@@ -42,14 +42,14 @@ def find_advice(model: nn.Module, batch: Any, target: Any, settings: Settings, r
         runs += 1
         lean = replace(settings, wide=tuple(wide), backward=False, own=False)
         outcome = run_batch(model, batch, target, lean)
-        return math.inf if isinstance(outcome, Failure) else output_error(outcome.calls, report, settings.limits)
+        return math.inf if isinstance(outcome, Failure) else _goal_error(outcome.calls, report, settings.limits)
 
-    before = output_error(report.calls, report, settings.limits)
+    before = _goal_error(report.calls, report, settings.limits)
     if before <= goal:
         return Advice(goal, before, before, (), 0.0, 0, "")
-    wide, after = _grown(candidates(report, settings.limits), error_with, before, goal)
+    wide, after = _grow(_candidates(report, settings.limits), error_with, before, goal)
     if after <= goal:
-        wide, after = _thinned(wide, error_with, after, goal)
+        wide, after = _thin(wide, error_with, after, goal)
     return Advice(
         goal=goal,
         before=before,
@@ -62,17 +62,18 @@ def find_advice(model: nn.Module, batch: Any, target: Any, settings: Settings, r
     )
 
 
-def output_error(calls: Sequence[CallDiff], report: DiffReport, limits: Limits) -> float:
+def _goal_error(calls: Sequence[CallDiff], report: DiffReport, limits: Limits) -> float:
+    """What the goal is about: the error of the outputs, infinite if NaN or Inf come out."""
     outputs = [c.error for c in calls if not c.site]
-    return max((math.inf if e.spoiled else graded(e, report, limits) for e in outputs), default=0.0)
+    return max((math.inf if e.spoiled else largest_error(e, report, limits) for e in outputs), default=0.0)
 
 
-def candidates(report: DiffReport, limits: Limits) -> list[str]:
+def _candidates(report: DiffReport, limits: Limits) -> list[str]:
     """Modules by their own error, those that make NaN or Inf first; "" is the model's own code."""
     rated: dict[str, float] = {}
     for call in report.calls:
         if call.own is not None:
-            own = math.inf if call.own.spoiled else graded(call.own, report, limits)
+            own = math.inf if call.own.spoiled else largest_error(call.own, report, limits)
             rated[call.site] = max(rated.get(call.site, 0.0), own)
     for error in report.op_errors:  # code of a container whose result goes into a layer
         if error.site in rated or error.site == "":
@@ -84,7 +85,7 @@ def candidates(report: DiffReport, limits: Limits) -> list[str]:
     return sorted(rated, key=lambda site: -rated[site])[:MOST_CANDIDATES]
 
 
-def _grown(
+def _grow(
     sites: Sequence[str], error_with: Callable[[Sequence[str]], float], before: float, goal: float
 ) -> tuple[list[str], float]:
     """The shortest prefix of the candidates that meets the goal; the best one if none does."""
@@ -99,7 +100,7 @@ def _grown(
     return best, least
 
 
-def _thinned(wide: list[str], error_with: Callable[[Sequence[str]], float], after: float, goal: float) -> tuple[list[str], float]:
+def _thin(wide: list[str], error_with: Callable[[Sequence[str]], float], after: float, goal: float) -> tuple[list[str], float]:
     for site in wide[:-1]:
         fewer = [s for s in wide if s != site]
         error = error_with(fewer)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from ..core.finding import Severity
 from ..core.formats import format_of
 from ..core.limits import Limits
-from .records import LOSS, CallDiff, DiffReport, ErrorStats, OpError, OpFault, Trial
+from ..measure.records import ErrorStats
+from .records import LOSS, CallDiff, DiffReport, NonfiniteOp, OpError, Trial
 
 MOST_SUSPECTS = 4
 _BACKWARD = re.compile(r"_backward(_data|_input|_params|_default)?$")
@@ -41,7 +42,7 @@ def warn_limit(report: DiffReport, limits: Limits) -> float:
     return limits.rel_l2_warn_roundoffs * format_of(report.target).unit_roundoff
 
 
-def graded(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
+def largest_error(error: ErrorStats, report: DiffReport, limits: Limits) -> float:
     """The plain error, or the centred one brought to its scale: either may pass `warn_limit`."""
     return max(error.rel_l2, (error.centred or 0.0) * warn_limit(report, limits) / limits.diff_centred_warn)
 
@@ -54,7 +55,7 @@ def gradient_limit(report: DiffReport, limits: Limits) -> float:
 
 
 def output_error(report: DiffReport, limits: Limits) -> float:
-    return max((graded(c.error, report, limits) for c in report.outputs if not c.error.spoiled), default=0.0)
+    return max((largest_error(c.error, report, limits) for c in report.outputs if not c.error.spoiled), default=0.0)
 
 
 def needs_floor(report: DiffReport, limits: Limits) -> bool:
@@ -94,7 +95,7 @@ def consequence(report: DiffReport, limits: Limits) -> Severity:
 def first_culprit(report: DiffReport, limits: Limits) -> Blame | None:
     """The first of those with a large own error, unless trial runs say that an earlier one is behind it."""
     chief = _by_own_error(report, limits)
-    trial = confirmed(report, limits) if chief is not None and chief.module != LOSS else None
+    trial = confirming_trial(report, limits) if chief is not None and chief.module != LOSS else None
     if chief is None or trial is None or trial.site == chief.module:
         return None if chief is None else replace(chief, trial=trial)
     call = next((c for c in report.calls if c.site == trial.site and c.own is not None), None)
@@ -105,16 +106,16 @@ def first_culprit(report: DiffReport, limits: Limits) -> Blame | None:
 
 
 def _by_own_error(report: DiffReport, limits: Limits) -> Blame | None:
-    guilty = _guilty(report, limits)
+    guilty = _with_own_errors(report, limits)
     most = max((min(b.worst, 1.0) for b in guilty), default=0.0)
     chief = next((b for b in guilty if b.worst >= limits.diff_culprit_share * most), None)
     return None if chief is None else replace(chief, others=tuple(b.site for b in guilty if b is not chief))
 
 
-def _guilty(report: DiffReport, limits: Limits) -> list[Blame]:
+def _with_own_errors(report: DiffReport, limits: Limits) -> list[Blame]:
     """In the order in which they ran: module calls, the code of containers between their layers, and the loss function."""
     limit = warn_limit(report, limits)
-    calls = [c for c in report.calls if c.own is not None and not c.own.spoiled and graded(c.own, report, limits) > limit]
+    calls = [c for c in report.calls if c.own is not None and not c.own.spoiled and largest_error(c.own, report, limits) > limit]
     found = [(c.order + 0.5, _blame(report, c, c.own, limits)) for c in calls if c.own is not None]
     named = {c.site for c in calls}
     parents = {"", *(c.site.rpartition(".")[0] for c in report.calls)}
@@ -122,18 +123,18 @@ def _guilty(report: DiffReport, limits: Limits) -> list[Blame]:
         # What such code makes may go into a layer and not come out by itself: only its operations tell.
         error = _first_op_error(report, site, False, limits)
         if error is not None and not error.spoiled:
-            name = site or f"op:{plain_op(error.op)}"
+            name = site_of_op(site, error.op)
             found.append((error.order, Blame(name, site, error.rel_l2, error.centred, plain_op(error.op))))
     loss = loss_own(report)
     if loss > limit:
         op = _first_op(report, LOSS, limits)
-        found.append((math.inf, Blame(f"op:{op}" if op else LOSS, LOSS, loss, None, op)))
+        found.append((math.inf, Blame(site_of_op(LOSS, op) if op else LOSS, LOSS, loss, None, op)))
     return [blame for _, blame in sorted(found, key=lambda pair: pair[0])]
 
 
 def _blame(report: DiffReport, call: CallDiff, own: ErrorStats, limits: Limits) -> Blame:
     op = _first_op(report, call.site, limits)
-    site = f"op:{op}" if op and not call.site else call.name
+    site = site_of_op("", op) if op and not call.site else call.name
     return Blame(site, call.site, own.rel_l2, own.centred, op, call)
 
 
@@ -164,7 +165,7 @@ def suspects(report: DiffReport, limits: Limits) -> tuple[str, ...]:
         and c.order < chief.call.order
         and not c.site.startswith(f"{chief.module}.")
     ]
-    loudest = sorted(before, key=lambda c: -graded(c.own, report, limits) if c.own else 0.0)
+    loudest = sorted(before, key=lambda c: -largest_error(c.own, report, limits) if c.own else 0.0)
     sites = tuple(dict.fromkeys([chief.module, *(c.site for c in loudest)]))
     return sites[:MOST_SUSPECTS] if chief.module and before else ()
 
@@ -178,7 +179,7 @@ def _suspects_in_backward(report: DiffReport, limits: Limits) -> tuple[str, ...]
     return tuple(sites)[:MOST_SUSPECTS]
 
 
-def confirmed(report: DiffReport, limits: Limits) -> Trial | None:
+def confirming_trial(report: DiffReport, limits: Limits) -> Trial | None:
     """The suspect that, kept in FP32, takes the damage away; None if none does.
 
     The first suspect stands if it helps by itself. If not, what came in was damaged already, and the nearest one before it that
@@ -200,7 +201,7 @@ def _damage(output: float, gradient: float | None, report: DiffReport, limits: L
     return max(output / warn_limit(report, limits), (gradient or 0.0) / limits.diff_grad_warn)
 
 
-def first_fault(report: DiffReport, site: str, backward: bool = False) -> OpFault | None:
+def first_fault(report: DiffReport, site: str, backward: bool = False) -> NonfiniteOp | None:
     return next((f for f in report.faults if f.site == site and f.backward == backward), None)
 
 
@@ -209,10 +210,15 @@ def plain_op(name: str) -> str:
     return _BACKWARD.sub("", name).strip("_")
 
 
+def site_of_op(site: str, op: str) -> str:
+    """A module by its name; code outside of named modules by its operation."""
+    return site if site not in ("", LOSS) else f"op:{plain_op(op)}"
+
+
 def named_site(report: DiffReport, call: CallDiff) -> str:
     """A module call by its name; the model's own code by the operation that made the first NaN or Inf in it."""
     fault = first_fault(report, "") if not call.site else None
-    return f"op:{plain_op(fault.op)}" if fault is not None else call.name
+    return site_of_op("", fault.op) if fault is not None else call.name
 
 
 def _first_op(report: DiffReport, site: str, limits: Limits) -> str:

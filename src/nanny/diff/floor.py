@@ -36,13 +36,13 @@ class Floor:
 
 def error_floor(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], dtype: torch.dtype, device: str) -> Floor:
     exact, exact_gradient = _run(model, batch, loss_of, device)
-    with _rounding(model, dtype):
-        rounded, gradient = _run(model, _mapped(batch, lambda t: _rounded(t, dtype)), loss_of, device)
+    with _rounding_layers(model, dtype):
+        rounded, gradient = _run(model, _map_tensors(batch, lambda t: _round(t, dtype)), loss_of, device)
     by_input: list[float | None] = []
     by_all = [_change(gradient, exact_gradient)]
     for seed in range(NUDGES):
-        nudge = partial(_nudged, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-        moved = _mapped(batch, nudge)
+        nudge = partial(_nudge, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+        moved = _map_tensors(batch, nudge)
         by_input.append(_change(_run(model, moved, lambda _: None, device)[0], exact))
         if exact_gradient.numel():
             with _other_weights(model, nudge):
@@ -67,11 +67,11 @@ def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], 
 
 
 @contextmanager
-def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def _rounding_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Rounded weights, and hooks that round what layers without children take and return; then as before."""
 
     def round_all(value: Any) -> Any:
-        return _mapped(value, lambda t: _rounded(t, dtype))
+        return _map_tensors(value, lambda t: _round(t, dtype))
 
     def before(module: nn.Module, args: Any) -> Any:
         return round_all(args)
@@ -83,7 +83,7 @@ def _rounding(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     handles: list[Any] = [m.register_forward_pre_hook(before) for m in layers]
     handles += [m.register_forward_hook(after) for m in layers]
     try:
-        with _other_weights(model, lambda t: _rounded(t, dtype)):
+        with _other_weights(model, lambda t: _round(t, dtype)):
             yield
     finally:
         for handle in handles:
@@ -102,14 +102,14 @@ def _other_weights(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iter
             parameter.data = value
 
 
-def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+def _round(value: Tensor, dtype: torch.dtype) -> Tensor:
     """Gradients pass as if nothing had happened; what the type cannot hold stays as it is."""
     exact = value.detach()
     narrow = exact.to(dtype).to(exact.dtype)
     return value + torch.where(torch.isfinite(narrow), narrow - exact, torch.zeros_like(exact))
 
 
-def _nudged(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _nudge(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Each element one spacing of the target up or down; zeros stay."""
     exact = value.detach()
     up = torch.randint(0, 2, exact.shape, generator=generator).to(exact.device, exact.dtype) * 2 - 1
@@ -117,13 +117,13 @@ def _nudged(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Te
     return value + torch.where(torch.isfinite(exact) & (exact != 0), up * spacing, torch.zeros_like(exact))
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(_map_tensors(item, change) for item in value)
     if type(value) is dict:
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {key: _map_tensors(item, change) for key, item in value.items()}
     return value
 
 

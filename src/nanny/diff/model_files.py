@@ -5,18 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import pickle
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..core.finding import NannyError
 from ..core.numbers import listed
+from ..core.torch_files import damaged_file, load_torch_file
 
 HOW_TO_SAVE = (
     "torch.save(x, 'sample.pt') for model(x), torch.save((a, b), 'sample.pt') for model(a, b), "
@@ -127,7 +125,7 @@ def load_function(spec: str) -> Callable[..., Any]:
             module = importlib.import_module(head)
         except ImportError as error:
             raise NannyError(f"--loss {spec}: {head} can neither be found as a file nor imported ({error})") from None
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise NannyError(f"--loss {spec}: {head} has no function {name!r}")
     return function
@@ -188,18 +186,15 @@ def _load(path: Path) -> Any:
         raise NannyError(f"{path}: there is no such file; save one with {HOW_TO_SAVE}")
     if path.stat().st_size == 0:
         raise NannyError(f"{path}: the file is empty; save one with {HOW_TO_SAVE}")
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+    if path.suffix != ".safetensors":
+        return load_torch_file(path)
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "GLOBAL" in str(error) or "Unsupported class" in str(error):
-            raise NannyError(f"{path}: loading it would run code from it, which nanny never does; save only tensors") from None
-        raise NannyError(f"{path}: not a file that torch.save wrote, or it is damaged; save it again") from None
-    except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError, zipfile.BadZipFile):
-        raise NannyError(f"{path}: not a file that torch.save wrote, or it is damaged; save it again") from None
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError):
+        raise damaged_file(path, "safetensors") from None
 
 
 def _tensors_in(value: Any) -> bool:

@@ -12,16 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from ..core.finding import NannyError
+from ..core.formats import Format
+from ..core.limits import Limits
 from ..core.numbers import listed, shortened
-from ..measure.errors import relative_l2
+from ..measure.errors import compare, relative_l2
+from ..watch.names import plain_name, short_dtype
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.twins import CarriedShadows
-from .gradients import parameter_gradients, with_totals
-from .pairs import PairWatcher
+from ..watch.twins import CarriedShadows, aside
 from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
-from .records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, OpError, OpFault
-from .separate_runs import separate_run
-from .settings import Settings, loss_of
+from .records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, NonfiniteOp, OpError
+from .separate_runs import SeparateRun, separate_run
+from .settings import DiffSettings, loss_of
+from .watch import PairWatcher
 
 FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
 
@@ -38,31 +40,33 @@ class Pass:
     reference_loss: float | None
     notes: tuple[str, ...]
     loss_own: float | None = None
-    reseeds: Mapping[str, int] = field(default_factory=dict)
+    reseeds: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (operation, why) -> times
     flips: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     operations: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     flops: Mapping[str, int] = field(default_factory=dict)
     integers: Mapping[tuple[str, str], IntegerLoss] = field(default_factory=dict)
-    faults: tuple[OpFault, ...] = ()
+    faults: tuple[NonfiniteOp, ...] = ()
     op_errors: tuple[OpError, ...] = ()
     mixes: Mapping[str, Mix] = field(default_factory=dict)
     other_ways: tuple[str, ...] = ()  # sites where the reference would have gone another way
     interrupted: bool = False  # the calls are those that were seen until then
 
 
-def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> Pass | Failure:
+def run_batch(model: nn.Module, batch: Any, target: Any, settings: DiffSettings) -> Pass | Failure:
     """One pass; again with a smaller loss scale if fp16 gradients overflow, or without oneDNN if it lacks a kernel."""
     scales = (1.0,) if settings.target.name != "fp16" else FP16_SCALES
     if settings.loss_scale is not None:
         scales = (settings.loss_scale,)
-    did_without = False
+    without: tuple[str, ...] = ()
     outcome: Pass | Failure | None = None
     scale = 1.0
     for scale in scales:
         outcome = _one_pass(model, batch, target, settings, scale, nullcontext())
-        if isinstance(outcome, Failure) and "primitive" in outcome.message:
-            did_without = True
-            outcome = _one_pass(model, batch, target, settings, scale, without_onednn())
+        if isinstance(outcome, Failure) and settings.device == "cpu":
+            again = _one_pass(model, batch, target, settings, scale, without_onednn())
+            if not isinstance(again, Failure):
+                without = ("oneDNN has no kernel for this model in the target type here; run without it",)
+                outcome = again
         if isinstance(outcome, Failure) or not _overflowed_in_backward(outcome):
             break
     assert outcome is not None
@@ -70,10 +74,7 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: Settings) -> 
         return outcome
     if outcome.other_ways or outcome.reseeds:
         outcome = _beside_separate_runs(model, batch, target, settings, scale, outcome)
-    if did_without:
-        note = "oneDNN has no kernel for this model in the target type here; run without it"
-        outcome = replace(outcome, notes=(*outcome.notes, note))
-    return outcome
+    return replace(outcome, notes=(*outcome.notes, *without))
 
 
 def _overflowed_in_backward(outcome: Pass) -> bool:
@@ -82,9 +83,9 @@ def _overflowed_in_backward(outcome: Pass) -> bool:
 
 
 def _one_pass(
-    model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, kernels: AbstractContextManager[Any]
+    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, kernels: AbstractContextManager[Any]
 ) -> Pass | Failure:
-    dtype = getattr(torch, settings.target.torch_name)
+    dtype = settings.dtype
     watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.closely, settings.on_call)
     watcher.loss_scale = scale
     args, kwargs = batch
@@ -111,12 +112,12 @@ def _one_pass(
         except KeyboardInterrupt:
             if not watcher.calls:
                 raise
-            return replace(_measured(model, watcher, shadows, None, None, scale, settings, []), interrupted=True)
+            return replace(_pass_of(model, watcher, shadows, None, None, scale, settings, []), interrupted=True)
         except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
             error = raised
         else:
             notes = [*_changes(state), *_left_out(model), *([note] if note else [])]
-            return _measured(model, watcher, shadows, loss, own_loss, scale, settings, notes)
+            return _pass_of(model, watcher, shadows, loss, own_loss, scale, settings, notes)
     assert error is not None
     return _without_shadows(model, batch, target, watcher, error, settings, scale)
 
@@ -137,21 +138,21 @@ def _left_out(model: nn.Module) -> list[str]:
     return [f"sparse gradients are not compared: {listed(sparse)}"] if sparse else []
 
 
-def _measured(
+def _pass_of(
     model: nn.Module,
     watcher: PairWatcher,
     shadows: CarriedShadows,
     loss: Tensor | None,
     own_loss: Tensor | None,
     scale: float,
-    settings: Settings,
+    settings: DiffSettings,
     notes: list[str],
 ) -> Pass:
     gradients: tuple[GradDiff, ...] = ()
     total: GradTotals | None = None
     if loss is not None:
         own = watcher.own_of_parameters
-        gradients, total = parameter_gradients(model, shadows, scale, settings.target, settings.limits, own)
+        gradients, total = _parameter_gradients(model, shadows, scale, settings.target, settings.limits, own)
     ops = watcher.ops
     return Pass(
         calls=watcher.calls,
@@ -162,7 +163,7 @@ def _measured(
         reference_loss=None if loss is None else float(shadows.twin(loss).detach()),
         loss_own=None if loss is None or own_loss is None else relative_l2(own_loss, shadows.twin(loss)),
         notes=tuple(notes),
-        reseeds={f"{op}: {why}": count for (op, why), count in shadows.reseeds.items()},
+        reseeds=dict(shadows.reseeds),
         flips=ops.flips,
         operations=ops.operations,
         flops=ops.flops,
@@ -174,37 +175,49 @@ def _measured(
     )
 
 
-def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, outcome: Pass) -> Pass:
+def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, outcome: Pass) -> Pass:
     """The reference could not be carried all the way: errors are then those of two runs, each going its own way."""
     try:
         with separate_run(model, batch, target, settings, scale, low=False) as reference:
             pass
         with separate_run(model, batch, target, settings, scale, low=True) as low:
-            calls, activation_gradients, gradients = low.beside(reference)
+            separate = _pass_of_two_runs(low, reference, settings)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         return replace(outcome, notes=(*outcome.notes, f"two separate runs were tried and failed: {_first_line(error)}"))
-    separate = {(c.site, c.call): c.error for c in calls}
-    must_repeat(outcome.calls, [c for c in calls if not c.site])
-    merged = [replace(c, error=separate.get((c.site, c.call), c.error)) for c in outcome.calls]
-    apart = [c.name for c in outcome.calls if (c.site, c.call) not in separate]
-    shared, total = with_totals(gradients, scale)
+    errors = {(c.site, c.call): c.error for c in separate.calls}
+    must_repeat(outcome.calls, separate.calls)
+    unmatched = [c.name for c in outcome.calls if (c.site, c.call) not in errors]
     own = {g.name: g.own for g in outcome.gradients}
     ways = [f"a branch in {site or 'the model itself'}" for site in outcome.other_ways]
-    ways += [why.partition(":")[0] for why in outcome.reseeds]
-    unlike = f"; without a counterpart: {listed(apart)}" if apart else ""
+    ways += [op for op, _ in outcome.reseeds]
+    unlike = f"; without a counterpart: {listed(unmatched)}" if unmatched else ""
     note = (
         f"the two precisions go different ways ({listed(list(dict.fromkeys(ways)))}): errors are of two runs, one after the "
         f"other, matched by module and call{unlike}"
     )
     return replace(
         outcome,
-        calls=merged,
-        gradients=tuple(replace(g, own=own.get(g.name)) for g in shared),
+        calls=[replace(c, error=errors.get((c.site, c.call), c.error)) for c in outcome.calls],
+        gradients=tuple(replace(g, own=own.get(g.name)) for g in separate.gradients),
+        activation_gradients=separate.activation_gradients,
+        total=separate.total,
+        loss=separate.loss,
+        reference_loss=separate.reference_loss,
+        notes=(*outcome.notes, note),
+    )
+
+
+def _pass_of_two_runs(low: SeparateRun, reference: SeparateRun, settings: DiffSettings, *notes: str) -> Pass:
+    calls, activation_gradients, parameters = low.beside(reference)
+    gradients, total = _with_totals(parameters, low.scale)
+    return Pass(
+        calls=calls,
         activation_gradients=activation_gradients,
+        gradients=gradients,
         total=total if settings.backward else None,
         loss=low.loss,
         reference_loss=reference.loss,
-        notes=(*outcome.notes, note),
+        notes=notes,
     )
 
 
@@ -226,7 +239,7 @@ def _without_shadows(
     target: Any,
     watcher: PairWatcher,
     error: Exception,
-    settings: Settings,
+    settings: DiffSettings,
     scale: float,
 ) -> Pass | Failure:
     """The target run raised. In FP32 too: bad input. Without shadows too: a result. Else the runs come one after the other."""
@@ -237,7 +250,7 @@ def _without_shadows(
             pass
     except Exception as again:
         where = watcher.failed_at or "the model's own forward"
-        if not settings.backward and "require grad" in str(again):
+        if not settings.backward and _runs_in_fp32(model, batch, target, replace(settings, backward=True), scale):
             raise NannyError(
                 f"the model differentiates inside its forward ({where}), which needs gradients; leave out --no-backward "
                 f"(backward=False)"
@@ -257,21 +270,66 @@ def _without_shadows(
             pass
     except Exception as again:  # noqa: BLE001 - the user's model may raise anything, and that is a result
         return Failure("target", watcher.failed_at or "", f"{type(again).__name__}: {_first_line(again)}")
-    calls, activation_gradients, gradients = low.beside(reference)
-    shared, total = with_totals(gradients, scale)
-    return Pass(
-        calls=calls,
-        activation_gradients=activation_gradients,
-        gradients=shared,
-        total=total if settings.backward else None,
-        loss=low.loss,
-        reference_loss=reference.loss,
-        notes=(
-            f"the two precisions could not run in one pass ({type(error).__name__}: {_first_line(error)}); they ran one after "
-            f"the other, matched by module and call: own errors, flips and the table of operations are missing",
-        ),
+    note = (
+        f"the two precisions could not run in one pass ({type(error).__name__}: {_first_line(error)}); they ran one after "
+        f"the other, matched by module and call: own errors, flips and the table of operations are missing"
     )
+    return _pass_of_two_runs(low, reference, settings, note)
+
+
+def _runs_in_fp32(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float) -> bool:
+    try:
+        with separate_run(model, batch, target, settings, scale, low=False):
+            return True
+    except Exception:  # noqa: BLE001 - the user's model may raise anything, and that is the answer
+        return False
 
 
 def _first_line(error: Exception) -> str:
     return shortened(str(error).strip().partition("\n")[0], 240)
+
+
+def _parameter_gradients(
+    model: nn.Module, shadows: CarriedShadows, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
+) -> tuple[tuple[GradDiff, ...], GradTotals]:
+    """Each parameter's gradient with its share of the whole, and the whole. Unscaled."""
+    out: list[GradDiff] = []
+    with aside():
+        for name, parameter in model.named_parameters():
+            if parameter.grad is None or parameter.grad.layout != torch.strided:
+                continue
+            real, twin = parameter.grad, shadows.twin(parameter.grad)
+            if scale != 1:
+                real, twin = real.to(twin.dtype) / scale, twin / scale
+            out.append(
+                GradDiff(
+                    name=plain_name(name),
+                    kind="parameter",
+                    order=len(out),
+                    dtype=short_dtype(parameter.grad.dtype),
+                    shape=tuple(parameter.shape),
+                    error=compare(real, twin, target, limits),
+                    own=own.get(plain_name(name)),
+                )
+            )
+    return _with_totals(out, scale)
+
+
+def _with_totals(gradients: list[GradDiff], scale: float) -> tuple[tuple[GradDiff, ...], GradTotals]:
+    """Each gradient with its share of the whole, and the whole."""
+    squares = sum(g.error.reference_norm**2 for g in gradients)
+    shared = tuple(replace(g, energy=g.error.reference_norm**2 / squares if squares else 0.0) for g in gradients)
+    return shared, _totals(gradients, math.sqrt(squares), scale)
+
+
+def _totals(gradients: list[GradDiff], size: float, scale: float) -> GradTotals:
+    """From the norms of the parts: error, target and reference are the sides of a triangle."""
+    errors = [g.error.rel_l2 * g.error.reference_norm if g.error.reference_norm else g.error.norm for g in gradients]
+    error = math.sqrt(sum(e * e for e in errors))
+    norm = math.sqrt(sum(g.error.norm**2 for g in gradients))
+    return GradTotals(
+        rel_l2=error / size if size else (math.inf if error else 0.0),
+        cosine=(norm**2 + size**2 - error**2) / (2 * norm * size) if norm and size else None,
+        reference_norm=size,
+        loss_scale=scale,
+    )

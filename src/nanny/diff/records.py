@@ -7,54 +7,17 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..core.finding import Finding, Severity
+from ..measure.records import DimensionError, ErrorStats
 
 if TYPE_CHECKING:
     from ..diagnose.evidence import Evidence
 
+MODEL = "(model)"  # how the model itself, whose site is "", is named
 LOSS = "(loss)"  # the site of what runs after the model: the loss function
-
-
-@dataclass(frozen=True)
-class ErrorStats:
-    """A tensor of the target run beside its reference. Errors are over the elements that are finite in both."""
-
-    count: int
-    rel_l2: float  # |x - y| / |y| as vectors
-    centred: float | None  # against the part of y that varies over the batch; None if (nearly) nothing varies
-    varying: float | None  # that part's share of y
-    max_abs: float
-    cosine: float | None
-    ulp_p50: float  # error in spacings of the target format
-    ulp_p99: float
-    bias: float | None  # mean over standard deviation of the error
-    reference_absmax: float
-    reference_norm: float
-    norm: float
-    nan: int = 0
-    inf: int = 0
-    reference_nan: int = 0
-    reference_inf: int = 0
-    spoiled: int = 0  # not finite, but finite in the reference
-    all_zero: bool = False  # although the reference is not
-
-    @property
-    def worst(self) -> float:
-        """The larger of the plain and the centred error."""
-        return max(self.rel_l2, self.centred or 0.0)
-
-
-@dataclass(frozen=True)
-class DimensionError:
-    """Where along one dimension the error sits, everything else pooled."""
-
-    dim: int
-    size: int
-    index: int  # holds most of the error
-    error_share: float  # of the error's energy at that index
-    loudest: int  # index with the largest reference rms
-    rms_ratio: float | None  # that rms over the median of the non-zero ones
-    rms_max: float
-    rms_min: float
+REFERENCES = ("fp32", "fp64")
+POLICIES = ("native", "cuda", "cpu", "full")  # the device's autocast, that of a GPU or a CPU, a plain .to(dtype)
+# Decisions: their results pick, route or mask. Comparisons count apart from them.
+DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
 
 
 @dataclass(frozen=True)
@@ -77,7 +40,7 @@ class CallDiff:
 
     @property
     def name(self) -> str:
-        return f"{self.site or '(model)'}#{self.call}" if self.call else self.site or "(model)"
+        return f"{self.site or MODEL}#{self.call}" if self.call else self.site or MODEL
 
 
 @dataclass(frozen=True)
@@ -141,7 +104,7 @@ class Mix:
 
 
 @dataclass(frozen=True)
-class OpFault:
+class NonfiniteOp:
     """The first operation of a module that made NaN or Inf out of finite values, where the reference stays finite."""
 
     site: str
@@ -230,7 +193,7 @@ class DiffReport:
     loss: float | None
     reference_loss: float | None
     floor: float  # what rounding alone explains at this depth
-    # What a change of one rounding does to the FP32 model (`observe/floor.py`); None if nothing asked for it.
+    # What a change of one rounding does to the FP32 model (`floor.py`); None if nothing asked for it.
     output_floor: float | None = None
     input_floor: float | None = None
     gradient_floor: float | None = None
@@ -239,7 +202,7 @@ class DiffReport:
     operations: tuple[OpUse, ...] = ()
     flops: Mapping[str, int] = field(default_factory=dict)  # of matmuls and convolutions in each module's own code, forward
     integers: tuple[IntegerLoss, ...] = ()
-    faults: tuple[OpFault, ...] = ()  # in the order in which they happened
+    faults: tuple[NonfiniteOp, ...] = ()  # in the order in which they happened
     op_errors: tuple[OpError, ...] = ()
     loss_own: float | None = None  # relative error of the loss that its own code makes of exact outputs
     trials: tuple[Trial, ...] = ()
@@ -258,7 +221,8 @@ class DiffReport:
     @property
     def culprits(self) -> tuple[str, ...]:
         """Modules, parameters and operations (`op:exp`) that findings blame, the first culprit first."""
-        blamed = (f.site.partition("#")[0] for f in self.findings if f.severity >= Severity.WARNING and f.site)
+        sites = {call.name: call.site or MODEL for call in self.calls}  # a module, whichever of its calls it was
+        blamed = (sites.get(f.site, f.site) for f in self.findings if f.severity >= Severity.WARNING and f.site)
         return tuple(dict.fromkeys(blamed))
 
     @property

@@ -1,45 +1,35 @@
 """Where a model in BF16 or FP16 parts from its FP32 self: which layer, how much, and whether it is the layer's own fault.
 
     report = nanny.auto_diff(model, batch, torch.bfloat16, loss_fn=loss)      print(report)
-    nanny diff --model model.py --input sample.pt --dtype bf16                 python -m nanny.diff ...
 
-Both precisions run in one pass (`observe.shadow`), on the same weights, inputs and random numbers. The model, its gradients,
+Both precisions run in one pass (`watch.twins`), on the same weights, inputs and random numbers. The model, its gradients,
 its buffers and the random state are left as they were.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from itertools import chain
+from typing import Any
 
-from ..core.finding import NannyError, Severity
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
-from ..core.plain_json import to_text
-from ..show.term import wants_colour, width_of
+from ..watch.names import float_leaves, unwrapped
+from .advisor import find_advice, run_trials
 from .blame import needs_closer_look, needs_floor, suspects, warn_limit
+from .floor import error_floor
 from .judge import judge_diff
-from .records import DiffReport, Failure
-from .text import render_diff
+from .paired_run import Pass, must_repeat, run_batch
+from .records import POLICIES, REFERENCES, CallDiff, DiffReport, Failure, Flip, GradDiff, OpUse
+from .settings import DiffSettings, loss_of
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from .paired_run import Pass
-    from .settings import Settings
-
-__all__ = ["DiffReport", "auto_diff", "main"]
-
-REFERENCES = ("fp32", "fp64")
-POLICIES = ("native", "cuda", "cpu", "full")  # the device's autocast, that of a GPU or a CPU, a plain .to(dtype)
 Progress = Callable[[str], None]
 
 
@@ -69,39 +59,33 @@ def auto_diff(
     below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule. An
     interrupt (Ctrl-C) gives the calls seen until then, in a report that is marked `partial`.
     """
-    from ..watch.names import float_leaves, unwrapped
-    from .settings import Settings
-
     if reference not in REFERENCES:
         raise NannyError(f"unknown reference {reference!r}; use one of: {', '.join(REFERENCES)}")
     if policy not in POLICIES:
         raise NannyError(f"unknown policy {policy!r}; use one of: {', '.join(POLICIES)}")
     if advise and not own:
         raise NannyError("the advisor needs each layer's own error; leave out own=False")
-    device = device_of(model)
-    settings = Settings(
-        target_format(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits or Limits(), device=device
+    device = _device_of(model)
+    settings = DiffSettings(
+        _target(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits or Limits(), device=device
     )
-    batches = as_batches(sample_input)
-    samples = list(zip(batches, as_targets(target, sample_input, len(batches))))
+    batches = _as_batches(sample_input)
+    samples = list(zip(batches, _as_targets(target, sample_input, len(batches))))
     inner = unwrapped(model)
     report = _run_batches(inner, samples, settings, progress)
     report = replace(report, input_nan=sum(int(t.isnan().sum()) for t in float_leaves(samples)))
     if report.failure is None and not report.partial:
         try:
-            report = _explained(inner, samples, settings, report, advise, progress)
+            report = _explain(inner, samples, settings, report, advise, progress)
         except KeyboardInterrupt:
             report = replace(report, partial=True, notes=(*report.notes, "interrupted while looking for the cause"))
     return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
 
 
 def _run_batches(
-    model: nn.Module, samples: Sequence[tuple[Any, Any]], settings: Settings, progress: Progress | None
+    model: nn.Module, samples: Sequence[tuple[Any, Any]], settings: DiffSettings, progress: Progress | None
 ) -> DiffReport:
     """All batches, or what was seen before an interrupt or a failure."""
-    from .merged_passes import merged_report
-    from .paired_run import run_batch
-
     passes: list[Pass] = []
     failure: Failure | None = None
     notes: list[str] = []
@@ -109,7 +93,7 @@ def _run_batches(
     for number, (batch, target) in enumerate(samples):
         where = f"batch {number + 1} of {len(samples)}"
         try:
-            outcome = run_batch(model, batch, target, _told(settings, progress, where))
+            outcome = run_batch(model, batch, target, _with_progress(settings, progress, where))
         except KeyboardInterrupt:
             if not passes:
                 raise
@@ -125,12 +109,78 @@ def _run_batches(
             break
     if failure is None and not any(p.calls for p in passes):
         raise NannyError("the model returns no floating-point numbers for this input, so there is nothing to compare")
-    report = merged_report(model, settings, passes, failure, notes)
+    report = _merge_passes(model, settings, passes, failure, notes)
     return replace(report, partial=report.partial or stopped)
 
 
-def _told(settings: Settings, progress: Progress | None, where: str) -> Settings:
-    """Settings that tell of every module call."""
+def _merge_passes(
+    model: nn.Module, settings: DiffSettings, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
+) -> DiffReport:
+    calls = _worst_calls([p.calls for p in passes])
+    parents = {site.rpartition(".")[0] for site in {c.site for c in calls} if site}
+    leaves = [c for c in calls if c.site and c.site not in parents]
+    return DiffReport(
+        model=type(model).__name__,
+        target=settings.target.name,
+        reference=settings.reference,
+        policy=settings.policy,
+        device=settings.device,
+        training=model.training,
+        batches=len(passes),
+        calls=calls,
+        gradients=_worst_gradients([p.gradients for p in passes]),
+        activation_gradients=_worst_gradients([p.activation_gradients for p in passes]),
+        total=max((p.total for p in passes if p.total), key=lambda t: t.rel_l2, default=None),
+        loss=passes[-1].loss if passes else None,
+        reference_loss=passes[-1].reference_loss if passes else None,
+        loss_own=passes[-1].loss_own if passes else None,
+        floor=settings.target.unit_roundoff * max(len(leaves), 1) ** 0.5,
+        flips=_flips(passes),
+        operations=tuple(OpUse(*key, count) for key, count in passes[0].operations.items()) if passes else (),
+        flops=dict(passes[0].flops) if passes else {},
+        integers=tuple({key: lost for p in passes for key, lost in p.integers.items()}.values()),
+        mixes=tuple({site: mix for p in passes for site, mix in p.mixes.items()}.values()),
+        failure=failure,
+        partial=any(p.interrupted for p in passes),
+        reseeds={f"{op}: {why}": n for p in passes for (op, why), n in p.reseeds.items()},
+        notes=tuple(dict.fromkeys([*notes, *(note for p in passes for note in p.notes)])),
+    )
+
+
+def _worst_calls(batches: Sequence[Sequence[CallDiff]]) -> tuple[CallDiff, ...]:
+    """Each call with the numbers of its worst batch, and the mean of its relative error over all."""
+    groups: dict[tuple[str, int], list[CallDiff]] = {}
+    for number, calls in enumerate(batches):
+        for call in calls:
+            groups.setdefault((call.site, call.call), []).append(replace(call, batch=number))
+    worst = []
+    for group in groups.values():
+        one = max(group, key=lambda c: (c.error.spoiled > 0, c.error.worst))
+        worst.append(replace(one, mean_rel_l2=sum(c.error.rel_l2 for c in group) / len(group)))
+    return tuple(sorted(worst, key=lambda c: c.order))
+
+
+def _worst_gradients(batches: Sequence[Sequence[GradDiff]]) -> tuple[GradDiff, ...]:
+    worst: dict[tuple[str, int], GradDiff] = {}
+    for gradients in batches:
+        for one in gradients:
+            held = worst.get((one.name, one.call))
+            if held is None or (one.error.spoiled > 0, one.error.rel_l2) > (held.error.spoiled > 0, held.error.rel_l2):
+                worst[(one.name, one.call)] = one
+    return tuple(sorted(worst.values(), key=lambda g: g.order))
+
+
+def _flips(passes: Sequence[Pass]) -> tuple[Flip, ...]:
+    sums: dict[tuple[str, str], tuple[int, int]] = {}
+    for one in passes:
+        for key, (flipped, count) in one.flips.items():
+            before = sums.get(key, (0, 0))
+            sums[key] = (before[0] + flipped, before[1] + count)
+    return tuple(Flip(site, op, flipped, count) for (site, op), (flipped, count) in sums.items() if flipped)
+
+
+def _with_progress(settings: DiffSettings, progress: Progress | None, where: str) -> DiffSettings:
+    """DiffSettings that tell of every module call."""
     if progress is None:
         return settings
     seen = 0
@@ -143,38 +193,32 @@ def _told(settings: Settings, progress: Progress | None, where: str) -> Settings
     return replace(settings, on_call=on_call)
 
 
-def _explained(
+def _explain(
     model: nn.Module,
     samples: Sequence[tuple[Any, Any]],
-    settings: Settings,
+    settings: DiffSettings,
     report: DiffReport,
     advise: bool | float,
     progress: Progress | None,
 ) -> DiffReport:
     """Further runs, for trouble only: what rounding explains, which operation it is, what helps."""
     limits = settings.limits
-    told = partial(_told, settings, progress)
+    with_progress = partial(_with_progress, settings, progress)
     if needs_floor(report, limits):
-        report = _with_floor(model, *samples[0], told("what rounding alone does"), report)
+        report = _with_floor(model, *samples[0], with_progress("what rounding alone does"), report)
     worst = max(report.outputs, key=lambda c: (c.error.spoiled > 0, c.error.worst)).batch if report.outputs else 0
     if needs_closer_look(report, limits):
-        report = _looked_at_closely(model, *samples[worst], told("a closer look"), report)
+        report = _look_closely(model, *samples[worst], with_progress("a closer look"), report)
         sites = suspects(report, limits) if settings.own else ()
         if sites:
-            from .advisor import run_trials
-
-            report = replace(report, trials=run_trials(model, *samples[worst], told("kept in FP32"), report, sites))
+            report = replace(report, trials=run_trials(model, *samples[worst], with_progress("kept in FP32"), report, sites))
     if advise:
-        from .advisor import find_advice
-
         goal = warn_limit(report, limits) if advise is True else float(advise)
-        report = replace(report, advice=find_advice(model, *samples[worst], told("advice"), report, goal))
+        report = replace(report, advice=find_advice(model, *samples[worst], with_progress("advice"), report, goal))
     return report
 
 
-def _looked_at_closely(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:
-    from .paired_run import must_repeat, run_batch
-
+def _look_closely(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport) -> DiffReport:
     scale = report.total.loss_scale if report.total else settings.loss_scale
     again = run_batch(model, batch, target, replace(settings, closely=True, loss_scale=scale))
     if isinstance(again, Failure):
@@ -183,33 +227,22 @@ def _looked_at_closely(model: nn.Module, batch: Any, target: Any, settings: Sett
     return replace(report, faults=again.faults, op_errors=again.op_errors)
 
 
-def _with_floor(model: nn.Module, batch: Any, target: Any, settings: Settings, report: DiffReport) -> DiffReport:
-    import torch
-
-    from .floor import error_floor
-    from .settings import loss_of
-
-    def loss(output: Any) -> torch.Tensor | None:
+def _with_floor(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport) -> DiffReport:
+    def loss(output: Any) -> Tensor | None:
         return loss_of(output, target, settings)[0] if settings.backward else None
 
-    dtype = getattr(torch, settings.target.torch_name)
-    floor = error_floor(model, batch, loss, dtype, settings.device)
+    floor = error_floor(model, batch, loss, settings.dtype, settings.device)
     return replace(report, output_floor=floor.output, input_floor=floor.output_by_input, gradient_floor=floor.gradient)
 
 
-def target_format(dtype: object) -> Format:
+def _target(dtype: object) -> Format:
     target = format_of(dtype)
     if target.name not in ("fp16", "bf16"):
         raise NannyError(f"{target.name} is no target that a model can run in; use bf16 or fp16")
     return target
 
 
-def device_of(model: Any) -> str:
-    from itertools import chain
-
-    from torch import nn
-    from torch.nn.parameter import is_lazy
-
+def _device_of(model: Any) -> str:
     if not isinstance(model, nn.Module):
         raise NannyError(f"auto_diff needs a torch.nn.Module, not {type(model).__name__}")
     if any(is_lazy(p) for p in model.parameters()):
@@ -220,7 +253,7 @@ def device_of(model: Any) -> str:
     return next(iter(devices - {"cpu"}), "cpu")
 
 
-def as_batches(sample: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def _as_batches(sample: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """A list is a list of batches; a tuple is the arguments of one call, a dict its keyword arguments."""
     batches = sample if isinstance(sample, list) else [sample]
     if not batches:
@@ -238,7 +271,7 @@ def as_batches(sample: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     return out
 
 
-def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
+def _as_targets(target: Any, sample: Any, count: int) -> list[Any]:
     if not isinstance(sample, list):
         return [target]
     if target is None:
@@ -246,134 +279,3 @@ def as_targets(target: Any, sample: Any, count: int) -> list[Any]:
     if not isinstance(target, (list, tuple)) or len(target) != count:
         raise NannyError(f"there are {count} batches; give a list of {count} targets, one for each")
     return list(target)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise NannyError(f"{message}; type `nanny diff --help`")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="nanny diff",
-        description="Where a model in bf16 or fp16 parts from its FP32 self. Runs the code in the model file.",
-        epilog="Exit code: 0 clean, 1 findings from --fail-on on, 2 bad input, 130 interrupted (what was seen is printed).",
-    )
-    parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="file with a model or a function that makes it")
-    parser.add_argument("--input", metavar="FILE.pt", help="torch.save of a tensor, tuple of arguments, dict or list of batches")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="target format (default: bf16)")
-    parser.add_argument("--loss", metavar="MODULE:FN", help="loss(output) or loss(output, target): file.py:fn or module:fn")
-    parser.add_argument(
-        "--target", metavar="FILE[:KEY]", help="target of the loss; or save {'input': x, 'target': y} as the sample"
-    )
-    parser.add_argument("--policy", default="native", choices=POLICIES, help="who decides the precision of an operation")
-    parser.add_argument("--reference", default="fp32", choices=REFERENCES)
-    parser.add_argument("--loss-scale", type=float, metavar="S", help="as a GradScaler's (fp16: 2**16, less on overflow)")
-    parser.add_argument("--weights", metavar="FILE", help="state_dict to load into the model first")
-    parser.add_argument("--no-backward", action="store_true", help="forward only")
-    parser.add_argument("--no-own", action="store_true", help="without each layer's own error (faster)")
-    parser.add_argument("--eval", action="store_true", help="put the model into eval mode first")
-    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
-    parser.add_argument("--rel-warn", type=_fraction, metavar="X", help="a relative error above X is a warning, in every layer")
-    parser.add_argument("--rel-error", type=_fraction, metavar="X", help="a relative error above X is an error, in every layer")
-    parser.add_argument(
-        "--advise", type=float, nargs="?", const=True, default=False, metavar="GOAL",
-        help="look for the modules to keep in FP32 so that the output error falls below GOAL",
-    )  # fmt: skip
-    parser.add_argument("--all", action="store_true", help="list every call")
-    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
-    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
-    parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
-    parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
-    return parser
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no relative error; write 0.01 for 1 %")
-    return value
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 if there is a finding of `--fail-on` or above."""
-    args = _parser().parse_args(argv)
-    import torch
-
-    from .model_files import load_function, load_model, load_sample, load_weights
-
-    print(f"nanny: running the code in {args.model}", file=sys.stderr)
-    torch.manual_seed(args.seed)
-    model = load_model(args.model)
-    if args.weights:
-        load_weights(model, args.weights)
-    loss_fn = load_function(args.loss) if args.loss else None
-    sample, target = load_sample(args.input, args.target, model, loss_fn)
-    report = auto_diff(
-        model.eval() if args.eval else model,
-        sample,
-        args.dtype,
-        loss_fn=loss_fn,
-        target=target,
-        backward=not args.no_backward,
-        own=not args.no_own,
-        policy=args.policy,
-        reference=args.reference,
-        loss_scale=args.loss_scale,
-        rel_warn=args.rel_warn,
-        rel_error=args.rel_error,
-        advise=args.advise,
-        progress=_progress_line() if sys.stderr.isatty() else None,
-    )
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    _write(_rendered(report, args), args.output)
-    if report.partial:
-        return 130
-    if args.fail_on == "never":
-        return 0
-    return 1 if report.worst is not None and report.worst >= Severity.parse(args.fail_on) else 0
-
-
-def _rendered(report: DiffReport, args: argparse.Namespace) -> str:
-    if args.format == "json":
-        return to_text(report.to_json())
-    if args.format == "html":
-        return _html(report, args.lang)
-    return render_diff(report, wants_colour(sys.stdout) and not args.output, width_of(sys.stdout), args.all)
-
-
-def _html(report: DiffReport, lang: str | None) -> str:
-    try:
-        from .page import render_diff as render_page
-    except ModuleNotFoundError as error:
-        raise NannyError(f"--format html needs {error.name}; type: pip install 'precision-nanny[web]'") from None
-    return render_page(report, lang)
-
-
-def _write(text: str, output: str | None) -> None:
-    if not output:
-        print(text)
-        return
-    try:
-        Path(output).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise NannyError(f"{output}: cannot be written ({error.strerror or error}); name another --output FILE") from None
-    print(f"nanny: written to {output}", file=sys.stderr)
-
-
-def _progress_line() -> Progress:
-    """One line on the terminal that is written over, a few times a second."""
-    shown = time.monotonic()
-
-    def show(text: str) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown > 0.2:
-            shown = now
-            print(f"\r\x1b[K{text[:99]}\r", end="", file=sys.stderr, flush=True)
-
-    return show

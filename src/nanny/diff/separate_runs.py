@@ -23,11 +23,11 @@ from ..watch.snapshot import WriteGuard, kept_state
 from ..watch.twins import LOW, in_backward
 from .policy import cast_inputs, cast_model, kept_wide, precision
 from .records import CallDiff, GradDiff
-from .settings import Settings, loss_of
+from .settings import DiffSettings, loss_of
 
 
 @dataclass
-class Run:
+class SeparateRun:
     """What one run left behind."""
 
     target: Format
@@ -52,7 +52,7 @@ class Run:
     def _keep_gradient(self, key: tuple[str, int], grad: Tensor) -> None:
         self.output_grads[key] = grad.detach().clone()
 
-    def beside(self, reference: Run) -> tuple[list[CallDiff], list[GradDiff], list[GradDiff]]:
+    def beside(self, reference: SeparateRun) -> tuple[list[CallDiff], list[GradDiff], list[GradDiff]]:
         """Every call and gradient that both runs have, in the order of this one."""
         calls = [
             CallDiff(
@@ -88,11 +88,13 @@ class Run:
 
 
 @contextmanager
-def separate_run(model: nn.Module, batch: Any, target: Any, settings: Settings, scale: float, *, low: bool) -> Iterator[Run]:
+def separate_run(
+    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, *, low: bool
+) -> Iterator[SeparateRun]:
     """One run in the target precision (`low`) or in FP32; the model is put back when the context ends."""
-    dtype = getattr(torch, settings.target.torch_name)
+    dtype = settings.dtype
     args, kwargs = batch
-    run = Run(settings.target, settings.limits, scale)
+    run = SeparateRun(settings.target, settings.limits, scale)
     with ExitStack() as stack:
         state = stack.enter_context(kept_state(model, (batch, target)))
         stack.enter_context(WriteGuard(state))

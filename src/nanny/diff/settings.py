@@ -16,7 +16,7 @@ from ..watch.names import float_leaves
 
 
 @dataclass(frozen=True)
-class Settings:
+class DiffSettings:
     target: Format
     reference: str
     policy: str
@@ -30,8 +30,13 @@ class Settings:
     closely: bool = False  # find the operations that make NaN, Inf and large errors: a pass over every result
     on_call: Callable[[str], None] | None = None  # told of every module call, for a progress line
 
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.target.torch_name)
+        return dtype
 
-def loss_of(output: Any, target: Any, settings: Settings) -> tuple[Tensor | None, str]:
+
+def loss_of(output: Any, target: Any, settings: DiffSettings) -> tuple[Tensor | None, str]:
     """The loss to go backward from: the user's, the model's own, or a fixed mix of its outputs."""
     if settings.loss_fn is not None:
         loss = settings.loss_fn(output) if target is None else settings.loss_fn(output, target)

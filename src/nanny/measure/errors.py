@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.formats import Format
 from ..core.limits import Limits
-from ..diff.records import DimensionError, ErrorStats
+from .records import DimensionError, ErrorStats
 
 _SAMPLE = 1024  # elements behind the quantiles
 _EXACT = 1 << 15  # up to here sums are taken in fp64
@@ -19,14 +19,7 @@ _CLEARLY_VARYING = 0.03  # below, the variation is no longer taken as the differ
 def compare(real: Tensor, reference: Tensor, spacing: Format, limits: Limits | None = None) -> ErrorStats:
     """`spacing`: the format whose ulps the error is counted in. Dimension 0 is taken as the batch."""
     limits = limits or Limits()
-    x, y = real.detach(), reference.detach()
-    counts = {"nan": 0, "inf": 0, "reference_nan": 0, "reference_inf": 0, "spoiled": 0}
-    error = torch.sub(x, y)
-    error_norm, norm = _norm(error), _norm(y)
-    if not math.isfinite(error_norm) or not math.isfinite(norm):
-        x, y, counts = _finite_part(x.to(y.dtype), y)
-        error = x - y
-        error_norm, norm = _norm(error), _norm(y)
+    x, y, error, error_norm, norm, counts = _difference(real.detach(), reference.detach())
     x_norm = _norm(x)
     centred, varying = _centred(error_norm, y, norm, limits.centred_floor)
     p50, p99 = _ulps(error, y, spacing)
@@ -46,6 +39,17 @@ def compare(real: Tensor, reference: Tensor, spacing: Format, limits: Limits | N
         all_zero=x_norm == 0 and norm > 0,
         **counts,
     )
+
+
+def _difference(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, float, float, dict[str, int]]:
+    """What is finite in both, its error, the norms of error and reference, and the counts of what is not finite."""
+    error = torch.sub(x, y)
+    error_norm, norm = _norm(error), _norm(y)
+    if math.isfinite(error_norm) and math.isfinite(norm):
+        return x, y, error, error_norm, norm, {}
+    x, y, counts = _finite_part(x.to(y.dtype), y)
+    error = x - y
+    return x, y, error, _norm(error), _norm(y), counts
 
 
 def _finite_part(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, dict[str, int]]:
@@ -125,11 +129,7 @@ def _ulps(error: Tensor, y: Tensor, spacing: Format) -> tuple[float, float]:
 
 def relative_l2(real: Tensor, reference: Tensor) -> float:
     """Only the relative error, over what is finite in both."""
-    error = torch.sub(real.detach(), reference.detach())
-    error_norm, norm = _norm(error), _norm(reference.detach())
-    if not math.isfinite(error_norm) or not math.isfinite(norm):
-        x, y, _ = _finite_part(real.detach().to(reference.dtype), reference.detach())
-        error_norm, norm = _norm(x - y), _norm(y)
+    _, _, _, error_norm, norm, _ = _difference(real.detach(), reference.detach())
     return _ratio(error_norm, norm)
 
 
@@ -147,7 +147,8 @@ def channel_contributions(x: Tensor, weight: Tensor, transposed: bool, groups: i
 
 def _sizes(x: Tensor, dim: int) -> Tensor:
     """The norm at each index of a dimension."""
-    return torch.linalg.vector_norm(x, dim=[d for d in range(x.dim()) if d != dim], dtype=torch.float32)
+    sizes: Tensor = torch.linalg.vector_norm(x, dim=[d for d in range(x.dim()) if d != dim], dtype=torch.float32)
+    return sizes
 
 
 def contribution_ratio(sizes: Tensor) -> tuple[float, int]:

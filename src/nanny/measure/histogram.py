@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from ..core.formats import (
     NONFINITE_BIN,
     ZERO_BIN,
 )
-from .flatten import as_line, thin
+from .flatten import thin
 
 SAMPLE = 16384
 _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches among small tensors
@@ -54,14 +52,6 @@ class ExponentCounts:
         return torch.cat(self._counted) if self._counted else torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64, device="cpu")
 
 
-def exponent_histograms(tensors: Sequence[Tensor], sample: int = SAMPLE) -> Tensor:
-    """One histogram per tensor, `[len(tensors), HISTOGRAM_BINS]` int64 on their device."""
-    counts = ExponentCounts(sample)
-    for tensor in tensors:
-        counts.add(as_line(tensor))
-    return counts.histograms()
-
-
 def _count(lines: list[Tensor]) -> Tensor:
     if lines[0].dtype == torch.float64:
         return torch.stack([_tally(_bins64(line), HISTOGRAM_BINS) for line in lines])
@@ -69,7 +59,7 @@ def _count(lines: list[Tensor]) -> Tensor:
     # zero is bin 0, and any other value one above its biased exponent; in place, because fresh memory costs more than arithmetic
     present = values != 0
     bins = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23).add_(present)
-    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in bins.split([line.numel() for line in lines])])
+    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in torch.split(bins, [line.numel() for line in lines])])
 
 
 def _bins64(values: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,10 +56,15 @@ def _sum_of_squares(piece: Tensor, accumulator: torch.dtype) -> Tensor:
     if n < _LARGE and piece.dtype == accumulator == torch.float32:
         return torch.dot(piece, piece)  # twice as fast as a norm
     if n < _LARGE:
-        return torch.linalg.vector_norm(piece, dtype=accumulator).square()
+        return _squared_norm(piece, accumulator)
     whole = n - n % _BLOCK
-    blocks = torch.linalg.vector_norm(piece[:whole].view(-1, _BLOCK), dim=1, dtype=accumulator).square().sum()
-    return blocks if whole == n else blocks + torch.linalg.vector_norm(piece[whole:], dtype=accumulator).square()
+    blocks = _squared_norm(piece[:whole].view(-1, _BLOCK), accumulator).sum()
+    return blocks if whole == n else blocks + _squared_norm(piece[whole:], accumulator)
+
+
+def _squared_norm(lines: Tensor, accumulator: torch.dtype) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(lines, dim=-1, dtype=accumulator)
+    return norm.square()
 
 
 def _repaired(line: Tensor, low: float, high: float, squares: float, total: float) -> tuple[float, float, float, float]:
@@ -193,61 +197,3 @@ class PendingRows:
         full = np.zeros((len(self._counts), HISTOGRAM_BINS), dtype=np.int64)
         full[self._owners] = histograms
         return values, full
-
-
-@dataclass(frozen=True)
-class TensorStats:
-    """What one pass over a tensor tells. `minimum`, `maximum` and what follows from them are NaN if any element is NaN."""
-
-    count: int
-    minimum: float
-    maximum: float
-    sum_squares: float
-    mean: float
-    nan: int = 0
-    posinf: int = 0
-    neginf: int = 0
-    histogram: tuple[int, ...] = ()  # formats.HISTOGRAM_BINS, of a sample; empty if not taken
-
-    @property
-    def nonfinite(self) -> bool:
-        return self.count > 0 and not (abs(self.minimum) < float("inf") and abs(self.maximum) < float("inf"))
-
-    @property
-    def absmax(self) -> float:
-        if self.minimum != self.minimum or self.maximum != self.maximum:
-            return float("nan")
-        return max(abs(self.minimum), abs(self.maximum))
-
-    @property
-    def norm(self) -> float:
-        return float(self.sum_squares**0.5)
-
-    @property
-    def rms(self) -> float:
-        return float((self.sum_squares / self.count) ** 0.5) if self.count else 0.0
-
-
-def measure_tensors(tensors: Sequence[Tensor], *, histogram: bool = False) -> list[TensorStats]:
-    """The numbers of some tensors at once, for callers that may wait; counts of NaN and infinities are exact."""
-    rows = RowBuffer()
-    for tensor in tensors:
-        rows.add(tensor, histogram=histogram)
-    values, histograms = rows.pending().table()
-    out = []
-    for i, (count, low, high, squares, total) in enumerate(values.T.tolist()):
-        nan, posinf, neginf = (0, 0, 0) if math.isfinite(low) and math.isfinite(high) else count_nonfinite(tensors[i])
-        out.append(
-            TensorStats(
-                count=rows.counts[i],
-                minimum=low,
-                maximum=high,
-                sum_squares=squares,
-                mean=total / count if count else 0.0,
-                nan=nan,
-                posinf=posinf,
-                neginf=neginf,
-                histogram=tuple(histograms[i].tolist()) if histogram and histograms is not None else (),
-            )
-        )
-    return out

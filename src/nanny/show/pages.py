@@ -75,14 +75,14 @@ def monitor_pages() -> Iterator[Page]:
 
 
 def tensor_pages() -> Iterator[Page]:
-    from ..tensor.judge import RULES
+    from ..tensor.judge import PAGES
 
-    for rule in RULES.values():
-        yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny tensor")
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "nanny tensor")
 
 
 def diff_pages() -> Iterator[Page]:
-    from ..diff.pages import PAGES
+    from ..diff.judge import PAGES
 
     for code, (severity, text) in PAGES.items():
         yield Page(code, severity, cleandoc(text), "nanny diff")

@@ -39,7 +39,7 @@ def as_float(block: Tensor) -> Tensor:
     return block if block.dtype in (torch.float32, torch.float64) else block.to(torch.float32)
 
 
-def spread(total: int, wanted: int) -> Tensor:
+def spread_positions(total: int, wanted: int) -> Tensor:
     """Up to `wanted` positions spread evenly over `range(total)`, without a stride that could follow the data's own period."""
     if total <= wanted:
         return torch.arange(total)
@@ -51,7 +51,7 @@ def sample_elements(x: Tensor, wanted: int) -> Tensor:
     """All elements, or `wanted` of them spread over the tensor, flat."""
     if x.numel() <= wanted:
         return x.reshape(-1)
-    return x[torch.unravel_index(spread(x.numel(), wanted), x.shape)]
+    return x[torch.unravel_index(spread_positions(x.numel(), wanted), x.shape)]
 
 
 def sample_rows(x: Tensor, dim: int, wanted: int) -> Tensor:
@@ -63,4 +63,4 @@ def sample_rows(x: Tensor, dim: int, wanted: int) -> Tensor:
         return last.unsqueeze(0)
     if total <= wanted:
         return last.reshape(total, last.shape[-1])
-    return last[torch.unravel_index(spread(total, wanted), others)]
+    return last[torch.unravel_index(spread_positions(total, wanted), others)]

@@ -10,8 +10,8 @@ from torch import Tensor
 from ..core.finding import NannyError
 from ..core.formats import Format
 from .blocks import BLOCK, as_float, blocks
-from .quantization import Scan, scale_window, scaled
-from .records import Dimension, IndexStats, Tiles
+from .quantization import scale_block, scale_window
+from .records import Dimension, IndexStats, Scan, Tiles
 
 ENTRIES = 1 << 16  # per dimension; longer ones are pooled into groups of indices
 HEAT = 64
@@ -34,11 +34,11 @@ class Profile:
 
     def add(self, span: slice, magnitudes: Tensor, nonzero: Tensor, energy: Tensor) -> None:
         entries = torch.arange(span.start, span.stop) // self.group
-        self.absmax.scatter_reduce_(0, entries, self._apart(magnitudes).amax((0, 2)).double(), "amax")
-        self.absmin.scatter_reduce_(0, entries, self._apart(nonzero).amin((0, 2)).double(), "amin")
-        self.energy.index_add_(0, entries, self._apart(energy).sum((0, 2)))
+        self.absmax.scatter_reduce_(0, entries, self._around_dim(magnitudes).amax((0, 2)).double(), "amax")
+        self.absmin.scatter_reduce_(0, entries, self._around_dim(nonzero).amin((0, 2)).double(), "amin")
+        self.energy.index_add_(0, entries, self._around_dim(energy).sum((0, 2)))
 
-    def _apart(self, block: Tensor) -> Tensor:
+    def _around_dim(self, block: Tensor) -> Tensor:
         shape = block.shape
         return block.reshape(math.prod(shape[: self.dim]), shape[self.dim], math.prod(shape[self.dim + 1 :]))
 
@@ -47,7 +47,7 @@ def measure_dimensions(x: Tensor, dims: tuple[int, ...], seen: Scan) -> tuple[Di
     profiles = [Profile(x, dim) for dim in dims]
     if profiles:
         for spans, block in blocks(x):
-            v = scaled(block, seen)
+            v = scale_block(block, seen)
             magnitudes = as_float(block).abs()
             if not seen.clean:
                 magnitudes = magnitudes.masked_fill(~magnitudes.isfinite(), 0.0)
@@ -126,7 +126,7 @@ def measure_tiles(x: Tensor, tile: int | tuple[int, int], target: Format, seen: 
     for i in range(0, grid[0], deep):
         for j in range(0, grid[1], wide):
             part = matrix[i * rows : (i + deep) * rows, j * columns : (j + wide) * columns]
-            v = _tiled(part, rows, columns)
+            v = _split_tiles(part, rows, columns)
             v = v if seen.clean else v.masked_fill(~v.isfinite(), 0.0)
             peaks = v.abs().amax((1, 3))
             place = (slice(i, i + deep), slice(j, j + wide))
@@ -137,7 +137,7 @@ def measure_tiles(x: Tensor, tile: int | tuple[int, int], target: Format, seen: 
     return _tile_summary(matrix, rows, columns, absmax, energy, lost, seen)
 
 
-def _tiled(part: Tensor, rows: int, columns: int) -> Tensor:
+def _split_tiles(part: Tensor, rows: int, columns: int) -> Tensor:
     """(tile rows, rows, tile columns, columns) in float64, the rim filled with zeros."""
     v = as_float(part).to(torch.float64)
     down, right = -part.shape[0] % rows, -part.shape[1] % columns
@@ -187,11 +187,11 @@ def _tile_summary(
         error_per_tile=math.sqrt(lost["tile"][0] / total),
         flushed_per_tensor=lost["tensor"][1] / max(seen.nonzero, 1),
         flushed_per_tile=lost["tile"][1] / max(seen.nonzero, 1),
-        heat=_pooled(energy, down, right, unit),
+        heat=_tile_heat(energy, down, right, unit),
     )
 
 
-def _pooled(energy: Tensor, down: Tensor, right: Tensor, unit: float) -> tuple[tuple[float, ...], ...]:
+def _tile_heat(energy: Tensor, down: Tensor, right: Tensor, unit: float) -> tuple[tuple[float, ...], ...]:
     height, width = min(HEAT_ROWS, len(down)), min(HEAT, len(right))
     row = torch.arange(len(down)) * height // len(down)
     column = torch.arange(len(right)) * width // len(right)

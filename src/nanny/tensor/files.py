@@ -7,22 +7,14 @@ dictionaries and lists are joined with dots.
 from __future__ import annotations
 
 import difflib
-import pickle
-import struct
-import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
 from ..core.numbers import listed
+from ..core.torch_files import damaged_file, load_torch_file
 
-# what torch's reader raises on bytes that are no checkpoint (3000 damaged files tried)
-UNREADABLE = (
-    RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, MemoryError, struct.error,
-    zipfile.BadZipFile,
-)  # fmt: skip
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 
@@ -48,33 +40,10 @@ def load_tensor(spec: str) -> tuple[Any, str]:
         if suffix == ".npy":
             return _from_numpy(path, key)
         if suffix in TORCH_SUFFIXES:
-            return _from_torch(path, key)
+            return _choose(path, flatten(load_torch_file(path)), key)
     except OSError as error:
         raise NannyError(f"{path}: cannot be read ({error.strerror or error})") from None
     raise NannyError(f"{path}: unknown kind of file; use .pt (also .pth, .bin, .ckpt), .safetensors or .npy")
-
-
-def _from_torch(path: Path, key: str | None) -> tuple[Any, str]:
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # guesses about damaged pickles; the error says it better
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if "Unsupported global" in str(error):
-            raise NannyError(
-                f"{path}: loading it would run code from the file, which nanny never does; "
-                f"save only tensors: torch.save(model.state_dict(), path)"
-            ) from None
-        raise _corrupt(path, "torch.save") from None
-    except UNREADABLE:
-        raise _corrupt(path, "torch.save") from None
-    return _choose(path, flatten(content), key)
-
-
-def _corrupt(path: Path, writer: str) -> NannyError:
-    return NannyError(f"{path}: not a file that {writer} wrote, or it is damaged or cut short; save it again")
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -126,7 +95,7 @@ def _from_safetensors(path: Path, key: str | None) -> tuple[Any, str]:
             name = _chosen_key(path, list(file.keys()), key)
             return file.get_tensor(name), name
     except SafetensorError:
-        raise _corrupt(path, "safetensors") from None
+        raise damaged_file(path, "safetensors") from None
 
 
 def _from_numpy(path: Path, key: str | None) -> tuple[Any, str]:
@@ -142,9 +111,9 @@ def _from_numpy(path: Path, key: str | None) -> tuple[Any, str]:
             raise NannyError(
                 f"{path}: loading it would run code from the file, which nanny never does; save a numeric array"
             ) from None
-        raise _corrupt(path, "numpy.save") from None
+        raise damaged_file(path, "numpy.save") from None
     except EOFError:
-        raise _corrupt(path, "numpy.save") from None
+        raise damaged_file(path, "numpy.save") from None
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="))), path.name
     except TypeError:

@@ -7,36 +7,26 @@ happen in a reduction that may never be done is a warning at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..core.finding import Finding, Severity
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..core.numbers import share, short
+from ..core.registry import Pages, docstring_page
 from .records import RangeFit, Reduction, Resolution, TensorReport
 
 Judge = Callable[[TensorReport, Format, Limits], Iterator[Finding]]
 
 
-@dataclass(frozen=True)
-class TensorRule:
-    code: str
-    severity: Severity  # the worst it can be
-    function: Judge
-
-    @property
-    def doc(self) -> str:
-        return self.function.__doc__ or ""
-
-
-RULES: dict[str, TensorRule] = {}
+PAGES: Pages = {}
+_RULES: list[Judge] = []
 
 
 def rule(code: str, severity: Severity) -> Callable[[Judge], Judge]:
     def register(function: Judge) -> Judge:
-        RULES[code] = TensorRule(code, severity, function)
-        return function
+        _RULES.append(function)
+        return docstring_page(PAGES, code, severity)(function)
 
     return register
 
@@ -45,7 +35,7 @@ def judge_tensor(report: TensorReport, limits: Limits | None = None) -> tuple[Fi
     """All findings, the worst first."""
     target = format_of(report.target)
     limits = limits or Limits()
-    found = [finding for one in RULES.values() for finding in one.function(report, target, limits)]
+    found = [finding for one in _RULES for finding in one(report, target, limits)]
     return tuple(sorted(found, key=lambda finding: -finding.severity))
 
 

@@ -102,7 +102,7 @@ def _lowest(form: Format) -> int:
 
 
 def _resolution(report: TensorReport) -> Section:
-    return Section("Resolution", [Line(line.removeprefix("resolution").strip()) for line in resolution_text(report).splitlines()])
+    return Section("Resolution", [Line(line) for line in resolution_text(report)])
 
 
 def _dimension(d: Dimension, figures: dict[str, Any]) -> Section:

@@ -14,48 +14,13 @@ from torch import Tensor
 from ..core.formats import FORMATS, TARGETS, Format
 from ..core.limits import Limits
 from .blocks import as_float, blocks, sample_elements
-from .records import Integers, RangeFit, Resolution, Values
+from .records import Integers, RangeFit, Resolution, Scan, Values
 
 SAMPLE = 1 << 17  # elements behind quantiles
 DISTINCT_SAMPLE = 1 << 20  # elements behind the count of distinct integers, where their range is too wide for a bitmap
 BITMAP = 1 << 24
 FEW_ROWS = 8  # fewer give no variation per position worth the name
 LIMITS = Limits()  # where a number begins to mean something
-
-
-@dataclass(frozen=True)
-class Scan:
-    """One cheap look at every element: what the later passes must know before they start."""
-
-    count: int
-    zero: int
-    nan: int
-    posinf: int
-    neginf: int
-    minimum: float
-    maximum: float
-    absmin: float | None
-
-    @property
-    def finite(self) -> int:
-        return self.count - self.nan - self.posinf - self.neginf
-
-    @property
-    def nonzero(self) -> int:
-        return self.finite - self.zero
-
-    @property
-    def clean(self) -> bool:
-        return self.finite == self.count
-
-    @property
-    def absmax(self) -> float:
-        return max(abs(self.minimum), abs(self.maximum))
-
-    @property
-    def exponent(self) -> int:
-        """Values times 2**-exponent are below 2."""
-        return max(math.frexp(self.absmax)[1] - 1, -1000)
 
 
 def scan(x: Tensor) -> Scan:
@@ -76,12 +41,11 @@ def scan(x: Tensor) -> Scan:
         is_zero = v == 0
         zero += int(is_zero.sum())
         absmin = min(absmin, float(v.abs().masked_fill_(is_zero, math.inf).min()))
-    return Scan(
-        x.numel(), zero, nan, posinf, neginf, minimum, maximum, absmin if math.isfinite(absmin) else None
-    )  # fmt: skip
+    absmax = max(abs(minimum), abs(maximum))
+    return Scan(x.numel(), zero, nan, posinf, neginf, minimum, maximum, absmax, absmin if math.isfinite(absmin) else None)
 
 
-def scaled(block: Tensor, seen: Scan) -> Tensor:
+def scale_block(block: Tensor, seen: Scan) -> Tensor:
     """The block as float64 below 2 in magnitude, with 0 in place of what is not finite."""
     v = as_float(block).to(torch.float64) * math.ldexp(1.0, -seen.exponent)
     return v if seen.clean else v.masked_fill_(~v.isfinite(), 0.0)
@@ -101,7 +65,7 @@ def mean_over_first(x: Tensor, seen: Scan) -> Positions | None:
         return None
     sums = torch.zeros(x.shape[1:], dtype=torch.float64)
     for spans, block in blocks(x):
-        sums[spans[1:]] += scaled(block, seen).sum(0)
+        sums[spans[1:]] += scale_block(block, seen).sum(0)
     if seen.clean:
         return Positions(sums.div_(x.shape[0]), x.shape[0])
     counts = torch.zeros(x.shape[1:], dtype=torch.float64)
@@ -212,11 +176,12 @@ def measure_cast(x: Tensor, target: Format, seen: Scan) -> tuple[Values, tuple[R
     low = float(torch.quantile(magnitudes, 0.01)) if magnitudes.numel() else seen.absmin
     unit = math.ldexp(1.0, seen.exponent)
     values = Values(
-        seen.count, seen.zero, seen.nan, seen.posinf, seen.neginf, seen.minimum, seen.maximum, seen.absmax, seen.absmin, low,
+        **vars(seen),
+        low_quantile=low,
         mean=sums.total / seen.finite * unit,
         rms=math.sqrt(sums.energy / seen.finite) * unit,
         sampled=min(seen.count, SAMPLE),
-    )  # fmt: skip
+    )
     order = [target, *(FORMATS[name] for name in TARGETS if name != target.name)]
     ranges = tuple(range_fit(t, buckets, seen, sums.energy, low) for t in order)
     resolution = _resolution(x, drawn, target, seen, sums, values, positions, deviations)
@@ -227,7 +192,7 @@ def _add_block(
     sums: Sums, buckets: Buckets, block: Tensor, dtype: torch.dtype, seen: Scan, positions: Positions | None,
     spans: tuple[slice, ...], deviations: Tensor | None,
 ) -> None:  # fmt: skip
-    v = scaled(block, seen)
+    v = scale_block(block, seen)
     energy = v * v
     magnitudes = as_float(block).abs().to(torch.float32)
     if not seen.clean:

@@ -5,6 +5,7 @@ Shares are fractions of 1. "Energy" is the sum of squares. `None` means that the
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from ..core.finding import Finding, Severity
 
 
 @dataclass(frozen=True)
-class Values:
-    """The source tensor itself. All numbers but the counts are over its finite elements."""
+class Scan:
+    """One cheap look at every element: what the later passes must know before they start. Numbers are over finite elements."""
 
     count: int
     zero: int
@@ -24,10 +25,6 @@ class Values:
     maximum: float
     absmax: float
     absmin: float | None  # smallest non-zero magnitude
-    low_quantile: float | None  # 1 % quantile of the non-zero magnitudes
-    mean: float
-    rms: float
-    sampled: int  # elements behind every quantile in the report
 
     @property
     def finite(self) -> int:
@@ -36,6 +33,25 @@ class Values:
     @property
     def nonzero(self) -> int:
         return self.finite - self.zero
+
+    @property
+    def clean(self) -> bool:
+        return self.finite == self.count
+
+    @property
+    def exponent(self) -> int:
+        """Values times 2**-exponent are below 2."""
+        return max(math.frexp(self.absmax)[1] - 1, -1000)
+
+
+@dataclass(frozen=True)
+class Values(Scan):
+    """The source tensor itself."""
+
+    low_quantile: float | None  # 1 % quantile of the non-zero magnitudes
+    mean: float
+    rms: float
+    sampled: int  # elements behind every quantile in the report
 
 
 @dataclass(frozen=True)

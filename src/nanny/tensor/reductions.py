@@ -66,7 +66,7 @@ def _over(x: Tensor, dim: int, dtype: torch.dtype) -> list[Reduction]:
     few = lanes.to(dtype)
     few_exact = exact_rows(lanes)
     summed = accumulate(few)
-    squared = accumulate(_round(few.float().square(), dtype))
+    squared = accumulate(few.float().square().to(dtype))
     small_error, small_ratio = _smaller_half(rows, low, exact)
     overflow = count_overflow(x, dim, dtype)
     out = []
@@ -74,8 +74,8 @@ def _over(x: Tensor, dim: int, dtype: torch.dtype) -> list[Reduction]:
         library = library_rows(low, op)
         by_hand = {
             "sum": summed.result,
-            "mean": _round(summed.result / few.shape[1], dtype).double(),
-            "norm": _round(squared.result.sqrt(), dtype).double(),
+            "mean": (summed.result / few.shape[1]).to(dtype).double(),
+            "norm": squared.result.sqrt().to(dtype).double(),
         }[op]
         reference = few_exact.of(op, few.shape[1])
         out.append(
@@ -135,7 +135,8 @@ def library_rows(low: Tensor, op: str) -> Tensor | None:
 
 def _library(low: Tensor, dim: int, op: str) -> Tensor:
     if op == "norm":
-        return torch.linalg.vector_norm(low, dim=dim)
+        norm: Tensor = torch.linalg.vector_norm(low, dim=dim)
+        return norm
     return low.sum(dim) if op == "sum" else low.mean(dim)
 
 
@@ -181,10 +182,6 @@ def accumulate(terms: Tensor) -> Accumulated:
     swallowed = float(mass[(partial == before) & partial.isfinite()].sum())
     total = float(mass.sum())
     return Accumulated(partial[-1].to(torch.float64), swallowed / total if total else 0.0)
-
-
-def _round(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values.to(dtype)
 
 
 def relative_error(got: Tensor, exact: Tensor) -> float:

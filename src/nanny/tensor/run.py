@@ -1,38 +1,32 @@
 """What a low-precision format would do to one tensor: range, resolution, dimensions, reductions, and what is wrong.
 
     report = nanny.analyze_tensor(x, torch.float16)      print(report)
-    nanny tensor grads.pt:layer1.weight --dtype fp16     python -m nanny.tensor ...
 
 The tensor is only read. It is measured on the CPU (a tensor from another device is copied there), in small blocks.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from ..core.finding import NannyError, Severity
+import torch
+from torch import Tensor
+
+from ..core.finding import NannyError
 from ..core.formats import TARGETS, Format, format_of
-from ..core.plain_json import to_text
-from ..show.term import wants_colour
-from .files import load_tensor
+from ..measure.flatten import local_part
+from .dimensions import measure_dimensions, measure_tiles, tile_shape
 from .judge import advise, judge_tensor
+from .quantization import measure_cast, scan
 from .records import TensorReport
-from .text import render_tensor
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = ["TensorReport", "analyze_tensor", "main"]
+from .reductions import measure_reductions
 
 
 def analyze_tensor(
-    tensor: torch.Tensor,
+    tensor: Tensor,
     target_dtype: torch.dtype | str = "bfloat16",
     *,
     dims: int | Sequence[int] | None = None,
@@ -43,15 +37,9 @@ def analyze_tensor(
 
     `dims`: the dimensions to profile and reduce (all unless given). `tile`: also compare tiles of this size, 128 or (1, 128).
     """
-    import torch
-
-    from .dimensions import measure_dimensions, measure_tiles, tile_shape
-    from .quantization import measure_cast, scan
-    from .reductions import measure_reductions
-
-    target = target_format(target_dtype)
-    source = readable_tensor(tensor)
-    chosen = chosen_dims(dims, source.dim())
+    target = _target(target_dtype)
+    source = _readable_tensor(tensor)
+    chosen = _chosen_dims(dims, source.dim())
     if tile is not None:
         tile_shape(tile, source.dim())
     with torch.no_grad(), torch.autocast("cpu", enabled=False), _on_cpu(), _one_thread():
@@ -81,21 +69,17 @@ def analyze_tensor(
         notes=(),
         findings=(),
     )
-    return replace(report, notes=tuple(notes_on(report)), findings=judge_tensor(report))
+    return replace(report, notes=tuple(_notes_on(report)), findings=judge_tensor(report))
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
     """New tensors on the CPU even under `torch.set_default_device`; the context costs 1 us per operation, so only then."""
-    import torch
-
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """One thread: blocks are small, and a second one gains little on a quiet machine and loses a factor of ten on a busy one."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -104,21 +88,18 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def target_format(dtype: object) -> Format:
+def _target(dtype: object) -> Format:
     target = format_of(dtype)
     if target.name not in TARGETS:
         raise NannyError(f"{target.name} is no low-precision target; use one of: {', '.join(TARGETS)}")
     return target
 
 
-def readable_tensor(tensor: Any) -> torch.Tensor:
+def _readable_tensor(given: Any) -> Tensor:
     """The tensor itself (the local part of a distributed one), if it can be measured at all."""
-    import torch
-
-    if not isinstance(tensor, torch.Tensor):
-        raise NannyError(f"analyze_tensor needs a torch tensor, not {type(tensor).__name__}; try torch.as_tensor(...)")
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
+    if not isinstance(given, Tensor):
+        raise NannyError(f"analyze_tensor needs a torch tensor, not {type(given).__name__}; try torch.as_tensor(...)")
+    tensor = local_part(given)
     if tensor.is_meta:
         raise NannyError("the tensor is on the meta device and holds no values; load the real one first")
     if tensor.layout != torch.strided:
@@ -132,12 +113,12 @@ def readable_tensor(tensor: Any) -> torch.Tensor:
         raise NannyError(f"the tensor holds {kind}, and casts only harm floating point; analyze tensor.float() if it is meant")
     if tensor.numel() == 0:
         raise NannyError(f"the tensor is empty (shape {tuple(tensor.shape)}); there is nothing to measure")
-    if tensor.dtype.itemsize == 1 and "float8" not in str(tensor.dtype):
+    if tensor.dtype == getattr(torch, "float4_e2m1fn_x2", None):
         raise NannyError(f"{tensor.dtype} packs several values into a byte; unpack it to float32 first")
     return tensor
 
 
-def chosen_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+def _chosen_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     if dims is None:
         return tuple(range(rank))
     wanted = (dims,) if isinstance(dims, int) else tuple(dims)
@@ -148,7 +129,7 @@ def chosen_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(dim % rank for dim in wanted))
 
 
-def notes_on(report: TensorReport) -> list[str]:
+def _notes_on(report: TensorReport) -> list[str]:
     """What the reader must know to read the numbers right."""
     out = []
     target = format_of(report.target)
@@ -169,51 +150,3 @@ def notes_on(report: TensorReport) -> list[str]:
     if report.values.sampled < report.values.count:
         out.append(f"quantiles are from {report.values.sampled} elements spread over the tensor, counts and energies from all")
     return out
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise NannyError(f"{message}; type `nanny tensor --help`")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="nanny tensor", description="What a low-precision format would do to a stored tensor.")
-    parser.add_argument("file", metavar="FILE[:key]", help=".pt (only tensors are loaded), .safetensors or .npy")
-    parser.add_argument("--dtype", default="bf16", choices=TARGETS, help="target format (default: bf16)")
-    parser.add_argument("--dim", type=int, action="append", metavar="N", help="only this dimension; may be repeated")
-    parser.add_argument("--tile", type=int, metavar="N", help="also compare tiles of N x N (1 x N in a vector)")
-    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
-    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write there instead of to the terminal")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 if there is a finding of WARNING or above."""
-    args = _parser().parse_args(argv)
-    tensor, name = load_tensor(args.file)
-    report = analyze_tensor(tensor, args.dtype, dims=args.dim, tile=args.tile, name=name)
-    _write(_rendered(report, args.format, args.lang, to_file=args.output is not None), args.output)
-    return 1 if (report.worst or Severity.INFO) >= Severity.WARNING else 0
-
-
-def _rendered(report: TensorReport, form: str, lang: str | None, to_file: bool) -> str:
-    if form == "json":
-        return to_text(report.to_json())
-    if form == "html":
-        from .page import render_tensor_page
-
-        return render_tensor_page(report, lang)
-    plain = not to_file and not str(sys.stdout.encoding or "").lower().startswith("utf")
-    return render_tensor(report, plain=plain, colour=not to_file and wants_colour(sys.stdout))
-
-
-def _write(text: str, path: Path | None) -> None:
-    if path is None:
-        print(text)
-        return
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise NannyError(f"cannot write {path}: {error.strerror or error}; name another --output FILE") from error
-    print(f"nanny: written to {path}", file=sys.stderr)

@@ -25,9 +25,9 @@ def render_tensor(report: TensorReport, plain: bool = False, colour: bool = Fals
         render_text(report.findings, colour=colour, width=width),
         _values(report),
         _ranges(report),
-        _fitted(resolution_text(report), width),
+        _fit("resolution  " + f"\n{' ' * 12}".join(resolution_text(report)), width),
         _dimensions(report, plain),
-        _fitted(_tiles(report.tiles, report.target, plain), width),
+        _fit(_tiles(report.tiles, report.target, plain), width),
         _reductions(report.reductions),
         _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width),
         _paragraphs("notes", report.notes, width),
@@ -68,7 +68,7 @@ def _ranges(report: TensorReport) -> str:
     head = ["", "become 0", "energy", "subnormal", "energy", "overflow", "energy", "headroom", "footroom", "scales 2**n"]
     rows = [head, *(_range_row(fit) for fit in report.ranges)]
     title = f"range       shares of the {report.ranges[0].count} non-zero finite values, and of their energy; room in bits"
-    return "\n".join([title, *_aligned(rows)])
+    return "\n".join([title, *_align(rows)])
 
 
 def _range_row(fit: RangeFit) -> list[str]:
@@ -102,28 +102,29 @@ def scale_window(fit: RangeFit) -> str:
     return f"2**{fit.scale_low} to 2**{fit.scale_high}"
 
 
-def resolution_text(report: TensorReport) -> str:
+def resolution_text(report: TensorReport) -> list[str]:
+    """One line for each thing that is known about the rounding of the cast."""
     r = report.resolution
-    lines = [f"resolution  cast to {report.target}: relative L2 error {share(r.rel_l2)}"]
+    lines = [f"cast to {report.target}: relative L2 error {share(r.rel_l2)}"]
     if r.varying is not None:
         centred = "-" if r.centred is None else share(r.centred)
         part = f"{share(r.varying)} of the size; error against it: {centred}"
-        lines.append(f"            varying part over dim {r.varying_dim}: {part}")
+        lines.append(f"varying part over dim {r.varying_dim}: {part}")
     if r.spacing_ratio is not None:
-        lines.append(f"            spacing of the format over that variation: {short(r.spacing_ratio)}{_positions(r)}")
-    lines.append(f"            error in ulps: half of the elements below {short(r.ulp_p50)}, 99 % below {short(r.ulp_p99)}")
-    lines.append(f"            error against |x| + rms: half below {share(r.error_p50)}, 99 % below {share(r.error_p99)}")
+        lines.append(f"spacing of the format over that variation: {short(r.spacing_ratio)}{_positions(r)}")
+    lines.append(f"error in ulps: half of the elements below {short(r.ulp_p50)}, 99 % below {short(r.ulp_p99)}")
+    lines.append(f"error against |x| + rms: half below {share(r.error_p50)}, 99 % below {share(r.error_p99)}")
     if r.bias is not None:
-        lines.append(f"            bias of the error (mean/std): {short(r.bias)}")
+        lines.append(f"bias of the error (mean/std): {short(r.bias)}")
     if r.sqnr_db is not None and r.sqnr_expected_db is not None:
-        lines.append(f"            SQNR {r.sqnr_db:.1f} dB; a cast within the normal range has about {r.sqnr_expected_db:.1f} dB")
+        lines.append(f"SQNR {r.sqnr_db:.1f} dB; a cast within the normal range has about {r.sqnr_expected_db:.1f} dB")
     if r.integers is not None:
         n = r.integers
         lines.append(
-            f"            integers: {n.distinct} distinct become {n.distinct_after} ({share(n.collisions)} collide), "
+            f"integers: {n.distinct} distinct become {n.distinct_after} ({share(n.collisions)} collide), "
             f"{share(n.changed)} of the elements change; {n.sampled} elements looked at"
         )
-    return "\n".join(lines)
+    return lines
 
 
 def _positions(r: Resolution) -> str:
@@ -155,7 +156,7 @@ def _indices(d: Dimension) -> list[str]:
     else:
         chosen = list(d.top) if len(d.top) <= SHOWN_INDICES + 2 else [*d.top[:SHOWN_INDICES], *d.top[-2:]]
     rows = [["index", "rms", "max", "min > 0", "energy"], *(_index_row(i) for i in chosen)]
-    return _aligned(rows, indent=4)
+    return _align(rows, indent=4)
 
 
 def _index_row(i: IndexStats) -> list[str]:
@@ -214,7 +215,7 @@ def _reductions(reductions: Sequence[Reduction]) -> str:
             ]
         )
     title = "reductions  error against float64: torch's kernel on the target dtype, and one accumulator in it"
-    return "\n".join([title, *_aligned(rows)])
+    return "\n".join([title, *_align(rows)])
 
 
 def reduction_error(error: float) -> str:
@@ -236,7 +237,7 @@ def _paragraphs(title: str, texts: Sequence[str], width: int) -> str:
     return "\n".join([title, *lines])
 
 
-def _fitted(section: str, width: int) -> str:
+def _fit(section: str, width: int) -> str:
     """What is said about the numbers within `width`; rows of marks are narrower anyway."""
     lines = []
     for line in section.splitlines():
@@ -244,7 +245,7 @@ def _fitted(section: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _aligned(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
+def _align(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
     """First column to the left, the last as it comes, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []

@@ -1,0 +1,132 @@
+"""`nanny diff --model model.py --input sample.pt --dtype bf16`: where the model parts from its FP32 self."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from ..core.command_line import Parser, write_result
+from ..core.finding import NannyError, Severity
+from ..core.plain_json import to_text
+from ..show.term import wants_colour, width_of
+from .records import POLICIES, REFERENCES, DiffReport
+from .text import render_diff
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="nanny diff",
+        description="Where a model in bf16 or fp16 parts from its FP32 self. Runs the code in the model file.",
+        epilog="Exit code: 0 clean, 1 findings from --fail-on on, 2 bad input, 130 interrupted (what was seen is printed).",
+    )
+    parser.add_argument("--model", required=True, metavar="FILE.py[:NAME]", help="file with a model or a function that makes it")
+    parser.add_argument("--input", metavar="FILE.pt", help="torch.save of a tensor, tuple of arguments, dict or list of batches")
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"), help="target format (default: bf16)")
+    parser.add_argument("--loss", metavar="MODULE:FN", help="loss(output) or loss(output, target): file.py:fn or module:fn")
+    parser.add_argument(
+        "--target", metavar="FILE[:KEY]", help="target of the loss; or save {'input': x, 'target': y} as the sample"
+    )
+    parser.add_argument("--policy", default="native", choices=POLICIES, help="who decides the precision of an operation")
+    parser.add_argument("--reference", default="fp32", choices=REFERENCES)
+    parser.add_argument("--loss-scale", type=float, metavar="S", help="as a GradScaler's (fp16: 2**16, less on overflow)")
+    parser.add_argument("--weights", metavar="FILE", help="state_dict to load into the model first")
+    parser.add_argument("--no-backward", action="store_true", help="forward only")
+    parser.add_argument("--no-own", action="store_true", help="without each layer's own error (faster)")
+    parser.add_argument("--eval", action="store_true", help="put the model into eval mode first")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers (default: 0)")
+    parser.add_argument("--rel-warn", type=_fraction, metavar="X", help="a relative error above X is a warning, in every layer")
+    parser.add_argument("--rel-error", type=_fraction, metavar="X", help="a relative error above X is an error, in every layer")
+    parser.add_argument(
+        "--advise", type=float, nargs="?", const=True, default=False, metavar="GOAL",
+        help="look for the modules to keep in FP32 so that the output error falls below GOAL",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="list every call")
+    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
+    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
+    parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
+    return parser
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no relative error; write 0.01 for 1 %")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 1 if there is a finding of `--fail-on` or above."""
+    args = _parser().parse_args(argv)
+    import torch
+
+    from .model_files import load_function, load_model, load_sample, load_weights
+    from .run import auto_diff
+
+    print(f"nanny: running the code in {args.model}", file=sys.stderr)
+    torch.manual_seed(args.seed)
+    model = load_model(args.model)
+    if args.weights:
+        load_weights(model, args.weights)
+    loss_fn = load_function(args.loss) if args.loss else None
+    sample, target = load_sample(args.input, args.target, model, loss_fn)
+    report = auto_diff(
+        model.eval() if args.eval else model,
+        sample,
+        args.dtype,
+        loss_fn=loss_fn,
+        target=target,
+        backward=not args.no_backward,
+        own=not args.no_own,
+        policy=args.policy,
+        reference=args.reference,
+        loss_scale=args.loss_scale,
+        rel_warn=args.rel_warn,
+        rel_error=args.rel_error,
+        advise=args.advise,
+        progress=_progress_line() if sys.stderr.isatty() else None,
+    )
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    write_result(_render(report, args), args.output)
+    if report.partial:
+        return 130
+    if args.fail_on == "never":
+        return 0
+    return 1 if report.worst is not None and report.worst >= Severity.parse(args.fail_on) else 0
+
+
+def _render(report: DiffReport, args: argparse.Namespace) -> str:
+    if args.format == "json":
+        return to_text(report.to_json())
+    if args.format == "html":
+        return _html(report, args.lang)
+    return render_diff(report, wants_colour(sys.stdout) and not args.output, width_of(sys.stdout), args.all)
+
+
+def _html(report: DiffReport, lang: str | None) -> str:
+    try:
+        from .page import render_diff as render_page
+    except ModuleNotFoundError as error:
+        raise NannyError(f"--format html needs {error.name}; type: pip install 'precision-nanny[web]'") from None
+    return render_page(report, lang)
+
+
+def _progress_line() -> Callable[[str], None]:
+    """One line on the terminal that is written over, a few times a second."""
+    shown = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal shown
+        now = time.monotonic()
+        if now - shown > 0.2:
+            shown = now
+            print(f"\r\x1b[K{text[:99]}\r", end="", file=sys.stderr, flush=True)
+
+    return show
