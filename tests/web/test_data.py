@@ -25,11 +25,10 @@ from nanny.core.finding import Finding, Severity
 from nanny.core.formats import FP16
 from nanny.core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site
 from nanny.monitor.watch import MixedPrecisionNanny
+from nanny.runs.matrices import groups_of, order_keys, reach, worst_of
 from nanny.store.writer import RunWriter
 from nanny.web import figures
-from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, packed, unpacked, value_of
-from nanny.web.columns import groups_of, order_keys, pooled, reach
-from nanny.web.curves import kept_points
+from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, kept_points, packed, unpacked, value_of
 from nanny.web.data import changes_since, layer_data, page_data, whatif_data
 from nanny.web.figures import format_borders
 from nanny.web.page import SCRIPTS, asset, json_for_script, render
@@ -78,7 +77,7 @@ def test_groups_cover_all_samples_once(samples, most):
 @given(st.lists(st.lists(MAGNITUDES, min_size=3, max_size=3), min_size=1, max_size=12))
 def test_of_each_group_the_worst_value_wins_and_its_place_is_known(rows):
     block = order_keys(np.array(rows, np.float32), np.ones((len(rows), 3), bool))
-    found = pooled([block])
+    found = worst_of([block])
     for site in range(3):
         column = [float(key) for key in block[:, site]]
         assert float(found.keys[site, 0]) == max(column)
