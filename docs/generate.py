@@ -9,8 +9,8 @@ import importlib
 import importlib.util
 from pathlib import Path
 
+from nanny.cli.explain import causes_page, rules_page
 from nanny.core.limits import describe
-from nanny.show.pages import causes_page, rules_page
 
 DOCS = Path(__file__).parent
 

@@ -26,12 +26,13 @@ from nanny.core.formats import FP16
 from nanny.core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site
 from nanny.monitor.watch import MixedPrecisionNanny
 from nanny.runs.matrices import groups_of, order_keys, reach, worst_of
+from nanny.show import figures
+from nanny.show.html import json_for_script
 from nanny.store.writer import RunWriter
-from nanny.web import figures
 from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, kept_points, packed, unpacked, value_of
 from nanny.web.data import changes_since, layer_data, page_data, whatif_data
 from nanny.web.figures import format_borders
-from nanny.web.page import SCRIPTS, asset, json_for_script, render
+from nanny.web.page import render, scripts
 from nanny.web.strings import STRINGS
 
 MAGNITUDES = st.floats(width=32, allow_nan=True, allow_infinity=True).map(abs)
@@ -346,7 +347,7 @@ def test_no_name_can_end_the_script_it_stands_in():
 
 
 def test_all_that_the_script_says_is_there_in_both_languages():
-    script = "".join(asset(name) for name in SCRIPTS)
+    script = scripts()
     asked = set(re.findall(r'\bt\("([^"]+)"', script))
     assert len(asked) > 40
     for language in STRINGS.values():

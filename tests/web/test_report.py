@@ -335,9 +335,9 @@ def test_the_wheel_carries_the_files_of_the_page(tmp_path):
     root = Path(__file__).parents[2]
     (wheel,) = WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
     inside = set(zipfile.ZipFile(wheel).namelist())
-    files = [file for file in (root / "src/nanny/web").iterdir() if file.suffix in (".js", ".css", ".html")]
+    files = [file for file in (root / "src/nanny").rglob("assets/*") if file.suffix in (".js", ".css", ".html")]
     assert len(files) >= 8
-    assert {f"nanny/web/{file.name}" for file in files} <= inside
+    assert {file.relative_to(root / "src").as_posix() for file in files} <= inside
 
 
 def test_codes_in_the_browser_mean_the_same_values(opened):

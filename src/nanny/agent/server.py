@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+from ..cli.arguments import command_parser, port
 from ..core.finding import NannyError
 from .folder import ReadableFolder
 from .prompts import PROMPTS
@@ -150,18 +151,10 @@ def _say_if_taken(port: int) -> None:
             raise NannyError(f"cannot listen on 127.0.0.1:{port} ({error.strerror or error}); name another --http") from error
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nanny mcp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_parser("mcp", __doc__)
     parser.add_argument("--root", default=".", metavar="DIR", help="the folder that the agent may read (default: this one)")
     parser.add_argument("--db", metavar="PATH", help="the store that is meant when a question names none")
-    parser.add_argument("--http", type=_port, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
+    parser.add_argument("--http", type=port, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
     parser.add_argument("--allow-run", action="store_true", help="also offer diff and trace, which execute the user's code")
     return parser

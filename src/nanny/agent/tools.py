@@ -17,7 +17,7 @@ from ..core.formats import format_of
 from ..core.plain_json import finite
 from ..runs.alerts import find_alerts
 from ..runs.compare import compare_runs
-from ..runs.layer import SiteHistory, layer_history
+from ..runs.layer import KindHistory, layer_history
 from ..runs.runs import ListedRun, list_runs
 from ..runs.source import open_job, open_run, step_range
 from ..runs.summary import Summary, curve_stats, summarize
@@ -326,7 +326,7 @@ class Tools:
         return f"{self.folder.shown(Path(file).resolve())}:{line}" if colon and file else where
 
 
-def _layer_kind(history: SiteHistory, rows: Sequence[int]) -> LayerKind:
+def _layer_kind(history: KindHistory, rows: Sequence[int]) -> LayerKind:
     columns = {name: column.tolist() for name, column in history.values.items() if name != "count"}
     steps = history.steps.tolist()
     bad = [step for i, step in enumerate(steps) if not all(math.isfinite(column[i]) for column in columns.values())]

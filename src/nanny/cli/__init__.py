@@ -32,7 +32,7 @@ COMMANDS = {
     "report": ("nanny.web.report", "a run as one HTML file that opens without network"),
     "ui": ("nanny.web.ui", "the page on a run in the browser, live"),
     "plot": ("nanny.cli.plot", "pictures of a run for papers and chat"),
-    "rule": ("nanny.show.pages", "explain a finding's code"),
+    "rule": ("nanny.cli.explain", "explain a finding's code"),
     "mcp": ("nanny.agent.server", "let an AI agent check code and read runs"),
     "doctor": ("nanny.cli.doctor", "versions, devices, and what is missing for which command"),
     "demo": ("nanny.cli.demo", "see the tool work on a small real training run"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-LANGUAGES = ("en", "zh")
+from ..show.translation import LANGUAGES
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
@@ -41,6 +41,6 @@ def positive(text: str) -> int:
 
 
 def port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535, or 0 for any that is free")
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535")
     return int(text)

@@ -22,7 +22,7 @@ from .stats import kinds_of, stats_of
 
 
 @dataclass(frozen=True)
-class SiteHistory:
+class KindHistory:
     """One site over the steps at which it was measured."""
 
     site: Site
@@ -54,7 +54,7 @@ class LayerHistory:
 
     source: Source
     name: str
-    kinds: list[SiteHistory]
+    kinds: list[KindHistory]
     findings: list[Finding]
     parameters: list[str]  # of what is inside it
 
@@ -101,7 +101,7 @@ def chosen_name(wanted: str, names: Sequence[str]) -> str:
 
 def _site_history(
     source: Source, kind: str, sites: Sequence[Site], name: str, first: int | None, last: int | None
-) -> SiteHistory | None:
+) -> KindHistory | None:
     position = next((i for i, site in enumerate(sites) if site.name == name), None)
     if position is None:
         return None
@@ -114,4 +114,4 @@ def _site_history(
     if "count" not in columns:  # a site that is known, and no sample yet
         return None
     seen = columns["count"] > 0
-    return SiteHistory(sites[position], steps[seen], {stat: column[seen] for stat, column in columns.items()})
+    return KindHistory(sites[position], steps[seen], {stat: column[seen] for stat, column in columns.items()})

@@ -36,7 +36,7 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     healthy: bool | None  # None: too little to tell
     word: str  # HEALTHY, NOT HEALTHY, SUSPECT, CRASHED or NO VERDICT
     reason: str
@@ -63,7 +63,7 @@ class Summary:
     """The verdict on all processes of a job together; the first of them stands for it."""
 
     ranks: Sequence[RankState]
-    verdict: Verdict
+    verdict: RunVerdict
     culprit: Finding | None
     codes: list[CodeCount]  # worst and earliest first
     notes: list[str]
@@ -121,28 +121,28 @@ def _rank_state(source: Source) -> RankState:
     return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run))
 
 
-def _verdict(lead: RankState, counts: Mapping[str, int], culprit: Finding | None) -> Verdict:
+def _verdict(lead: RankState, counts: Mapping[str, int], culprit: Finding | None) -> RunVerdict:
     run = lead.source.run
     if culprit is not None:
         found = " and ".join(counted(counts[name], name) for name in ("error", "warning") if counts[name])
         if culprit.severity == Severity.ERROR:
-            return Verdict(False, "NOT HEALTHY", f"{found}. The first culprit")
-        return Verdict(False, "SUSPECT", f"{found}, no error. The first")
+            return RunVerdict(False, "NOT HEALTHY", f"{found}. The first culprit")
+        return RunVerdict(False, "SUSPECT", f"{found}, no error. The first")
     if lead.steps is None:
         if run.status == "running":
-            return Verdict(None, "NO VERDICT", "nothing is recorded yet.")
-        return Verdict(None, "NO VERDICT", "the run ended without a training step that could be seen.")
+            return RunVerdict(None, "NO VERDICT", "nothing is recorded yet.")
+        return RunVerdict(None, "NO VERDICT", "the run ended without a training step that could be seen.")
     if run.meta.get("failure"):
-        return Verdict(None, "NO VERDICT", "the nanny itself failed and left the run; nothing was wrong until then.")
+        return RunVerdict(None, "NO VERDICT", "the nanny itself failed and left the run; nothing was wrong until then.")
     broken = lead.first_nonfinite_loss
     if broken is not None:
         reason = f"the loss is not finite from step {broken} on, though no rule has named a culprit."
-        return Verdict(False, "NOT HEALTHY", reason)
+        return RunVerdict(False, "NOT HEALTHY", reason)
     notes = f" ({counted(counts['info'], 'note')})" if counts["info"] else ""
     seen = f"{counted(lead.steps[1] - lead.steps[0] + 1, 'step')}{notes}"
     if run.status == "crashed":
-        return Verdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}.")
-    return Verdict(True, "HEALTHY", f"nothing wrong in {seen}.")
+        return RunVerdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}.")
+    return RunVerdict(True, "HEALTHY", f"nothing wrong in {seen}.")
 
 
 def _by_code(findings: Sequence[Finding]) -> list[CodeCount]:

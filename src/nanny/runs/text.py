@@ -32,7 +32,7 @@ from .source import title_of
 
 if TYPE_CHECKING:
     from .compare import ComparedSeries, Comparison
-    from .layer import LayerHistory, SiteHistory
+    from .layer import KindHistory, LayerHistory
     from .runs import ListedRun, RunList
     from .stats import SiteStats, StepStats
     from .summary import CodeCount, Curves, RankState, Summary
@@ -443,7 +443,7 @@ def layer_answer(layer: LayerHistory, limit: int | None) -> Answer:
     )
 
 
-def _layer_curves(history: SiteHistory) -> list[Line]:
+def _layer_curves(history: KindHistory) -> list[Line]:
     site = history.site
     facts = [site.dtype, " x ".join(map(str, site.shape)), counted(len(history.steps), "step")]
     lines = [Line(""), Line(f"{TITLES.get(site.kind, site.kind)} ({', '.join(fact for fact in facts if fact)})", "strong")]
@@ -470,7 +470,7 @@ def _headroom(site: Site, steps: np.ndarray, peaks: np.ndarray) -> str:
     return f"{math.log2(form.max / known[top]):.1f} bits below the end of {form.name} (step {steps[top]})"
 
 
-def _layer_table(history: SiteHistory, most: int) -> Table:
+def _layer_table(history: KindHistory, most: int) -> Table:
     """The last steps, with all that were not finite kept in view."""
     names = [name for name in history.values if name not in NOT_SHOWN]
     names += [name for name in ("nan", "posinf", "neginf") if name in history.values and history.values[name].any()]
@@ -484,7 +484,7 @@ def _layer_table(history: SiteHistory, most: int) -> Table:
     return Table((Column("step"), *(Column(name) for name in names)), rows, title=title, styles=styles)
 
 
-def _layer_rows(histories: Sequence[SiteHistory]) -> Table:
+def _layer_rows(histories: Sequence[KindHistory]) -> Table:
     names = list(dict.fromkeys(name for history in histories for name in history.values))
     rows = [
         [history.site.kind, int(step), *(float(history.values[name][i]) if name in history.values else None for name in names)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.finding import Finding, NannyError
 from ..runs.alerts import severity_counts
 from ..runs.source import open_job
-from ..runs.summary import RankState, Verdict, summarize
+from ..runs.summary import RankState, RunVerdict, summarize
 from ..store import reader
 from ..store.files import is_store_name, stores_below
 
@@ -35,7 +35,7 @@ class Job:
     """A training run: its first process, which stands for it, and the verdict on all of them together."""
 
     ranks: tuple[Rank, ...]
-    verdict: Verdict
+    verdict: RunVerdict
     last_step: int | None = None
     culprit: Finding | None = None
 
@@ -107,7 +107,7 @@ def _job(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
             summary = summarize(sources)
     except NannyError as error:
         ranks = tuple(Rank(store, rows[store, run], 0, 0) for store, run in places)
-        return Job(ranks, Verdict(None, "NO VERDICT", str(error)))
+        return Job(ranks, RunVerdict(None, "NO VERDICT", str(error)))
     ranks = tuple(rank for state in summary.ranks if (rank := _rank(state)).place in places)
     steps = summary.lead.steps
     return Job(ranks, summary.verdict, steps[1] if steps else None, summary.culprit)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.numbers import shortened
 from ..core.plain_json import finding_object
-from .page import asset
+from ..show.html import asset
 from .runlist import Job, Rank
 from .strings import STRINGS
 
