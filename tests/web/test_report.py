@@ -18,9 +18,9 @@ from nanny.cli import main
 from nanny.core.finding import Finding, Severity
 from nanny.core.step import GRADIENT_STATS, RunInfo, Sample, Site
 from nanny.store.writer import RunWriter
-from nanny.web.arrays import unpacked
 from nanny.web.data import page_data
 from nanny.web.report import write_report
+from web.unpacking import unpack_array
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -171,7 +171,7 @@ def test_an_address_restores_what_was_chosen(chromium, sick):
 
 def test_the_browser_reads_the_numbers_that_python_wrote(opened, sick):
     data = page_data(sick.parent)
-    wanted = unpacked(data["kinds"]["grad"]["quantities"]["norm"]["codes"]).ravel().tolist()
+    wanted = unpack_array(data["kinds"]["grad"]["quantities"]["norm"]["codes"]).ravel().tolist()
     got = opened.page.evaluate("async () => [...(await matrixOf('grad', 'norm')).codes]")
     assert got == wanted
     steps = opened.page.evaluate("page.curves.loss.steps")

@@ -115,10 +115,10 @@ def _add_resources(server: Any, tools: Tools) -> None:
         from ..runs.source import open_job
         from ..runs.summary import summarize
         from ..runs.text import summary_answer
-        from ..show.tables import rendered
+        from ..show.tables import render_answer
 
         with open_job(tools.folder.store(None), run) as (sources, notes):
-            return rendered(summary_answer(summarize(sources, notes)), "markdown")
+            return render_answer(summary_answer(summarize(sources, notes)), "markdown")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from ..runs.source import open_job
 from ..runs.summary import summarize
 from ..runs.text import summary_answer
 from ..show.findings import render_text
-from ..show.tables import rendered
+from ..show.tables import render_answer
 from ..show.term import wants_colour, width_of
 from ..store.files import find_stores
 from ..web.report import write_report
@@ -149,7 +149,7 @@ def watch_it_break(folder: Path, steps: int = 120) -> Path:
 def explain_it(logs: Path) -> None:
     chapter(f"5. What happened: nanny summary --db {logs}")
     with open_job(str(logs), None) as (sources, notes):
-        print(rendered(summary_answer(summarize(sources, notes)), "text", width_of(sys.stdout), wants_colour(sys.stdout)))
+        print(render_answer(summary_answer(summarize(sources, notes)), "text", width_of(sys.stdout), wants_colour(sys.stdout)))
     print("\n(The cost looks high because a step of this network takes only milliseconds; make bench measures it on a GPT.)")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.formats import FP16
 from ..monitor.culprit import first_culprit
-from ..runs.alerts import findings_of, in_order
+from ..runs.alerts import findings_of, sort_by_step
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.layer import chosen_name
 from ..runs.matrices import ABSENT, KindMatrices, Matrix, error_matrix, matrices_of
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     names = _wanted(args.what)
     with open_run(args.db, args.run) as source:
-        found = in_order(findings_of(source))
+        found = sort_by_step(findings_of(source))
         marks = plots.Marks(title_of(source), found, first_culprit(found))
         folder = _folder(args.out)
         with plots.settings(), warnings.catch_warnings():

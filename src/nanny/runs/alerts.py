@@ -47,7 +47,7 @@ def find_alerts(
         if (not wanted or finding.code.upper() in wanted) and (layer is None or matches(finding.site, layer))
     ]
     unknown = [code for code in codes if code.upper() not in on_record]
-    return Alerts(sources[0], in_order(found), bool(on_record) and not found, unknown, list(notes))
+    return Alerts(sources[0], sort_by_step(found), bool(on_record) and not found, unknown, list(notes))
 
 
 def findings_of(
@@ -71,7 +71,7 @@ def matches(site: str, pattern: str) -> bool:
     return site == pattern or site.startswith(f"{pattern}.") or fnmatchcase(site, pattern)
 
 
-def in_order(findings: Sequence[Finding]) -> list[Finding]:
+def sort_by_step(findings: Sequence[Finding]) -> list[Finding]:
     """By step. Within one, a place stands before the whole run (a NaN loss is a symptom), and what only passed it on last."""
     passed_on = {str(site) for finding in findings for site in finding.evidence.get("passed_on", ())}
     return sorted(findings, key=lambda f: (-1 if f.step is None else f.step, f.site in passed_on, f.site in ("", "loss")))

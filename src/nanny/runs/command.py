@@ -1,6 +1,6 @@
 """Questions to a recorded run: summary, alerts, stats, layer, runs, compare, whatif, export, snapshot, sql, tail.
 
-    nanny summary --db nanny_logs/metrics.db        (or: python -m nanny.runs.command summary ...)
+    nanny summary --db nanny_logs/metrics.db
 
 Here are only their arguments: each asks a function of this room, and `text` shows what it returns. Nothing here imports torch.
 """
@@ -20,7 +20,7 @@ from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted
 from ..core.plain_json import finding_object, to_text
-from ..show.tables import FORMATS, Answer, Column, Line, Table, rendered
+from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
 from ..show.term import wants_colour, width_of
 from . import text
 from .source import open_job, open_named, open_run, step_range, title_of
@@ -258,6 +258,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(answer: Answer, form: str = "text") -> None:
-    shown = rendered(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
+    shown = render_answer(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
     if shown:
         print(shown, flush=True)

@@ -90,8 +90,8 @@ def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits |
     pairs = curve_pairs + layer_pairs
     same_start = _same_start(pairs[0], target, limits) if curve_pairs and curve_pairs[0].names == [("loss", 0)] else None
     noise = "gap" if same_start else "b" if _bits(b) > _bits(a) else "a"
-    curves = [series for pair in curve_pairs for series in _compared(pair, limits, noise)]
-    layers = [series for pair in layer_pairs for series in _compared(pair, limits, noise)]
+    curves = [series for pair in curve_pairs for series in _compare_pair(pair, limits, noise)]
+    layers = [series for pair in layer_pairs for series in _compare_pair(pair, limits, noise)]
     if not pairs:
         raise NannyError("the runs have no step in common, so there is nothing to compare; `nanny runs` shows their lengths")
     layers.sort(key=_order)
@@ -170,7 +170,7 @@ def _rms(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, i
     return steps, np.where(measured, rms, np.nan), names
 
 
-def _compared(pair: SeriesPair, limits: Limits, noise: str) -> list[ComparedSeries]:
+def _compare_pair(pair: SeriesPair, limits: Limits, noise: str) -> list[ComparedSeries]:
     """`noise` says whose it is: of run `a` or `b`, or of the `gap` between runs that saw the same batches."""
     left, right = (logarithm(pair.a), logarithm(pair.b)) if pair.log else (pair.a, pair.b)
     with np.errstate(invalid="ignore"):

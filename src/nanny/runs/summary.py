@@ -12,7 +12,7 @@ from ..core.finding import Finding, Severity
 from ..core.numbers import counted
 from ..monitor.culprit import first_culprit
 from ..store import reader
-from .alerts import findings_of, in_order, repeats, severity_counts
+from .alerts import findings_of, repeats, severity_counts, sort_by_step
 from .source import Source
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -111,7 +111,7 @@ def summarize(sources: Sequence[Source], notes: Sequence[str] = ()) -> Summary:
     """The summary of a job, of which `open_job` gives the processes and the notes."""
     ranks = [_rank_state(source) for source in sources]
     found = [finding for rank in ranks for finding in rank.findings]
-    culprit = first_culprit(in_order(found))
+    culprit = first_culprit(sort_by_step(found))
     return Summary(ranks, _verdict(ranks[0], severity_counts(found), culprit), culprit, _by_code(found), list(notes))
 
 

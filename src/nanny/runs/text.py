@@ -1,6 +1,6 @@
 """How the answers about a run look: each record as lines and tables for people, and as plain data for JSON and csv.
 
-`summary_answer`, `alerts_answer` ... give what `show.tables.rendered` turns into any format. The sentences that a page or an
+`summary_answer`, `alerts_answer` ... give what `show.tables.render_answer` turns into any format. The sentences that a page or an
 agent needs as well (`what_if_verdict`, `comparison_verdict` ...) stand beside them, so that each is written once.
 """
 

@@ -299,7 +299,7 @@ def outcomes_of(
             if number % stride:
                 continue
         steps.append(step)
-        rows.append(_padded(_columns_at(recorded, step, counts, target, path, limits, own_scale), len(recorded.sites)))
+        rows.append(_pad(_columns_at(recorded, step, counts, target, path, limits, own_scale), len(recorded.sites)))
     if not rows:
         return [], stride
     table = np.array(rows)  # [steps, columns, sites]
@@ -308,7 +308,7 @@ def outcomes_of(
         seen = table[:, _COUNT, i] > 0
         if seen.any():
             outcome = _outcome(recorded, i, np.array(steps)[seen], dict(zip(_COLUMNS, table[seen, :, i].T)), target)
-            outcomes.append(_judged(outcome, limits, own_scale))
+            outcomes.append(_with_judgement(outcome, limits, own_scale))
     return outcomes, stride
 
 
@@ -333,7 +333,7 @@ _COLUMNS = ("count", "peak", "bits", "needs", "flushed", "subnormal", "saturated
 _COUNT = 0
 
 
-def _padded(columns: np.ndarray, sites: int) -> np.ndarray:
+def _pad(columns: np.ndarray, sites: int) -> np.ndarray:
     """Sites that were met later than this step have a count of 0 in it."""
     if columns.shape[1] == sites:
         return columns
@@ -403,7 +403,7 @@ def _all_peaks(recorded: RecordedKind, i: int, steps: np.ndarray, examined: np.n
     return when[order], peaks[order]
 
 
-def _judged(outcome: Outcome, limits: Limits, own_scale: bool) -> Outcome:
+def _with_judgement(outcome: Outcome, limits: Limits, own_scale: bool) -> Outcome:
     severity, why = _judgement(outcome, limits, own_scale)
     return replace(outcome, severity=severity, why=why)
 

@@ -24,7 +24,7 @@ from ..core.plain_json import finite
 from .figures import EXTRA, figure_json
 from .findings import STYLES, place
 from .tables import Line, Table
-from .translation import LANGUAGES, translated, translated_figure, translated_line, translated_table
+from .translation import LANGUAGES, translate, translate_figure, translate_line, translate_table
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def document(
 ) -> str:
     """A self-contained page of sections. `figures` maps names to Plotly figures; without any, plotly.js is left out."""
     nonce = nonce or secrets.token_urlsafe(16)
-    checked_language(lang)
-    drawn = {name: translated_figure(figure_json(figure), lang) for name, figure in figures.items()}
-    title = translated(title, lang)
+    check_language(lang)
+    drawn = {name: translate_figure(figure_json(figure), lang) for name, figure in figures.items()}
+    title = translate(title, lang)
     script = script_element("\n".join([asset("loader.js"), asset("document.js")]), nonce)
     parts = {
         "lang": lang or "en",
@@ -91,7 +91,7 @@ def policy(nonce: str, *, live: bool) -> str:
     )
 
 
-def checked_language(lang: str | None) -> str | None:
+def check_language(lang: str | None) -> str | None:
     if lang is not None and lang not in LANGUAGES:
         raise NannyError(f"no strings in {lang!r}; --lang takes one of: {', '.join(LANGUAGES)}")
     return lang
@@ -133,12 +133,12 @@ def fill_template(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _section(section: Section, lang: str | None) -> str:
-    spoken = [translated_line(line, lang) for line in section.lines if line.text]
+    spoken = [translate_line(line, lang) for line in section.lines if line.text]
     lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in spoken)
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
     code = f"<pre><code>{html.escape(section.code)}</code></pre>" if section.code else ""
-    tables = "".join(_table(translated_table(table, lang)) for table in section.tables)
-    return f"<section><h2>{html.escape(translated(section.title, lang))}</h2>{lines}{code}{figure}{tables}</section>"
+    tables = "".join(_table(translate_table(table, lang)) for table in section.tables)
+    return f"<section><h2>{html.escape(translate(section.title, lang))}</h2>{lines}{code}{figure}{tables}</section>"
 
 
 def _table(table: Table) -> str:

@@ -116,11 +116,11 @@ def all_names() -> list[tuple[str, str]]:
 
 
 def page_text(page: Page, width: int = DEFAULT_WIDTH) -> str:
-    text = page.text if re.search(r"[\u4e00-\u9fff]", page.text) else reflowed(page.text, width)
+    text = page.text if re.search(r"[\u4e00-\u9fff]", page.text) else reflow(page.text, width)
     return f"{page.code} ({page.kind}, {page.by})\n\n{text}"
 
 
-def reflowed(text: str, width: int) -> str:
+def reflow(text: str, width: int) -> str:
     """Paragraphs within `width` columns; code, tables and blank lines as they are."""
     out: list[str] = []
     paragraph: list[str] = []

@@ -27,7 +27,7 @@ SHARES_PER_OCTAVE = 18  # of histograms: 14 octaves in 254 codes
 _NAMES = {"uint8": "u1", "uint16": "u2", "int32": "i4", "float32": "f4", "float64": "f8"}
 
 
-def packed(array: np.ndarray) -> dict[str, Any]:
+def pack_array(array: np.ndarray) -> dict[str, Any]:
     """`{"dtype": "u2", "shape": [rows, columns], "deflate": base64}`, little endian.
 
     Wider numbers are laid out byte plane by byte plane: the high bytes of neighbours are alike and shrink to almost nothing.
@@ -37,14 +37,6 @@ def packed(array: np.ndarray) -> dict[str, Any]:
     raw = plain.astype(plain.dtype.newbyteorder("<")).view(np.uint8).reshape(-1, plain.dtype.itemsize)
     data = zlib.compress(np.ascontiguousarray(raw.T).tobytes(), 6)
     return {"dtype": name, "shape": list(plain.shape), "deflate": base64.b64encode(data).decode("ascii")}
-
-
-def unpacked(spec: dict[str, Any]) -> np.ndarray:
-    """The inverse of `packed`; the browser has its own."""
-    dtype = np.dtype(f"<{spec['dtype']}")
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(spec["deflate"])), np.uint8)
-    raw = np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T)
-    return raw.reshape(-1).view(dtype).reshape(spec["shape"])
 
 
 def codes_of(keys: np.ndarray) -> np.ndarray:
@@ -58,12 +50,6 @@ def codes_of(keys: np.ndarray) -> np.ndarray:
     return np.where(np.isposinf(keys), NAN, codes).astype(np.uint16)
 
 
-def value_of(code: int) -> float | None:
-    """The magnitude that a code stands for; None where nothing was sampled."""
-    special = {NOT_SAMPLED: None, ZERO: 0.0, INFINITE: float("inf"), NAN: float("nan")}
-    return special[code] if code in special else float(2.0 ** (code / PER_OCTAVE - OFFSET))
-
-
 def share_codes(counts: np.ndarray) -> np.ndarray:
     """uint8 of counts [..., bins], as shares of their sum over the last axis."""
     total = np.maximum(counts.sum(-1, keepdims=True), 1)
@@ -72,35 +58,35 @@ def share_codes(counts: np.ndarray) -> np.ndarray:
     return np.where(counts > 0, np.clip(codes, 1, 255), 0).astype(np.uint8)
 
 
-def packed_columns(columns: Columns) -> dict[str, Any]:
-    whole = {"steps": packed(columns.steps.astype(np.int32)), "bounds": packed(columns.bounds.astype(np.int32))}
-    return {**whole, "reach": packed(columns.reach)}
+def pack_columns(columns: Columns) -> dict[str, Any]:
+    whole = {"steps": pack_array(columns.steps.astype(np.int32)), "bounds": pack_array(columns.bounds.astype(np.int32))}
+    return {**whole, "reach": pack_array(columns.reach)}
 
 
-def packed_matrix(matrix: Matrix) -> dict[str, Any]:
+def pack_matrix(matrix: Matrix) -> dict[str, Any]:
     at = matrix.at
     return {
-        "codes": packed(codes_of(matrix.keys)),
-        "at": None if at is None else packed(at if at.max() > 255 else at.astype(np.uint8)),
+        "codes": pack_array(codes_of(matrix.keys)),
+        "at": None if at is None else pack_array(at if at.max() > 255 else at.astype(np.uint8)),
     }
 
 
-def packed_kind(kind: KindMatrices) -> dict[str, Any]:
+def pack_kind(kind: KindMatrices) -> dict[str, Any]:
     """The matrices of one kind of site, without their names."""
     return {
-        **packed_columns(kind.columns),
-        "quantities": {name: packed_matrix(matrix) for name, matrix in kind.quantities.items()},
+        **pack_columns(kind.columns),
+        "quantities": {name: pack_matrix(matrix) for name, matrix in kind.quantities.items()},
     }
 
 
-def packed_histograms(found: ExponentHistograms) -> dict[str, Any]:
-    shares = packed(share_codes(found.counts))
-    return {**packed_columns(found.columns), "lowest": found.lowest, "highest": found.highest, "shares": shares}
+def pack_histograms(found: ExponentHistograms) -> dict[str, Any]:
+    shares = pack_array(share_codes(found.counts))
+    return {**pack_columns(found.columns), "lowest": found.lowest, "highest": found.highest, "shares": shares}
 
 
-def packed_curve(steps: np.ndarray, values: np.ndarray, most_groups: int) -> dict[str, Any]:
+def pack_curve(steps: np.ndarray, values: np.ndarray, most_groups: int) -> dict[str, Any]:
     kept = kept_points(values, most_groups)
-    return {"steps": packed(steps[kept].astype(np.int32)), "values": packed(values[kept].astype(np.float32))}
+    return {"steps": pack_array(steps[kept].astype(np.int32)), "values": pack_array(values[kept].astype(np.float32))}
 
 
 def kept_points(values: np.ndarray, most_groups: int) -> np.ndarray:

@@ -7,7 +7,7 @@
 
 Everything that one of these returns is of one moment. `live=True` leaves out what takes long or much room: the live page asks
 for one layer's histogram at a time, and for the what-if when the rest is drawn. Arrays are deflated typed arrays, see
-`arrays.packed`; numbers that JSON has no word for are strings, see `core.plain_json.finite`.
+`arrays.pack_array`; numbers that JSON has no word for are strings, see `core.plain_json.finite`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..diagnose import knowledge
 from ..diagnose.run import diagnose, stored_evidence
-from ..runs.alerts import in_order, repeats
+from ..runs.alerts import repeats, sort_by_step
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import error_matrix, matrices_of
@@ -34,7 +34,7 @@ from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_re
 from ..runs.what_if import judge_in_format
 from ..show.findings import visible
 from ..store import reader
-from .arrays import codes_of, packed, packed_columns, packed_curve, packed_histograms, packed_kind, packed_matrix
+from .arrays import codes_of, pack_array, pack_columns, pack_curve, pack_histograms, pack_kind, pack_matrix
 from .figures import format_borders, page_figures
 
 CURVES = ("loss", "grad_norm", "lr", "scale", "skipped", "unchanged_share", "update_ratio", "step_ms")
@@ -103,7 +103,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
 
 
 def _findings(summary: Summary) -> list[Finding]:
-    return in_order([finding for rank in summary.ranks for finding in rank.findings])
+    return sort_by_step([finding for rank in summary.ranks for finding in rank.findings])
 
 
 def _steps(summary: Summary) -> dict[str, int] | None:
@@ -117,7 +117,7 @@ def _curves(source: Source, after: int | None = None, most_groups: int = MOST_GR
     out = {}
     for name, (steps, values) in reader.scalars(source.db, source.run.id, CURVES, first=first).items():
         kept = values > 0 if name == "skipped" else slice(None)
-        out[name] = packed_curve(steps[kept], values[kept], most_groups)
+        out[name] = pack_curve(steps[kept], values[kept], most_groups)
     return out
 
 
@@ -131,21 +131,21 @@ def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any
         kind: {
             "names": [_cut(site.name) for site in matrices.sites],
             "dtypes": [site.dtype for site in matrices.sites],
-            **packed_kind(matrices),
+            **pack_kind(matrices),
         }
         for kind, matrices in found.items()
     }
     histograms = {}
     for kind, of_kind in histograms_of(source).items():
-        spec = histograms[kind] = packed_histograms(of_kind)
+        spec = histograms[kind] = pack_histograms(of_kind)
         if not shares:
             del spec["shares"]
         for name, matrix in of_kind.flushed.items():
             if kind in kinds:
-                kinds[kind]["quantities"][name] = {**packed_matrix(matrix), **packed_columns(matrix.columns)}
+                kinds[kind]["quantities"][name] = {**pack_matrix(matrix), **pack_columns(matrix.columns)}
     errors = error_matrix(source, [site.name for site in found["grad"].sites]) if "grad" in found else None
     if errors is not None:
-        kinds["grad"]["quantities"]["error"] = {**packed_matrix(errors), **packed_columns(errors.columns)}
+        kinds["grad"]["quantities"]["error"] = {**pack_matrix(errors), **pack_columns(errors.columns)}
     return kinds, histograms
 
 
@@ -182,7 +182,7 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
             "findings": [_finding(f) for f in recent[-CHANGE_FINDINGS:]],
             "findings_total": len(found),
             "curves": _curves(source, step, CHANGE_POINTS),
-            "kinds": {kind: packed_kind(found) for kind, found in matrices_of(source, step, CHANGE_CELLS).items()},
+            "kinds": {kind: pack_kind(found) for kind, found in matrices_of(source, step, CHANGE_CELLS).items()},
             "sites": {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in reader.kinds(source.db, source.run.id)},
         }
     small = len(json.dumps(finite(out))) <= CHANGE_BYTES
@@ -195,8 +195,8 @@ def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -
         found = layer_histogram(source, kind, site)
         if found is None:
             return None
-        flushed = {name: packed(codes_of(matrix.keys)) for name, matrix in found.flushed.items()}
-        return {**packed_histograms(found), "flushed": flushed}
+        flushed = {name: pack_array(codes_of(matrix.keys)) for name, matrix in found.flushed.items()}
+        return {**pack_histograms(found), "flushed": flushed}
 
 
 def whatif_data(path: str | Path | None, run: int | None) -> dict[str, Any]:

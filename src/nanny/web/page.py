@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ..show.html import asset, checked_language, fill_template, json_element, plotly_element, policy_element, script_element
+from ..show.html import asset, check_language, fill_template, json_element, plotly_element, policy_element, script_element
 from .arrays import CODES
 from .figures import LEVELS
 from .strings import STRINGS
@@ -22,7 +22,7 @@ SCRIPTS = ("arrays.js", "views.js", "histogram.js", "words.js", "page.js")
 def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonce: str | None = None) -> str:
     """The page on a run. `lang` is `en`, `zh`, or None for the browser's language."""
     nonce = nonce or secrets.token_urlsafe(16)
-    config = {"live": live, "lang": checked_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
+    config = {"live": live, "lang": check_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
     parts = {
         "lang": lang or "en",
         "policy": "" if live else policy_element(nonce),

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from ..cli.arguments import add_language, command_parser, port
 from ..core.finding import NannyError
-from ..show.html import checked_language, plotly_source
+from ..show.html import check_language, plotly_source
 from ..store.files import DEFAULT_FOLDER, find_stores
 from .server import ServedRuns, Server, is_loopback
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     plotly_source()  # says what to install, before anything is served
     top = _served_path(args.db)
-    served = ServedRuns(top, checked_language(args.lang))
+    served = ServedRuns(top, check_language(args.lang))
     token = secrets.token_urlsafe(24) if args.token or not is_loopback(args.host) else ""
     server = _open_server(args.host, args.port, served, token)
     with server:
