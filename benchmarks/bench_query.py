@@ -63,7 +63,7 @@ def main() -> int:
         size = Path(path).stat().st_size / 1e6
         print(f"{SITES} sites x {STEPS} steps, {size:.0f} MB; whole processes, fastest of {REPETITIONS}")
         print(f"  import numpy        {seconds_of(['-c', 'import numpy, sqlite3, argparse']):6.2f} s")
-        ask = ["-m", "nanny.runs.command"]
+        ask = ["-m", "nanny.cli"]
         summary = seconds_of([*ask, "summary", "--db", path])
         print(f"  summary             {summary:6.2f} s")
         for command in (["alerts"], ["stats", "--step", "500"], ["layer", "encoder.layer.500.attention.dense"], ["runs"]):

@@ -235,9 +235,9 @@ def open_page(board: Board, chromium: Any, address: str, bars: tuple[float | Non
 
 def follow(board: Board, writer: RunWriter, numbers: Numbers, shape: Shape, folder: Path) -> None:
     """The live page's requests while the run grows."""
-    from nanny.web.server import Server, Shelf
+    from nanny.web.server import ServedRuns, Server
 
-    server = Server("127.0.0.1", 0, Shelf(folder))
+    server = Server("127.0.0.1", 0, ServedRuns(folder))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.port}/run/metrics.db/1/api"
     start = time.perf_counter()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nanny.cli.explain import causes_page, rules_page
 from nanny.core.limits import describe
-from nanny.show.pages import causes_page, rules_page
 from nanny.store.schema import schema_page
 
 DOCS = Path(__file__).parent

@@ -22,8 +22,8 @@ from mcp import Client, MCPError, StdioServerParameters
 from runs.query_recordings import HEALTHY, Recipe, record
 
 from nanny import cli
-from nanny.agent.room import Room
-from nanny.agent.server import RUNNING, TOOLS, build_server
+from nanny.agent.folder import ReadableFolder
+from nanny.agent.server import RUN_TOOLS, TOOLS, build_server
 from nanny.agent.tools import MOST_ROWS
 from nanny.core.finding import Finding, Severity
 
@@ -75,15 +75,15 @@ def talk(server: Any, work: Callable[[Client], Awaitable[Any]], mode: str = "aut
 
 def ask(project: Path, tool: str, **arguments: Any) -> dict[str, Any]:
     """A tool's answer as the client gets it, its text and its structure saying the same."""
-    result = talk(build_server(Room(project)), lambda client: client.call_tool(tool, arguments))
+    result = talk(build_server(ReadableFolder(project)), lambda client: client.call_tool(tool, arguments))
     assert not result.is_error, result.content[0].text
     assert json.loads(result.content[0].text) == result.structured_content
     return dict(result.structured_content)
 
 
-def refused(project: Path, tool: str, room: Room | None = None, **arguments: Any) -> str:
+def refused(project: Path, tool: str, folder: ReadableFolder | None = None, **arguments: Any) -> str:
     """The one sentence that reaches the model."""
-    result = talk(build_server(room or Room(project)), lambda client: client.call_tool(tool, arguments))
+    result = talk(build_server(folder or ReadableFolder(project)), lambda client: client.call_tool(tool, arguments))
     assert result.is_error
     text = result.content[0].text
     assert "Traceback" not in text
@@ -137,16 +137,16 @@ def test_a_client_over_stdio_reaches_every_tool_prompt_and_resource(project, mod
 def test_every_rule_and_cause_is_a_resource(project):
     from nanny.show.pages import all_names
 
-    resources = talk(build_server(Room(project)), lambda client: client.list_resources()).resources
+    resources = talk(build_server(ReadableFolder(project)), lambda client: client.list_resources()).resources
     assert {r.name for r in resources} >= {name for name, _ in all_names()}
 
 
 def test_starting_and_asking_about_runs_does_not_import_torch(project):
     code = (
         "import sys, anyio; from pathlib import Path; from mcp import Client; from nanny.agent.server import build_server;"
-        "from nanny.agent.room import Room\n"
+        "from nanny.agent.folder import ReadableFolder\n"
         "async def go():\n"
-        f"    async with Client(build_server(Room(Path({str(project)!r})))) as client:\n"
+        f"    async with Client(build_server(ReadableFolder(Path({str(project)!r})))) as client:\n"
         "        for name in ('list_runs', 'run_summary', 'first_anomaly', 'diagnose'):\n"
         "            assert not (await client.call_tool(name, {})).is_error, name\n"
         "anyio.run(go); print('torch' in sys.modules)"
@@ -317,8 +317,8 @@ def test_stores_outside_the_root_are_not_read(project, tmp_path):
 
 
 def test_the_store_named_at_the_start_may_lie_elsewhere(project, tmp_path):
-    room = Room(tmp_path.resolve(), project / "nanny_logs")
-    result = talk(build_server(room), lambda client: client.call_tool("run_summary", {}))
+    folder = ReadableFolder(tmp_path.resolve(), project / "nanny_logs")
+    result = talk(build_server(folder), lambda client: client.call_tool("run_summary", {}))
     assert result.structured_content["run"] == 2
 
 
@@ -376,11 +376,11 @@ def test_an_empty_folder_says_how_to_record_a_run(tmp_path):
 
 
 def test_code_is_executed_only_if_the_server_was_told_so(project):
-    names = [tool.name for tool in talk(build_server(Room(project)), lambda client: client.list_tools()).tools]
-    assert not set(RUNNING) & set(names)
-    allowed = talk(build_server(Room(project), allow_run=True), lambda client: client.list_tools()).tools
-    running = {tool.name: tool for tool in allowed if tool.name in RUNNING}
-    assert set(running) == set(RUNNING)
+    names = [tool.name for tool in talk(build_server(ReadableFolder(project)), lambda client: client.list_tools()).tools]
+    assert not set(RUN_TOOLS) & set(names)
+    allowed = talk(build_server(ReadableFolder(project), allow_run=True), lambda client: client.list_tools()).tools
+    running = {tool.name: tool for tool in allowed if tool.name in RUN_TOOLS}
+    assert set(running) == set(RUN_TOOLS)
     for tool in running.values():
         assert "EXECUTES" in tool.description
         assert not tool.annotations.read_only_hint
@@ -391,7 +391,7 @@ def test_diff_runs_the_users_model_in_a_process_of_its_own(tmp_path):
 
     (tmp_path / "model.py").write_text("import torch\n\ndef model():\n    return torch.nn.Linear(4, 2)\n")
     torch.save(torch.ones(3, 4), tmp_path / "sample.pt")
-    server = build_server(Room(tmp_path.resolve()), allow_run=True)
+    server = build_server(ReadableFolder(tmp_path.resolve()), allow_run=True)
     result = talk(server, lambda client: client.call_tool("diff", {"model": "model.py:model", "input": "sample.pt"}))
     assert not result.is_error, result.content
     assert result.structured_content["exit_code"] == 0

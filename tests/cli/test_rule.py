@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nanny.cli.explain import causes_page, main, rules_page
 from nanny.core.finding import NannyError
 from nanny.diagnose.knowledge import causes
-from nanny.show.pages import all_pages, causes_page, main, page_markdown, rules_page
+from nanny.show.pages import all_pages, page_markdown
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("Why:", "Example:", "Use instead:", "When not:")

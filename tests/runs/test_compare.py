@@ -14,8 +14,7 @@ import torch
 
 from nanny import cli
 from nanny.core.limits import Limits
-from nanny.runs.parted import plain_name
-from nanny.runs.parting import find_parting, step_noise
+from nanny.runs.compare import find_divergence, plain_name, step_noise
 from runs import query_recordings as q
 from runs.query_recordings import Recipe, nanny, record
 
@@ -31,7 +30,7 @@ def compare(a: object, b: object, capsys: pytest.CaptureFixture[str], *more: str
 
 def part(a: np.ndarray, b: np.ndarray, tolerance: float = 0.0) -> int:
     noise = np.sqrt(2) * step_noise(a[:, None], Limits())
-    found = find_parting(a[:, None], b[:, None], np.array([[tolerance]]), noise, Limits())
+    found = find_divergence(a[:, None], b[:, None], np.array([[tolerance]]), noise, Limits())
     return int(found.first[0])
 
 

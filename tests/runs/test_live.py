@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from nanny.core.step import RunInfo
+from nanny.runs.source import open_job
+from nanny.runs.summary import summarize
 from nanny.store.writer import RunWriter
 from runs.query_recordings import CULPRIT, HEALTHY, nanny, record
 
@@ -31,6 +33,20 @@ def live(tmp_path: Path) -> Iterator[RunWriter]:
 def tail(folder: Path, *args: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-u", "-m", "nanny.cli", "tail", "--interval", "0.1", *args]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True)
+
+
+def test_answers_inside_one_open_run_are_of_one_moment(live: RunWriter, tmp_path: Path) -> None:
+    with open_job(str(tmp_path / "nanny_logs"), None) as (sources, _):
+        assert summarize(sources).lead.steps == (0, 4)
+        live.add_scalars(5, {"loss": float("nan")})
+        live.add_finding(replace(CULPRIT, step=5))
+        live.flush()
+        later = summarize(sources)
+        assert later.lead.steps == (0, 4)
+        assert later.verdict.healthy
+    with open_job(str(tmp_path / "nanny_logs"), None) as (sources, _):
+        assert summarize(sources).lead.steps == (0, 5)
+        assert not summarize(sources).verdict.healthy
 
 
 def test_tail_follows_the_run_and_ends_with_it(live: RunWriter, tmp_path: Path) -> None:

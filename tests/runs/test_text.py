@@ -10,7 +10,7 @@ import pytest
 
 from nanny.core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from nanny.show.spark import BLOCKS, NON_FINITE, sparkline
-from nanny.show.tables import Answer, Column, Line, Table, csv_text, rendered, table_text
+from nanny.show.tables import Answer, Column, Line, Table, csv_text, render_answer, table_text
 
 
 @pytest.mark.parametrize(
@@ -98,18 +98,18 @@ def test_csv_holds_all_rows_unshortened() -> None:
 
 
 def test_markdown_escapes_what_would_break_a_cell() -> None:
-    text = rendered(Answer(tables=[TABLE]), "markdown")
+    text = render_answer(Answer(tables=[TABLE]), "markdown")
     assert "a\\|b\\_c\\*" in text
 
 
 def test_a_name_cannot_steer_the_terminal() -> None:
     evil = Answer(lines=[Line("\x1b[2Jboo")], tables=[Table((Column("layer"),), [["\x1b]0;title\x07"]])])
-    assert "\x1b" not in rendered(evil, "text")
-    assert "\x1b" not in rendered(evil, "markdown")
+    assert "\x1b" not in render_answer(evil, "text")
+    assert "\x1b" not in render_answer(evil, "markdown")
 
 
 def test_long_lines_are_wrapped_with_their_indent() -> None:
-    text = rendered(Answer(lines=[Line("word " * 60, indent=4)]), "text", width=80)
+    text = render_answer(Answer(lines=[Line("word " * 60, indent=4)]), "text", width=80)
     first, *others = text.splitlines()
     assert max(map(len, (first, *others))) <= 80
     assert all(line.startswith("    word") for line in others)

@@ -15,9 +15,8 @@ from measure.plain_numbers import range_shares
 from nanny import cli
 from nanny.core.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format
 from nanny.core.limits import Limits
-from nanny.runs.fates import Recorded, examine, quantile
-from nanny.runs.lossscale import limit_bits, scale_path
 from nanny.runs.ranges import exponent_below, highest_exponent, shares
+from nanny.runs.what_if import RecordedKind, limit_bits, outcomes_of, quantile, scale_path
 from runs import query_recordings as q
 from runs.query_recordings import HEALTHY, Recipe, histogram_of, nanny, record
 
@@ -243,9 +242,9 @@ def test_a_long_run_is_thinned_evenly_and_keeps_its_peak() -> None:
     peaks = np.ones((100, 1))
     peaks[37] = 1e6
     site = q.Site("output", "fc", "float32", (4,))
-    recorded = Recorded("output", [site], steps, peaks, np.array([4]))
+    recorded = RecordedKind("output", [site], steps, peaks, np.array([4]))
     histograms = [(int(step), histogram_of(np.ones(4))[None]) for step in steps]
-    (fate,), stride = examine(recorded, iter(histograms), FP16, None, Limits(), most_steps=10)
+    (fate,), stride = outcomes_of(recorded, iter(histograms), FP16, None, Limits(), most_steps=10)
     assert stride == 8
     assert fate.steps == tuple(range(0, 100, 8))
     assert (fate.peak, fate.peak_step, fate.first_overflow, fate.why) == (1e6, 37, 37, "overflows")

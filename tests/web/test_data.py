@@ -25,15 +25,17 @@ from nanny.core.finding import Finding, Severity
 from nanny.core.formats import FP16
 from nanny.core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site
 from nanny.monitor.watch import MixedPrecisionNanny
+from nanny.runs.matrices import groups_of, order_keys, reach, worst_of
+from nanny.show import figures
+from nanny.show.html import json_for_script
+from nanny.store import reader
 from nanny.store.writer import RunWriter
-from nanny.web import figures
-from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, packed, unpacked, value_of
-from nanny.web.columns import groups_of, order_keys, pooled, reach
-from nanny.web.curves import kept_points
+from nanny.web.arrays import INFINITE, NAN, NOT_SAMPLED, ZERO, codes_of, kept_points, pack_array
 from nanny.web.data import changes_since, layer_data, page_data, whatif_data
 from nanny.web.figures import format_borders
-from nanny.web.page import SCRIPTS, asset, json_for_script, render
+from nanny.web.page import render, scripts
 from nanny.web.strings import STRINGS
+from web.unpacking import unpack_array, value_of
 
 MAGNITUDES = st.floats(width=32, allow_nan=True, allow_infinity=True).map(abs)
 
@@ -62,8 +64,8 @@ def test_an_infinity_is_neither_nan_nor_a_number():
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int32", "float32", "float64"])
 def test_arrays_survive_packing(dtype):
     array = (np.arange(60).reshape(3, 20) * 37 % 251).astype(dtype)
-    assert (unpacked(packed(array)) == array).all()
-    assert unpacked(packed(array)).dtype == np.dtype(dtype)
+    assert (unpack_array(pack_array(array)) == array).all()
+    assert unpack_array(pack_array(array)).dtype == np.dtype(dtype)
 
 
 @given(st.integers(1, 500), st.integers(1, 40))
@@ -78,7 +80,7 @@ def test_groups_cover_all_samples_once(samples, most):
 @given(st.lists(st.lists(MAGNITUDES, min_size=3, max_size=3), min_size=1, max_size=12))
 def test_of_each_group_the_worst_value_wins_and_its_place_is_known(rows):
     block = order_keys(np.array(rows, np.float32), np.ones((len(rows), 3), bool))
-    found = pooled([block])
+    found = worst_of([block])
     for site in range(3):
         column = [float(key) for key in block[:, site]]
         assert float(found.keys[site, 0]) == max(column)
@@ -124,11 +126,11 @@ def test_one_bad_step_of_a_long_run_stays_in_the_picture_with_its_step(tmp_path)
         writer.add_sample(Sample("grad", step, GRADIENT_STATS, data.astype("<f4").tobytes()))
     writer.close("finished")
     kind = page_data(writer.path)["kinds"]["grad"]
-    codes, at = (unpacked(kind["quantities"]["absmax"][name]) for name in ("codes", "at"))
+    codes, at = (unpack_array(kind["quantities"]["absmax"][name]) for name in ("codes", "at"))
     assert codes.shape[1] <= 1000
     (row,), (column,) = np.nonzero(codes == INFINITE)
     assert row == 2
-    assert unpacked(kind["steps"])[unpacked(kind["bounds"])[column] + at[row, column]] == 3333
+    assert unpack_array(kind["steps"])[unpack_array(kind["bounds"])[column] + at[row, column]] == 3333
 
 
 def test_not_sampled_zero_and_non_finite_are_three_codes(tmp_path):
@@ -139,7 +141,7 @@ def test_not_sampled_zero_and_non_finite_are_three_codes(tmp_path):
     data = np.stack([np.array(rows.get(name, [0, 0, 0, 0]), "<f4") for name in SAMPLE_STATS])
     writer.add_sample(Sample("output", 0, SAMPLE_STATS, data.tobytes()))
     writer.close("finished")
-    codes = unpacked(page_data(writer.path)["kinds"]["output"]["quantities"]["absmax"]["codes"])[:, 0]
+    codes = unpack_array(page_data(writer.path)["kinds"]["output"]["quantities"]["absmax"]["codes"])[:, 0]
     assert codes[:3].tolist() == [NOT_SAMPLED, ZERO, NAN]
     assert value_of(int(codes[3])) == pytest.approx(2.0, rel=0.003)
 
@@ -158,7 +160,7 @@ def masked_run(folder: Path, with_weights: bool) -> Path:
 
 def test_minus_infinity_of_a_mask_is_no_alarm_but_of_a_layer_with_weights_it_is(tmp_path):
     def code(path: Path) -> int:
-        return int(unpacked(page_data(path)["kinds"]["output"]["quantities"]["absmax"]["codes"])[0, 0])
+        return int(unpack_array(page_data(path)["kinds"]["output"]["quantities"]["absmax"]["codes"])[0, 0])
 
     assert value_of(code(masked_run(tmp_path / "mask", with_weights=False))) == pytest.approx(7.0, rel=0.003)
     assert code(masked_run(tmp_path / "layer", with_weights=True)) == INFINITE
@@ -169,7 +171,7 @@ def test_the_share_that_fp16_flushes_follows_the_loss_scale(tmp_path):
     lost = {}
     for scale in (1.0, 65536.0):
         path = record(tmp_path / str(scale), Recipe(layers=small, scale=scale))
-        codes = unpacked(page_data(path)["kinds"]["grad"]["quantities"]["flushed"]["codes"])
+        codes = unpack_array(page_data(path)["kinds"]["grad"]["quantities"]["flushed"]["codes"])
         lost[scale] = max(value_of(int(code)) or 0.0 for code in codes.ravel())
     assert lost[1.0] > 0.9
     assert lost[65536.0] < 0.01
@@ -178,12 +180,12 @@ def test_the_share_that_fp16_flushes_follows_the_loss_scale(tmp_path):
 def test_histograms_hold_the_recorded_shares(tmp_path):
     path = record(tmp_path, HEALTHY)
     kind = page_data(path)["histograms"]["output"]
-    shares = unpacked(kind["shares"]).astype(float)
+    shares = unpack_array(kind["shares"]).astype(float)
     parts = np.where(shares > 0, 2.0 ** ((shares - 255) / 18), 0).sum(-1)
     assert parts == pytest.approx(1.0, abs=0.04)
     alone = layer_data(path, 1, "output", "body.0")
     assert alone is not None
-    row = unpacked(alone["shares"])[0].astype(float)
+    row = unpack_array(alone["shares"])[0].astype(float)
     assert np.where(row > 0, 2.0 ** ((row - 255) / 18), 0).sum(-1) == pytest.approx(1.0, abs=0.04)
     assert layer_data(path, 1, "output", "no such layer") is None
 
@@ -211,6 +213,19 @@ def test_a_real_run_that_overflows_comes_with_its_diagnosis_in_both_languages(tm
     assert first["pages"]["en"]["title"] != first["pages"]["zh"]["title"]
 
 
+def test_a_page_opens_each_store_once(tmp_path, monkeypatch):
+    record(tmp_path, dataclasses.replace(HEALTHY, started=1.7e9, world_size=2))
+    record(tmp_path, dataclasses.replace(HEALTHY, started=1.8e9, world_size=2, seed=1))
+    record(tmp_path, dataclasses.replace(SICK, started=1.8e9, world_size=2, rank=1))
+    opened = []
+    connect = reader.connect
+    monkeypatch.setattr(reader, "connect", lambda path: opened.append(Path(path).name) or connect(path))
+    data = page_data(tmp_path, 2, "1")
+    assert data["run"]["rank"] == 1
+    assert data["comparison"]["other"]["id"] == 1
+    assert sorted(opened) == ["metrics.db", "metrics.rank1.db"]
+
+
 def test_a_real_run_shows_which_parameters_lose_their_updates(tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 16).bfloat16()
@@ -222,7 +237,7 @@ def test_a_real_run_shows_which_parameters_lose_their_updates(tmp_path):
                 model(torch.randn(8, 16, dtype=torch.bfloat16)).float().square().mean().backward()
                 optimizer.step()
     kind = page_data(tmp_path)["kinds"]["update"]
-    codes = unpacked(kind["quantities"]["lost"]["codes"])
+    codes = unpack_array(kind["quantities"]["lost"]["codes"])
     assert value_of(int(codes[kind["names"].index("weight"), 0])) == pytest.approx(1.0, abs=0.05)
 
 
@@ -235,22 +250,22 @@ def test_lost_updates_and_gradient_errors_have_their_matrices(tmp_path):
     writer.add_examination(Examination(step=5, gradients=(gradient,)))
     writer.close("finished")
     kinds = page_data(writer.path)["kinds"]
-    lost = unpacked(kinds["update"]["quantities"]["lost"]["codes"])
+    lost = unpack_array(kinds["update"]["quantities"]["lost"]["codes"])
     error = kinds["grad"]["quantities"]["error"]
     assert value_of(int(lost[0, 0])) == pytest.approx(0.75, rel=0.003)
-    assert value_of(int(unpacked(error["codes"])[0, 0])) == pytest.approx(0.25, rel=0.003)
-    assert unpacked(error["steps"]).tolist() == [5]
+    assert value_of(int(unpack_array(error["codes"])[0, 0])) == pytest.approx(0.25, rel=0.003)
+    assert unpack_array(error["steps"]).tolist() == [5]
 
 
 def test_changes_carry_the_same_numbers_as_the_whole_page(tmp_path):
     path = record(tmp_path, SICK)
     whole, news = page_data(path), changes_since(path, 1, 19)
     curve, new = whole["curves"]["loss"], news["curves"]["loss"]
-    after = unpacked(curve["steps"]) > 19
-    assert unpacked(new["steps"]).tolist() == unpacked(curve["steps"])[after].tolist()
+    after = unpack_array(curve["steps"]) > 19
+    assert unpack_array(new["steps"]).tolist() == unpack_array(curve["steps"])[after].tolist()
     kind, fresh = whole["kinds"]["grad"], news["kinds"]["grad"]
-    wanted = unpacked(kind["quantities"]["norm"]["codes"])[:, unpacked(kind["steps"]) > 19]
-    assert (unpacked(fresh["quantities"]["norm"]["codes"]) == wanted).all()
+    wanted = unpack_array(kind["quantities"]["norm"]["codes"])[:, unpack_array(kind["steps"]) > 19]
+    assert (unpack_array(fresh["quantities"]["norm"]["codes"]) == wanted).all()
     assert [f["code"] for f in news["findings"]] == [f["code"] for f in whole["findings"]]
     assert changes_since(path, 1, 39)["kinds"] == {}
 
@@ -347,7 +362,7 @@ def test_no_name_can_end_the_script_it_stands_in():
 
 
 def test_all_that_the_script_says_is_there_in_both_languages():
-    script = "".join(asset(name) for name in SCRIPTS)
+    script = scripts()
     asked = set(re.findall(r'\bt\("([^"]+)"', script))
     assert len(asked) > 40
     for language in STRINGS.values():

@@ -12,11 +12,11 @@ from PIL import Image
 from runs.query_recordings import CULPRIT, HEALTHY, SICK, Recipe, record
 
 from nanny.cli import main
+from nanny.cli.plot import COLUMNS, QUANTITIES, on_pixels
 from nanny.core.examination import Examination, GradientError
 from nanny.core.step import GRADIENT_STATS, UPDATE_STATS, RunInfo, Sample, Site
+from nanny.runs.matrices import reach
 from nanny.store.writer import RunWriter
-from nanny.web.columns import reach
-from nanny.web.plot import COLUMNS, QUANTITIES, on_pixels
 
 RED = (176, 0, 32)
 
@@ -184,7 +184,7 @@ def _text(path):
 
 def test_without_matplotlib_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in ("nanny.web.plot", "nanny.show.plots"):
+    for name in ("nanny.cli.plot", "nanny.show.plots"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.delattr("nanny.show.plots", raising=False)
     assert main(["plot"]) == 2

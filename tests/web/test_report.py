@@ -18,9 +18,9 @@ from nanny.cli import main
 from nanny.core.finding import Finding, Severity
 from nanny.core.step import GRADIENT_STATS, RunInfo, Sample, Site
 from nanny.store.writer import RunWriter
-from nanny.web.arrays import unpacked
 from nanny.web.data import page_data
 from nanny.web.report import write_report
+from web.unpacking import unpack_array
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -171,7 +171,7 @@ def test_an_address_restores_what_was_chosen(chromium, sick):
 
 def test_the_browser_reads_the_numbers_that_python_wrote(opened, sick):
     data = page_data(sick.parent)
-    wanted = unpacked(data["kinds"]["grad"]["quantities"]["norm"]["codes"]).ravel().tolist()
+    wanted = unpack_array(data["kinds"]["grad"]["quantities"]["norm"]["codes"]).ravel().tolist()
     got = opened.page.evaluate("async () => [...(await matrixOf('grad', 'norm')).codes]")
     assert got == wanted
     steps = opened.page.evaluate("page.curves.loss.steps")
@@ -335,9 +335,9 @@ def test_the_wheel_carries_the_files_of_the_page(tmp_path):
     root = Path(__file__).parents[2]
     (wheel,) = WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
     inside = set(zipfile.ZipFile(wheel).namelist())
-    files = [file for file in (root / "src/nanny/web").iterdir() if file.suffix in (".js", ".css", ".html")]
+    files = [file for file in (root / "src/nanny").rglob("assets/*") if file.suffix in (".js", ".css", ".html")]
     assert len(files) >= 8
-    assert {f"nanny/web/{file.name}" for file in files} <= inside
+    assert {file.relative_to(root / "src").as_posix() for file in files} <= inside
 
 
 def test_codes_in_the_browser_mean_the_same_values(opened):

@@ -24,7 +24,7 @@ from runs.query_recordings import CULPRIT, HEALTHY, SICK, record
 from nanny.cli import main
 from nanny.core.step import RunInfo
 from nanny.store.writer import RunWriter
-from nanny.web.server import Gate, Server, Shelf, host_is_known
+from nanny.web.server import Access, ServedRuns, Server, host_is_known
 from nanny.web.ui import greeting
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'"
@@ -55,7 +55,7 @@ class Client:
 
 @contextlib.contextmanager
 def serving(top: Path, token: str = "", lang: str | None = None, host: str = "127.0.0.1") -> Iterator[Client]:
-    server = Server(host, 0, Shelf(top, lang), token)
+    server = Server(host, 0, ServedRuns(top, lang), token)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -153,7 +153,7 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(many, tmp_path):
         assert "bad/metrics.db" in Tags(client.ask("/")[1]).text
 
 
-def test_the_verdict_of_a_running_run_is_not_kept(tmp_path):
+def test_the_verdict_of_a_running_run_is_not_cached(tmp_path):
     with serving(tmp_path) as client:
         writer = RunWriter(tmp_path, RunInfo(started=1.0, argv=("train.py",)))
         writer.add_scalars(0, {"loss": 1.0})
@@ -250,9 +250,9 @@ def test_a_tunnel_from_any_local_port_is_let_in(many, host):
 
 
 def test_an_open_address_is_known_by_its_numbers_and_own_name_only():
-    gate = Gate(frozenset({"localhost", "trainer"}), "secret", only_loopback=False)
-    assert all(host_is_known(host, gate) for host in ("10.0.0.3:8765", "trainer:8765", "[fe80::1]:8765"))
-    assert not any(host_is_known(host, gate) for host in ("evil.example", "trainer.evil.example:8765", ""))
+    access = Access(frozenset({"localhost", "trainer"}), "secret", only_loopback=False)
+    assert all(host_is_known(host, access) for host in ("10.0.0.3:8765", "trainer:8765", "[fe80::1]:8765"))
+    assert not any(host_is_known(host, access) for host in ("evil.example", "trainer.evil.example:8765", ""))
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -324,10 +324,10 @@ def test_the_command_serves_says_how_to_reach_it_and_ends_with_ctrl_c(tmp_path):
 
 
 def test_an_address_beyond_this_machine_comes_with_a_token(tmp_path):
-    server = Server("127.0.0.1", 0, Shelf(tmp_path), "")
+    server = Server("127.0.0.1", 0, ServedRuns(tmp_path), "")
     server.server_close()
     assert not any("token" in line for line in greeting(server, tmp_path))
-    server = Server("0.0.0.0", 0, Shelf(tmp_path), "abc")
+    server = Server("0.0.0.0", 0, ServedRuns(tmp_path), "abc")
     server.server_close()
     lines = greeting(server, tmp_path)
     assert lines[0].endswith(f":{server.port}/?token=abc")

@@ -40,7 +40,7 @@ class Explanation:
 
 
 @dataclass(frozen=True)
-class RunRow:
+class RunResult:
     db: str  # give this to the other tools
     run: int
     rank: int
@@ -54,9 +54,9 @@ class RunRow:
 
 
 @dataclass(frozen=True)
-class RunList:
+class RunListResult:
     total: int
-    runs: list[RunRow]  # the newest first
+    runs: list[RunResult]  # the newest first
     next_offset: int | None
     notes: list[str]
 
@@ -80,7 +80,7 @@ class RunFinding:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SummaryResult:
     db: str
     run: int
     healthy: bool | None  # None: too little to tell
@@ -98,14 +98,14 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class FindingList:
+class FindingsResult:
     total: int
     findings: list[RunFinding]
     next_offset: int | None
 
 
 @dataclass(frozen=True)
-class Anomaly:
+class AnomalyResult:
     healthy: bool | None
     verdict: str
     first: RunFinding | None
@@ -127,7 +127,7 @@ class LayerKind:
 
 
 @dataclass(frozen=True)
-class LayerHistory:
+class LayerResult:
     layer: str
     kinds: list[LayerKind]
     findings: list[RunFinding]
@@ -135,7 +135,7 @@ class LayerHistory:
 
 
 @dataclass(frozen=True)
-class RunComparison:
+class ComparisonResult:
     parts: bool
     verdict: str
     first: dict[str, Any] | None  # where and when they part first
@@ -147,7 +147,7 @@ class RunComparison:
 
 
 @dataclass(frozen=True)
-class DiagnosisRow:
+class DiagnosisResult:
     cause: str  # explain(cause) says how it comes about
     family: str
     culprit: str
@@ -164,15 +164,15 @@ class DiagnosisRow:
 
 
 @dataclass(frozen=True)
-class DiagnosisList:
+class DiagnosesResult:
     db: str
     run: int
-    diagnoses: list[DiagnosisRow]  # best first; empty on a healthy run
+    diagnoses: list[DiagnosisResult]  # best first; empty on a healthy run
     verdict: str
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class WhatIfResult:
     dtype: str
     survives: bool | None  # None: with losses
     verdict: str
@@ -183,7 +183,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class RunOutput:
+class OutputResult:
     """What a command printed that executed the user's code."""
 
     command: str

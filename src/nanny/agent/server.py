@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+from ..cli.arguments import command_parser, port
 from ..core.finding import NannyError
+from .folder import ReadableFolder
 from .prompts import PROMPTS
-from .room import Room
-from .running import RunningTools
+from .run_tools import RunTools
 from .tools import Tools
 
 TOOLS = (
@@ -36,13 +37,13 @@ TOOLS = (
     "diagnose",
     "what_if",
 )
-RUNNING = ("diff", "trace")
+RUN_TOOLS = ("diff", "trace")
 INSTRUCTIONS = """nanny says what goes wrong numerically in mixed-precision (FP16/BF16) PyTorch training, where and why.
 Before training: check_code. For a recorded run: list_runs, first_anomaly, diagnose, then explain the cause and check_code on
 the culprit's file. Rules and causes are also resources (nanny://rule/CODE). NaN and infinities are texts."""
 
 
-def build_server(room: Room, allow_run: bool = False) -> Any:
+def build_server(folder: ReadableFolder, allow_run: bool = False) -> Any:
     """The server with its tools, prompts and resources; the protocol is imported here and nowhere else."""
     try:
         from mcp.server import MCPServer
@@ -53,13 +54,13 @@ def build_server(room: Room, allow_run: bool = False) -> Any:
 
     server = MCPServer("nanny", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     looks = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
-    tools = Tools(room)
+    tools = Tools(folder)
     for name in TOOLS:
         server.add_tool(_one_sentence(getattr(tools, name)), name=name, annotations=looks)
     if allow_run:
         runs = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
-        running = RunningTools(room)
-        for name in RUNNING:
+        running = RunTools(folder)
+        for name in RUN_TOOLS:
             server.add_tool(_one_sentence(getattr(running, name)), name=name, annotations=runs)
     for prompt in PROMPTS:
         server.prompt(description=prompt.__doc__)(prompt)
@@ -72,16 +73,14 @@ def _one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
     from mcp.server.mcpserver.exceptions import ToolError
 
     @functools.wraps(tool)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def answer(*args: Any, **kwargs: Any) -> Any:
         try:
             return tool(*args, **kwargs)
         except NannyError as error:
             raise ToolError(str(error)) from None
-        except SystemExit:  # argparse has put its own sentence on the log
-            raise ToolError("an argument is not understood; see the tool's schema") from None
 
-    told.__signature__ = _described(tool)  # type: ignore[attr-defined]
-    return told
+    answer.__signature__ = _described(tool)  # type: ignore[attr-defined]
+    return answer
 
 
 def _described(tool: Callable[..., Any]) -> inspect.Signature:
@@ -113,10 +112,13 @@ def _add_resources(server: Any, tools: Tools) -> None:
 
     @server.resource("nanny://run/{run}/summary", name="summary", description="The verdict on a run", mime_type="text/markdown")
     def summary(run: int) -> str:
-        from ..runs.command import ask
-        from ..show.tables import rendered
+        from ..runs.source import open_job
+        from ..runs.summary import summarize
+        from ..runs.text import summary_answer
+        from ..show.tables import render_answer
 
-        return rendered(ask(["summary", f"--db={tools.room.store(None)}", f"--run={run}"])[0], "markdown")
+        with open_job(tools.folder.store(None), run) as (sources, notes):
+            return render_answer(summary_answer(summarize(sources, notes)), "markdown")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -129,7 +131,7 @@ def main(argv: Sequence[str]) -> int:
         raise NannyError(f"{options.db}: no such file or folder; --db names a metrics.db or its folder")
     if options.http is not None:
         _say_if_taken(options.http)
-    server = build_server(Room(root, db), options.allow_run)
+    server = build_server(ReadableFolder(root, db), options.allow_run)
     os.chdir(root)
     if options.http is None:
         server.run("stdio")
@@ -149,18 +151,10 @@ def _say_if_taken(port: int) -> None:
             raise NannyError(f"cannot listen on 127.0.0.1:{port} ({error.strerror or error}); name another --http") from error
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nanny mcp", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_parser("mcp", __doc__)
     parser.add_argument("--root", default=".", metavar="DIR", help="the folder that the agent may read (default: this one)")
     parser.add_argument("--db", metavar="PATH", help="the store that is meant when a question names none")
-    parser.add_argument("--http", type=_port, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
+    parser.add_argument("--http", type=port, metavar="PORT", help="serve streamable HTTP on 127.0.0.1 instead of stdio")
     parser.add_argument("--allow-run", action="store_true", help="also offer diff and trace, which execute the user's code")
     return parser

@@ -6,31 +6,41 @@ Every method of `Tools` is served as a tool of the same name; its docstring is w
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..core.finding import Finding, NannyError, Severity
+from ..core.formats import format_of
 from ..core.plain_json import finite
+from ..runs.alerts import find_alerts
+from ..runs.compare import compare_runs
+from ..runs.layer import KindHistory, layer_history
+from ..runs.runs import ListedRun, list_runs
+from ..runs.source import open_job, open_run, step_range
+from ..runs.summary import Summary, curve_stats, summarize
+from ..runs.text import comparison_verdict, what_if_headline, what_if_reasons, what_if_remarks
+from ..runs.what_if import judge_in_format
+from .folder import ReadableFolder
 from .results import (
-    Anomaly,
+    AnomalyResult,
     CheckResult,
     CodeFinding,
-    DiagnosisList,
-    DiagnosisRow,
+    ComparisonResult,
+    DiagnosesResult,
+    DiagnosisResult,
     Explanation,
-    FindingList,
-    LayerHistory,
+    FindingsResult,
     LayerKind,
-    RunComparison,
+    LayerResult,
     RunFinding,
-    RunList,
-    RunRow,
-    Summary,
-    WhatIf,
+    RunListResult,
+    RunResult,
+    SummaryResult,
+    WhatIfResult,
 )
-from .room import Room
 
 MOST_ROWS = 200
 LONGEST_SOURCE = 1_000_000
@@ -44,7 +54,7 @@ Offset = Annotated[int, "leave out this many rows: the next_offset of the answer
 
 @dataclass(frozen=True)
 class Tools:
-    room: Room
+    folder: ReadableFolder
 
     def check_code(
         self,
@@ -70,11 +80,11 @@ class Tools:
                 raise NannyError(f"text holds {len(text)} characters; give at most {LONGEST_SOURCE}, or a path")
             report = check_text(text, "<text>", overrides)
         else:
-            real = self.room.path(path or "")
+            real = self.folder.path(path or "")
             config = find_config(str(real))
             found = [f.path for f in find_files(str(real), notes, config.exclude, config.root)]
-            inside = [f for f in found if self.room.holds(Path(f).resolve())]
-            notes += [f"{self.room.shown(f)}: skipped, it leads outside the root" for f in found if f not in set(inside)]
+            inside = [f for f in found if self.folder.holds(Path(f).resolve())]
+            notes += [f"{self.folder.shown(f)}: skipped, it leads outside the root" for f in found if f not in set(inside)]
             report = check_paths(inside, overrides, jobs=1)
         wanted = [f for f in report.findings if f.severity >= Severity.parse(severity)]
         page, following = _page(wanted, limit, offset)
@@ -98,42 +108,44 @@ class Tools:
         page = page_of(name, lang)
         return Explanation(page.code, "cause" if page.by == "nanny diagnose" else "rule", page_markdown(page))
 
-    def list_runs(self, db: Db = None, limit: Limit = 50, offset: Offset = 0) -> RunList:
+    def list_runs(self, db: Db = None, limit: Limit = 50, offset: Offset = 0) -> RunListResult:
         """List recorded training runs, the newest first, with their verdict in numbers. Without db: all below the root."""
-        data, notes = [], []
-        for place in [self.room.store(db)] if db else list(map(str, self.room.stores())):
+        rows: list[ListedRun] = []
+        notes: list[str] = []
+        for place in [self.folder.store(db)] if db else list(map(str, self.folder.stores())):
             try:
-                answer = self._ask("runs", place, None)
+                found = list_runs(place)
             except NannyError as error:
                 notes.append(str(error))
                 continue
-            data += answer["runs"]
-            notes += answer["notes"]
-        data.sort(key=lambda row: -row["started"])
-        page, following = _page(data, limit, offset)
-        return RunList(len(data), [self._run_row(row) for row in page], following, notes[:20])
+            rows += found.runs
+            notes += found.notes
+        rows.sort(key=lambda row: -row.started)
+        page, following = _page(rows, limit, offset)
+        return RunListResult(len(rows), [self._run_result(row) for row in page], following, notes[:20])
 
-    def run_summary(self, db: Db = None, run: Run = None) -> Summary:
+    def run_summary(self, db: Db = None, run: Run = None) -> SummaryResult:
         """The verdict on one run: healthy or not, the first culprit, and its curves in numbers."""
-        data = self._ask("summary", self.room.store(db), run)
-        steps = data["steps"] or {"first": None, "last": None}
-        about = data["run"]
-        healthy = data["healthy"]
-        return Summary(
-            db=self.room.shown(about["file"]),
-            run=about["id"],
-            healthy=healthy,
-            verdict=data["verdict"],
-            culprit=None if data["culprit"] is None else self._run_finding(data["culprit"]),
-            counts=data["counts"],
-            first_step=steps["first"],
-            last_step=steps["last"],
-            status=about["status"],
-            dtype=about["amp_dtype"],
-            command=" ".join(about["argv"]),
-            curves=data["curves"],
-            notes=data["notes"],
-            next=_after_summary(healthy),
+        with open_job(self.folder.store(db), run) as (sources, notes):
+            summary = summarize(sources, notes)
+        lead = summary.lead
+        about = lead.source.run
+        first, last = lead.steps or (None, None)
+        return SummaryResult(
+            db=self.folder.shown(lead.source.path),
+            run=about.id,
+            healthy=summary.verdict.healthy,
+            verdict=summary.verdict.text,
+            culprit=self._culprit(summary),
+            counts=summary.counts,
+            first_step=first,
+            last_step=last,
+            status=about.status,
+            dtype=about.amp_dtype,
+            command=" ".join(about.argv),
+            curves={name: finite(vars(curve_stats(*curve))) for name, curve in lead.curves.items()},
+            notes=summary.notes,
+            next=_after_summary(summary.verdict.healthy),
         )
 
     def findings(
@@ -146,34 +158,36 @@ class Tools:
         steps: Annotated[str | None, "100, 100:200, 100: or :200"] = None,
         limit: Limit = 50,
         offset: Offset = 0,
-    ) -> FindingList:
+    ) -> FindingsResult:
         """What went wrong in a run, in the order in which it happened."""
-        words = [f"--severity={severity}"]
-        words += [f"--code={code}"] if code else []
-        words += [f"--layer={layer}"] if layer else []
-        words += [f"--step={steps}"] if steps else []
-        found = self._ask("alerts", self.room.store(db), run, *words)["findings"]
-        page, following = _page(found, limit, offset)
-        return FindingList(len(found), [self._run_finding(f) for f in page], following)
+        from ..show.pages import page_of
 
-    def first_anomaly(self, db: Db = None, run: Run = None) -> Anomaly:
+        between = step_range(steps) if steps else None
+        with open_job(self.folder.store(db), run) as (sources, _):
+            codes = [code] if code else []
+            alerts = find_alerts(sources, severity=Severity.parse(severity), codes=codes, steps=between, layer=layer or None)
+        for unknown in alerts.unknown_codes:  # a mistyped code must not pass for a run without findings
+            page_of(unknown)
+        page, following = _page(alerts.found, limit, offset)
+        return FindingsResult(len(alerts.found), [self._run_finding(f) for f in page], following)
+
+    def first_anomaly(self, db: Db = None, run: Run = None) -> AnomalyResult:
         """Where a run first went wrong: step, layer, source line if known, and what had warned before."""
-        place = self.room.store(db)
-        summary = self.run_summary(db, run)
-        first = summary.culprit
-        before = []
-        if first is not None and first.step is not None and first.step > 0:
-            earlier = self._ask("alerts", place, run, "--severity=warning", f"--step=:{first.step - 1}")["findings"]
-            before = [self._run_finding(f) for f in earlier[:10]]
-        skipped = summary.curves.get("skipped", {}).get("sum", 0)
-        return Anomaly(
-            healthy=summary.healthy,
-            verdict=summary.verdict,
-            first=first,
-            warned_before=before,
-            loss_not_finite_from=self._first_nonfinite_loss(place, run),
-            skipped_steps=int(skipped),
-            next="diagnose gives the cause" if first is not None else "nothing: the run shows no anomaly",
+        with open_job(self.folder.store(db), run) as (sources, _):
+            summary = summarize(sources)
+            culprit = summary.culprit
+            before = []
+            if culprit is not None and culprit.step:
+                before = find_alerts(sources, severity=Severity.WARNING, steps=(None, culprit.step - 1)).found
+        skipped = summary.lead.curves.get("skipped")
+        return AnomalyResult(
+            healthy=summary.verdict.healthy,
+            verdict=summary.verdict.text,
+            first=self._culprit(summary),
+            warned_before=[self._run_finding(f) for f in before[:10]],
+            loss_not_finite_from=summary.lead.first_nonfinite_loss,
+            skipped_steps=0 if skipped is None else int(curve_stats(*skipped).sum),
+            next="diagnose gives the cause" if culprit is not None else "nothing: the run shows no anomaly",
         )
 
     def layer_history(
@@ -184,16 +198,17 @@ class Tools:
         steps: Annotated[str | None, "100, 100:200, 100: or :200"] = None,
         limit: Limit = 50,
         offset: Offset = 0,
-    ) -> LayerHistory:
+    ) -> LayerResult:
         """Statistics of one layer over the steps of a run, for each kind: outputs, gradients, weights. The latest steps first."""
-        words = [f"--step={steps}"] if steps else []
-        data = self._ask("layer", self.room.store(db), run, *words, "--", layer)
+        between = step_range(steps) if steps else None
+        with open_run(self.folder.store(db), run) as source:
+            found = layer_history(source, layer, steps=between)
         kinds, following = [], None
-        for kind, columns in data["kinds"].items():
-            rows, more = _page(range(len(columns["steps"]) - 1, -1, -1), limit, offset)
+        for history in found.kinds:
+            rows, more = _page(range(len(history.steps) - 1, -1, -1), limit, offset)
             following = following or more
-            kinds.append(_layer_kind(kind, columns, rows))
-        return LayerHistory(data["layer"], kinds, [self._run_finding(f) for f in data["findings"][:MOST_ROWS]], following)
+            kinds.append(_layer_kind(history, rows))
+        return LayerResult(found.name, kinds, [self._run_finding(f) for f in found.findings[:MOST_ROWS]], following)
 
     def compare_runs(
         self,
@@ -203,34 +218,35 @@ class Tools:
         db_b: Annotated[str | None, "where run_b is, if elsewhere than run_a"] = None,
         layer: Annotated[str | None, "only layers that match this glob"] = None,
         limit: Limit = 30,
-    ) -> RunComparison:
+    ) -> ComparisonResult:
         """Where two runs part first: which step, which curve, which layer."""
-        place_a = self.room.store(db_a)
-        place_b = self.room.store(db_b) if db_b else place_a
-        words = [f"--layer={layer}"] if layer else []
-        answer = self._answer("compare", None, None, *words, "--", f"{place_a}:{run_a}", f"{place_b}:{run_b}")
-        data = finite(answer.data)
-        layers, _ = _page(data["layers"], limit, 0)
-        return RunComparison(
-            parts=data["parts"],
-            verdict=answer.lines[0].text,
-            first=data["first"],
-            for_good=data["for_good"],
-            curves=data["curves"],
-            layers=list(layers),
-            total_layers=len(data["layers"]),
-            notes=data["notes"],
+        place_a = self.folder.store(db_a)
+        place_b = self.folder.store(db_b) if db_b else place_a
+        with open_run(place_a, run_a) as a, open_run(place_b, run_b) as b:
+            result = compare_runs(a, b, layer or None)
+        layers, _ = _page(result.layers, limit, 0)
+        return ComparisonResult(
+            parts=result.first is not None,
+            verdict=comparison_verdict(result).text,
+            first=None if result.first is None else finite(vars(result.first)),
+            for_good=result.for_good,
+            curves=finite([vars(curve) for curve in result.curves]),
+            layers=finite([vars(series) for series in layers]),
+            total_layers=len(result.layers),
+            notes=result.notes,
         )
 
-    def diagnose(self, db: Db = None, run: Run = None) -> DiagnosisList:
+    def diagnose(self, db: Db = None, run: Run = None) -> DiagnosesResult:
         """The root causes of what went wrong in a run, best first, with evidence, remedy and how to confirm. Empty if healthy."""
-        from ..diagnose.run import diagnose
+        from ..diagnose.run import diagnose, stored_evidence
 
-        found = diagnose(self.room.store(db), run)
-        summary = self.run_summary(db, run)
-        rows = [DiagnosisRow(**finite({**d.to_json(), "where": self._place(d.where)})) for d in found]
-        unproved = "no cause for alarm" if summary.healthy else "no cause is proved by what was seen"
-        return DiagnosisList(summary.db, summary.run, rows, f"{len(rows)} found" if rows else unproved)
+        with open_job(self.folder.store(db), run) as (sources, _):
+            lead = sources[0]
+            found = diagnose(stored_evidence(lead.db, lead.run))
+            healthy = summarize(sources).verdict.healthy
+        rows = [DiagnosisResult(**finite({**d.to_json(), "where": self._place(d.where)})) for d in found]
+        unproved = "no cause for alarm" if healthy else "no cause is proved by what was seen"
+        return DiagnosesResult(self.folder.shown(lead.path), lead.run.id, rows, f"{len(rows)} found" if rows else unproved)
 
     def what_if(
         self,
@@ -240,49 +256,32 @@ class Tools:
         scale: Annotated[float | None, "a fixed loss scale, a power of two; leave it out for the best"] = None,
         layer: Annotated[str | None, "only layers that match this glob"] = None,
         limit: Limit = 30,
-    ) -> WhatIf:
+    ) -> WhatIfResult:
         """Would this run have survived in another format? Answered from the recorded exponent histograms."""
-        words = [f"--dtype={dtype}"]
-        words += [f"--scale={scale!r}"] if scale is not None else []
-        words += [f"--layer={layer}"] if layer else []
-        data = self._ask("whatif", self.room.store(db), run, *words)
-        layers, _ = _page(data["layers"], limit, 0)
-        return WhatIf(
-            dtype=data["dtype"],
-            survives=None if data["with_losses"] else data["survives"],
-            verdict=data["verdict"],
-            reasons=data["reasons"],
-            remarks=data["remarks"],
-            layers=list(layers),
-            total_layers=len(data["layers"]),
+        with open_run(self.folder.store(db), run) as source:
+            result = judge_in_format(source, format_of(dtype), scale, layer or None)
+        layers, _ = _page(result.outcomes, limit, 0)
+        return WhatIfResult(
+            dtype=result.target.name,
+            survives=result.survives,
+            verdict=what_if_headline(result),
+            reasons=what_if_reasons(result),
+            remarks=what_if_remarks(result),
+            layers=finite([vars(outcome) for outcome in layers]),
+            total_layers=len(result.outcomes),
         )
 
     # what they share
 
-    def _ask(self, command: str, db: str, run: int | None, *words: str) -> dict[str, Any]:
-        data: dict[str, Any] = finite(self._answer(command, db, run, *words).data)
-        return data
-
-    def _answer(self, command: str, db: str | None, run: int | None, *words: str) -> Any:
-        from ..runs.command import ask
-
-        flags = [f"--db={db}"] if db else []
-        flags += [f"--run={run}"] if run is not None else []
-        return ask([command, "--format=json", *flags, *words])[0]
-
-    def _first_nonfinite_loss(self, place: str, run: int | None) -> int | None:
-        from ..runs.source import open_run
-        from ..runs.whatif import first_nonfinite_loss
-
-        with open_run(place, run) as source:
-            return first_nonfinite_loss(source)
+    def _culprit(self, summary: Summary) -> RunFinding | None:
+        return None if summary.culprit is None else self._run_finding(summary.culprit)
 
     def _code_finding(self, finding: Finding, lines: Sequence[str]) -> CodeFinding:
         line = finding.line or 1
         return CodeFinding(
             code=finding.code,
             severity=finding.severity.name.lower(),
-            file=self.room.shown(finding.file),
+            file=self.folder.shown(finding.file),
             line=line,
             column=finding.column or 1,
             message=finding.message,
@@ -291,40 +290,49 @@ class Tools:
             cell=finding.cell,
         )
 
-    def _run_finding(self, data: Mapping[str, Any]) -> RunFinding:
-        known = {name: data[name] for name in RunFinding.__dataclass_fields__ if name in data}
-        file = data.get("filename", "")
-        position = data.get("location") or {}
-        if file:
-            known |= {"file": self.room.shown(file), "line": position.get("row")}
-        return RunFinding(**{**known, "severity": str(data["severity"]).lower()})
+    def _run_finding(self, finding: Finding) -> RunFinding:
+        return RunFinding(
+            code=finding.code,
+            severity=finding.severity.name.lower(),
+            message=finding.message,
+            hint=finding.hint,
+            site=finding.site,
+            step=finding.step,
+            rank=finding.rank,
+            file=self.folder.shown(finding.file) if finding.file else "",
+            line=finding.line,
+            value=finite(finding.value),
+            limit=finite(finding.limit),
+            evidence=finite(finding.evidence),
+        )
 
-    def _run_row(self, row: Mapping[str, Any]) -> RunRow:
-        started = datetime.datetime.fromtimestamp(row["started"], datetime.timezone.utc).isoformat(timespec="seconds")
-        return RunRow(
-            db=self.room.shown(Path(row["file"]).resolve()),
-            run=row["run"],
-            rank=row["rank"],
+    def _run_result(self, row: ListedRun) -> RunResult:
+        started = datetime.datetime.fromtimestamp(row.started, datetime.timezone.utc).isoformat(timespec="seconds")
+        return RunResult(
+            db=self.folder.shown(Path(row.file).resolve()),
+            run=row.run,
+            rank=row.rank,
             started=started,
-            status=row["status"],
-            dtype=row["amp_dtype"],
-            last_step=row["last_step"],
-            errors=row["errors"],
-            warnings=row["warnings"],
-            command=row["argv"],
+            status=row.status,
+            dtype=row.amp_dtype,
+            last_step=row.last_step,
+            errors=row.errors,
+            warnings=row.warnings,
+            command=row.argv,
         )
 
     def _place(self, where: str) -> str:
         file, colon, line = where.rpartition(":")
-        return f"{self.room.shown(Path(file).resolve())}:{line}" if colon and file else where
+        return f"{self.folder.shown(Path(file).resolve())}:{line}" if colon and file else where
 
 
-def _layer_kind(kind: str, columns: Mapping[str, Any], rows: Sequence[int]) -> LayerKind:
-    stats = [name for name in columns if name not in ("dtype", "shape", "steps", "count")]
-    steps = columns["steps"]
-    bad = [step for i, step in enumerate(steps) if any(isinstance(columns[name][i], str) for name in stats)]
-    values = {name: [columns[name][i] for i in rows] for name in stats}
-    return LayerKind(kind, columns["dtype"], columns["shape"], len(steps), [steps[i] for i in rows], values, bad[:MOST_ROWS])
+def _layer_kind(history: KindHistory, rows: Sequence[int]) -> LayerKind:
+    columns = {name: column.tolist() for name, column in history.values.items() if name != "count"}
+    steps = history.steps.tolist()
+    bad = [step for i, step in enumerate(steps) if not all(math.isfinite(column[i]) for column in columns.values())]
+    values = {name: finite([column[i] for i in rows]) for name, column in columns.items()}
+    site = history.site
+    return LayerKind(site.kind, site.dtype, list(site.shape), len(steps), [steps[i] for i in rows], values, bad[:MOST_ROWS])
 
 
 def _page(rows: Sequence[Any], limit: int, offset: int) -> tuple[Sequence[Any], int | None]:

@@ -100,7 +100,8 @@ def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
     out = tuple(pattern.strip().upper() for pattern in patterns)
     if not out:
         return ()
-    from ..show.pages import checker_codes, nearest
+    from ..core.numbers import nearest
+    from .pages import checker_codes
 
     known = checker_codes()
     for pattern in out:

@@ -17,7 +17,7 @@ COMMANDS = {
     "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
     "replay": ("nanny.ops.replay", "run a dumped operation again beside its reference"),
     "run": ("nanny.monitor.command", "run a training script under the monitor, without changing it"),
-    "diagnose": ("nanny.diagnose.run", "the root causes of what went wrong in a recorded run"),
+    "diagnose": ("nanny.diagnose.command", "the root causes of what went wrong in a recorded run"),
     "summary": ("nanny.runs.command", "verdict on a recorded run, first culprit first"),
     "alerts": ("nanny.runs.command", "findings of a run, with filters"),
     "stats": ("nanny.runs.command", "statistics of every layer at one step"),
@@ -31,15 +31,15 @@ COMMANDS = {
     "tail": ("nanny.runs.command", "follow a live run in the terminal"),
     "report": ("nanny.web.report", "a run as one HTML file that opens without network"),
     "ui": ("nanny.web.ui", "the page on a run in the browser, live"),
-    "plot": ("nanny.web.plot", "pictures of a run for papers and chat"),
-    "rule": ("nanny.show.pages", "explain a finding's code"),
+    "plot": ("nanny.cli.plot", "pictures of a run for papers and chat"),
+    "rule": ("nanny.cli.explain", "explain a finding's code"),
     "mcp": ("nanny.agent.server", "let an AI agent check code and read runs"),
     "doctor": ("nanny.cli.doctor", "versions, devices, and what is missing for which command"),
     "demo": ("nanny.cli.demo", "see the tool work on a small real training run"),
 }
 SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
-READ_RUNS = {*SHARED, "nanny.diagnose.run", "nanny.web.report", "nanny.web.ui", "nanny.web.plot"}
+READ_RUNS = {*SHARED, "nanny.diagnose.command", "nanny.web.report", "nanny.web.ui", "nanny.cli.plot"}
 
 
 def usage() -> str:

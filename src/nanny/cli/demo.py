@@ -13,19 +13,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from ..core.finding import NannyError
-from ..diagnose.run import main as diagnose_command
-from ..monitor.watch import MixedPrecisionNanny
-from ..runs.command import main as query
+from ..diagnose.run import diagnose
+from ..diagnose.text import render_text as diagnosis_text
+from ..runs.source import open_job
+from ..runs.summary import summarize
+from ..runs.text import summary_answer
 from ..show.findings import render_text
+from ..show.tables import render_answer
 from ..show.term import wants_colour, width_of
-from ..tensor.run import analyze_tensor
-from ..tensor.text import verdict
+from ..store.files import find_stores
 from ..web.report import write_report
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEPS = 400
 POINTS = 512
@@ -37,6 +40,8 @@ METRES_AHEAD = 1000.0
 
 def road_points(scale: tuple[float, float] = (1.0, 1.0)) -> tuple[Tensor, Tensor]:
     """Points on a road, up to 1000 m ahead or behind and up to 1 m to the side, and how hard to steer at each."""
+    import torch
+
     generator = torch.Generator().manual_seed(1)
     ahead = (2 * torch.rand(POINTS, 1, generator=generator) - 1) * METRES_AHEAD
     side = 2 * torch.rand(POINTS, 1, generator=generator) - 1
@@ -52,6 +57,9 @@ class Trained:
 
 
 def train(points: Tensor, target: Tensor, *, bf16: bool) -> Trained:
+    import torch
+    from torch import nn
+
     torch.manual_seed(0)
     first = nn.Linear(2, 64)
     model = nn.Sequential(first, nn.ReLU(), nn.Linear(64, 1))
@@ -76,6 +84,11 @@ def lose_an_axis() -> Trained:
 
 
 def examine_the_axis(trained: Trained, folder: Path) -> None:
+    import torch
+
+    from ..tensor.run import analyze_tensor
+    from ..tensor.text import verdict
+
     chapter("2. What bf16 does to the first layer")
     print("Each hidden unit adds up weight * x and weight * y. analyze_tensor looks at these products of the fp32 run:\n")
     products = trained.first_layer[None] * trained.points[:, None]
@@ -98,12 +111,16 @@ def follow_the_hint(trained: Trained) -> None:
 # Chapter 4: an fp16 run that breaks while the nanny is watching
 
 
-class Square(nn.Module):
-    def forward(self, h: Tensor) -> Tensor:
-        return h * h
-
-
 def watch_it_break(folder: Path, steps: int = 120) -> Path:
+    import torch
+    from torch import nn
+
+    from ..monitor.watch import MixedPrecisionNanny
+
+    class Square(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h * h
+
     chapter("4. An fp16 run that breaks, with the nanny watching")
     print("Step by step the points lie further ahead. The monitor traces every 20th step, and more once something is wrong:\n")
     torch.manual_seed(0)
@@ -131,13 +148,15 @@ def watch_it_break(folder: Path, steps: int = 120) -> Path:
 
 def explain_it(logs: Path) -> None:
     chapter(f"5. What happened: nanny summary --db {logs}")
-    query(["summary", "--db", str(logs)])
+    with open_job(str(logs), None) as (sources, notes):
+        print(render_answer(summary_answer(summarize(sources, notes)), "text", width_of(sys.stdout), wants_colour(sys.stdout)))
     print("\n(The cost looks high because a step of this network takes only milliseconds; make bench measures it on a GPT.)")
 
 
 def name_the_cause(logs: Path) -> None:
     chapter(f"6. Why, and what to change: nanny diagnose --db {logs}")
-    diagnose_command(["--db", str(logs)])
+    path = find_stores(logs)[0]
+    print(diagnosis_text(diagnose(path), str(path), min(width_of(sys.stdout), 120)).rstrip())
 
 
 def draw_it(folder: Path, logs: Path) -> None:
@@ -158,6 +177,8 @@ def chapter(title: str) -> None:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Networks this small run faster on one."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

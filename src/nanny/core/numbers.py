@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 
 
 def short(value: float | int | None, digits: int = 3) -> str:
@@ -106,3 +107,12 @@ def listed(names: list[str], most: int = 3) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"
+
+
+def nearest(wrong: str, known: Iterable[str]) -> str:
+    """`, did you mean 'HALF_CALL'?`, or nothing."""
+    from difflib import get_close_matches
+
+    names = {name.upper(): name for name in known}
+    found = get_close_matches(wrong.upper(), list(names), n=1, cutoff=0.5)
+    return f", did you mean {names[found[0]]!r}?" if found else ""

@@ -1,4 +1,4 @@
-"""From signals to the root cause: `diagnose(source)`, `examine(model, step_fn)`, `nanny diagnose`.
+"""From signals to the root cause: `diagnose(source)`, `examine(model, step_fn)`.
 
 For instance:
 
@@ -13,14 +13,15 @@ For instance:
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
-from collections.abc import Sequence
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
+from ..store import reader
+from ..store.encode import dataclass_of
+from ..store.reader import RunRow
 from .evidence import Evidence, RunFacts
 from .records import Diagnosis
 from .registry import diagnoses_of
@@ -40,7 +41,9 @@ def evidence_of(source: Any, run: int | None = None) -> Evidence:
     if isinstance(source, Evidence):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return stored_evidence(Path(source), run)
+        path = Path(source)
+        with reader.reading(reader.find_stores(path)[0] if path.is_dir() else path) as db, reader.one_moment(db):
+            return stored_evidence(db, reader.pick_run(db, run))
     if hasattr(source, "evidence") and callable(source.evidence):
         return source.evidence()
     raise NannyError(
@@ -49,46 +52,12 @@ def evidence_of(source: Any, run: int | None = None) -> Evidence:
     )
 
 
-def stored_evidence(path: Path, run: int | None = None) -> Evidence:
-    """Also of a run that was killed: what had been written until then."""
-    from ..store import reader
-    from ..store.encode import dataclass_of
-
-    with reader.reading(reader.find_stores(path)[0] if path.is_dir() else path) as db:
-        row = reader.pick_run(db, run)
-        facts = reader.facts(db, row.id).get("facts")
-        return Evidence(
-            facts=dataclass_of(RunFacts, facts) if facts else RunFacts(amp_dtype=row.amp_dtype),
-            scalars=reader.scalars(db, row.id),
-            findings=tuple(reader.findings(db, row.id)),
-            examinations=tuple(reader.examinations(db, row.id)),
-        )
-
-
-def main(argv: Sequence[str]) -> int:
-    from ..core.plain_json import to_text
-    from ..show.term import width_of
-    from ..store.reader import find_stores
-    from .text import render_markdown, render_text
-
-    options = _parser().parse_args(list(argv))
-    path = find_stores(options.db)[0]
-    found = diagnose(path, options.run)
-    title = f"run {options.run} in {path}" if options.run else str(path)
-    if options.format == "json":
-        print(to_text([one.to_json() for one in found]))
-    elif options.format == "markdown":
-        print(render_markdown(found, title))
-    else:
-        print(render_text(found, title, min(width_of(sys.stdout), 120)).rstrip())
-    return 1 if found else 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nanny diagnose", description="The root causes of what went wrong in a recorded run.", allow_abbrev=False
+def stored_evidence(db: sqlite3.Connection, run: RunRow) -> Evidence:
+    """What the store says about a run; also of one that was killed: what had been written until then."""
+    facts = reader.facts(db, run.id).get("facts")
+    return Evidence(
+        facts=dataclass_of(RunFacts, facts) if facts else RunFacts(amp_dtype=run.amp_dtype),
+        scalars=reader.scalars(db, run.id),
+        findings=tuple(reader.findings(db, run.id)),
+        examinations=tuple(reader.examinations(db, run.id)),
     )
-    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest in nanny_logs)")
-    parser.add_argument("--run", type=int, metavar="N", help="number of the run in it, see `nanny runs` (default: the newest)")
-    parser.add_argument("--format", choices=("text", "json", "markdown"), default="text")
-    return parser

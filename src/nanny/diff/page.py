@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 from ..core.finding import Severity
 from ..core.numbers import counted, deviation, share, short, shortened
+from ..show.figures import BAD, CLAIM, OWN, QUIET, frame, graph_objects
+from ..show.html import Section, document, finding_lines
 from ..show.tables import Column, Line, Table
-from ..web.blocks import CLAIM, QUIET, finding_lines, frame, graph_objects
-from ..web.figures import BAD, OWN
-from ..web.page import Section, document
 from .records import CallDiff, DiffReport, GradDiff
 from .text import COMPUTES_NOTHING, nothing_left, verdict
 

@@ -1,8 +1,8 @@
 """Questions to a recorded run: summary, alerts, stats, layer, runs, compare, whatif, export, snapshot, sql, tail.
 
-    nanny summary --db nanny_logs/metrics.db        (or: python -m nanny.runs.command summary ...)
+    nanny summary --db nanny_logs/metrics.db
 
-Each command is a module of `nanny.runs` with `add_arguments(parser)` and `answer(args)`; nothing here imports torch.
+Here are only their arguments: each asks a function of this room, and `text` shows what it returns. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -11,47 +11,253 @@ import argparse
 import importlib
 import io
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from ..core.finding import NannyError
-from ..show.tables import FORMATS, Answer, rendered
+from ..cli.arguments import add_format, add_run, command_parser, positive
+from ..core.finding import NannyError, Severity
+from ..core.formats import TARGETS, format_of
+from ..core.numbers import counted
+from ..core.plain_json import finding_object, to_text
+from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
 from ..show.term import wants_colour, width_of
+from . import text
+from .source import open_job, open_named, open_run, step_range, title_of
 
-COMMANDS = ("summary", "alerts", "stats", "layer", "runs", "compare", "whatif", "export", "snapshot", "sql", "tail")
+KINDS = ("output", "output_grad", "grad", "weight", "update", "buffer")
+LAYERS = "only layers whose name matches, such as 'encoder.*'"
 
 
-def parser_of(name: str, module: ModuleType) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"nanny {name}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _nothing_more(parser: argparse.ArgumentParser) -> None:
+    del parser  # --db, --run and --format are enough
+
+
+def _summary(args: argparse.Namespace) -> Answer:
+    from .summary import summarize
+
+    with open_job(args.db, args.run) as (sources, notes):
+        return text.summary_answer(summarize(sources, notes))
+
+
+def _alert_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = text.ALERTS_SHOWN
+    parser.add_argument("--severity", type=Severity.parse, help="info, warning or error: this severity and above")
+    parser.add_argument("--code", action="append", help="only this code (may be repeated)")
+    parser.add_argument("--step", type=step_range, metavar="A:B", help="only these steps: 100, 100:200, 100: or :200")
+    parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
+    parser.add_argument("--limit", type=positive, metavar="N", help=f"at most N findings (text shows {shown} unless told)")
+    parser.add_argument("--fail-on", type=Severity.parse, metavar="SEVERITY", help="exit code 1 if a finding is that bad")
+
+
+def _alerts(args: argparse.Namespace) -> Answer:
+    from .alerts import find_alerts
+
+    with open_job(args.db, args.run) as (sources, notes):
+        filters = {"severity": args.severity, "codes": args.code or (), "steps": args.step, "layer": args.layer}
+        found = find_alerts(sources, notes, **filters)
+        for code in found.unknown_codes:  # a mistyped code must not pass for a run without findings
+            from ..show.pages import page_of
+
+            page_of(code)
+        return text.alerts_answer(found, args.limit, in_blocks=args.format == "text", fail_on=args.fail_on)
+
+
+def _stats_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = text.STATS_SHOWN
+    parser.add_argument("--step", type=int, metavar="N", help="the step (default: the last one that was traced in full)")
+    parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
+    parser.add_argument("--kind", choices=KINDS, help="only this kind")
+    parser.add_argument("--limit", type=positive, metavar="N", help=f"rows of each table in text and markdown (default: {shown})")
+
+
+def _stats(args: argparse.Namespace) -> Answer:
+    from .stats import stats_at
+
+    with open_run(args.db, args.run) as source:
+        return text.stats_answer(stats_at(source, args.step, kind=args.kind, layer=args.layer), args.limit)
+
+
+def _layer_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = text.STEPS_SHOWN
+    parser.add_argument("name", metavar="NAME", help="the layer, or enough of its name")
+    parser.add_argument("--kind", choices=KINDS, help="only this kind")
+    parser.add_argument("--step", type=step_range, metavar="A:B", help="only these steps")
+    parser.add_argument("--limit", type=positive, metavar="N", help=f"steps shown for each kind in text (default: {shown})")
+
+
+def _layer(args: argparse.Namespace) -> Answer:
+    from .layer import layer_history
+
+    with open_run(args.db, args.run) as source:
+        return text.layer_answer(layer_history(source, args.name, kind=args.kind, steps=args.step), args.limit)
+
+
+def _runs(args: argparse.Namespace) -> Answer:
+    from .runs import list_runs
+
+    return text.runs_answer(list_runs(args.db, args.run), args.db)
+
+
+def _compare_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = text.COMPARED_SHOWN
+    parser.add_argument("run_a", metavar="RUN_A", help="the reference: a number, or a path such as fp32/metrics.db:1")
+    parser.add_argument("run_b", metavar="RUN_B", help="the other run")
+    parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
+    parser.add_argument("--limit", type=positive, metavar="N", help=f"rows of the table in text and markdown (default: {shown})")
+
+
+def _compare(args: argparse.Namespace) -> Answer:
+    from .compare import compare_runs
+
+    if args.run is not None:
+        raise NannyError("`nanny compare` takes the numbers of both runs, RUN_A and RUN_B; leave --run out")
+    with open_named(args.run_a, args.db) as a, open_named(args.run_b, args.db) as b:
+        return text.comparison_answer(compare_runs(a, b, args.layer), args.limit, args.db)
+
+
+def _what_if_arguments(parser: argparse.ArgumentParser) -> None:
+    shown = text.OUTCOMES_SHOWN
+    parser.add_argument("--dtype", required=True, choices=TARGETS, help="the format to imagine")
+    parser.add_argument("--scale", type=float, metavar="S", help="a fixed loss scale, a power of two (default: the best one)")
+    parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
+    parser.add_argument("--limit", type=positive, metavar="N", help=f"rows of the table in text and markdown (default: {shown})")
+
+
+def _what_if(args: argparse.Namespace) -> Answer:
+    from .what_if import judge_in_format
+
+    with open_run(args.db, args.run) as source:
+        return text.what_if_answer(judge_in_format(source, format_of(args.dtype), args.scale, args.layer), args.limit)
+
+
+def _export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--out", type=Path, metavar="DIR", required=True, help="folder to write into; made if need be")
+
+
+def _export(args: argparse.Namespace) -> Answer:
+    from .export import export_run
+
+    with open_run(args.db, args.run) as source:
+        written = export_run(source, args.out, args.format)
+    columns = (Column("file", elastic=True), Column("rows"))
+    return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
+
+
+def _snapshot_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", metavar="OUT", type=Path, help="file or folder to write")
+    parser.add_argument("--force", action="store_true", help="replace what is there")
+
+
+def _snapshot(args: argparse.Namespace) -> Answer:
+    from .snapshot import copy_stores
+
+    if args.run is not None:
+        raise NannyError("a snapshot holds all runs of the file; leave --run out")
+    sizes = {path: path.stat().st_size for path in copy_stores(args.db, args.out, args.force)}
+    return Answer(
+        lines=[Line(f"{path} ({size / 1e6:.1f} MB)") for path, size in sizes.items()],
+        data={"files": [{"path": str(path), "bytes": size} for path, size in sizes.items()]},
+        next=[f"nanny summary --db {args.out}"],
     )
-    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
-    parser.add_argument("--run", type=int, metavar="N", help="number of the run in it, see `nanny runs` (default: the newest)")
-    module.add_arguments(parser)
-    forms = getattr(module, "FORMATS", FORMATS)
-    parser.add_argument("--format", choices=forms, default=forms[0], help=f"default: {forms[0]}")
-    return parser
 
 
-def ask(argv: Sequence[str]) -> tuple[Answer, str]:
-    """The answer to a command line that starts with the command's name, and the format in which it is wanted."""
-    if not argv or argv[0] not in COMMANDS:
-        raise NannyError(f"name one of the query commands: {', '.join(COMMANDS)}")
-    name, *rest = argv
-    module = importlib.import_module(f"nanny.runs.{name}")
-    args = parser_of(name, module).parse_args(rest)
-    form = "text" if hasattr(module, "FORMATS") else args.format  # with formats of its own it writes them itself
-    return module.answer(args), form
+def _sql_arguments(parser: argparse.ArgumentParser) -> None:
+    from .sql import ROWS, SECONDS
+
+    parser.add_argument("query", metavar="SELECT", help="one SELECT statement")
+    parser.add_argument("--limit", type=positive, default=ROWS, metavar="N", help=f"at most N rows (default: {ROWS})")
+    parser.add_argument("--timeout", type=float, default=SECONDS, metavar="S", help=f"seconds (default: {SECONDS:g})")
+
+
+def _sql(args: argparse.Namespace) -> Answer:
+    from .sql import query
+
+    if args.run is not None:
+        raise NannyError(f"a query says itself which run it means; write WHERE run = {args.run} instead of --run {args.run}")
+    found = query(args.db, args.query, args.limit, args.timeout)
+    table = Table(tuple(Column(name, elastic=True) for name in found.columns), found.rows)
+    lines = [Line(f"only the first {args.limit} rows; --limit N shows more", "warning")] if found.cut else []
+    lines += [] if found.rows else [Line("no rows")]
+    data = {"columns": found.columns, "rows": [list(row) for row in found.rows], "cut": found.cut}
+    return Answer(lines=lines, tables=[table], data=data)
+
+
+def _tail_arguments(parser: argparse.ArgumentParser) -> None:
+    from .tail import STEPS_BEFORE
+
+    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
+    parser.add_argument("--lines", type=positive, default=STEPS_BEFORE, metavar="N", help="steps shown of what has been")
+
+
+def _tail(args: argparse.Namespace) -> Answer:
+    """Prints as it goes; what is left to say at the end is the answer."""
+    from .tail import follow
+
+    in_json = args.format == "json"
+    with open_run(args.db, args.run, live=True) as source:
+        if not in_json:
+            _print(Answer(lines=[Line(title_of(source), "strong", 4)]))
+        news = follow(source, args.lines, args.interval)
+        try:
+            while True:
+                item = next(news)
+                if in_json:
+                    print(to_text(item if isinstance(item, dict) else finding_object(item), None), flush=True)
+                else:
+                    _print(Answer(lines=[Line(text.step_text(item))] if isinstance(item, dict) else text.finding_lines(item)))
+        except StopIteration as end:
+            if in_json:
+                print(to_text({"status": end.value}, None), flush=True)
+                return Answer()
+            return Answer(lines=[Line(text.end_text(end.value))], next=[source.command("summary")])
+        except KeyboardInterrupt:
+            return Answer(next=[] if in_json else [source.command("summary")])
+
+
+@dataclass(frozen=True)
+class Command:
+    module: str  # whose docstring describes it
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    answer: Callable[[argparse.Namespace], Answer]
+    formats: tuple[str, ...] = FORMATS
+    writes: bool = False  # in a format of its own, so that the answer is text
+
+
+COMMANDS = {
+    "summary": Command("summary", _nothing_more, _summary),
+    "alerts": Command("alerts", _alert_arguments, _alerts),
+    "stats": Command("stats", _stats_arguments, _stats),
+    "layer": Command("layer", _layer_arguments, _layer),
+    "runs": Command("runs", _nothing_more, _runs),
+    "compare": Command("compare", _compare_arguments, _compare),
+    "whatif": Command("what_if", _what_if_arguments, _what_if),
+    "export": Command("export", _export_arguments, _export, ("csv", "parquet", "tensorboard"), writes=True),
+    "snapshot": Command("snapshot", _snapshot_arguments, _snapshot),
+    "sql": Command("sql", _sql_arguments, _sql),
+    "tail": Command("tail", _tail_arguments, _tail, ("text", "json"), writes=True),
+}
 
 
 def main(argv: Sequence[str]) -> int:
+    """`argv` begins with the name of the command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a layer's name must not break the output in an ASCII locale
-    answer, form = ask(argv)
-    text = rendered(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
-    if text:
-        print(text)
+    if not argv or argv[0] not in COMMANDS:
+        raise NannyError(f"name one of the query commands: {', '.join(COMMANDS)}")
+    name, *rest = argv
+    command = COMMANDS[name]
+    parser = command_parser(name, importlib.import_module(f"nanny.runs.{command.module}").__doc__)
+    add_run(parser)
+    command.add_arguments(parser)
+    add_format(parser, command.formats)
+    args = parser.parse_args(rest)
+    answer = command.answer(args)
+    _print(answer, "text" if command.writes else args.format)
     return answer.exit_code
+
+
+def _print(answer: Answer, form: str = "text") -> None:
+    shown = render_answer(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
+    if shown:
+        print(shown, flush=True)

@@ -7,132 +7,355 @@ noise and exceeds what rounding explains.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import shlex
-from collections.abc import Iterator
-from typing import Any
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from ..core.finding import NannyError
+from ..core.formats import FP32, Format, format_of
 from ..core.limits import Limits
-from ..core.numbers import counted, factor, short
-from ..show.tables import Answer, Column, Line, Table
-from .parted import Comparison, Parted, compare_runs
-from .source import Source, open_run, positive, title_of
+from ..store import reader
+from .alerts import matches
+from .source import Source
 
-SHOWN = 15
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_a", metavar="RUN_A", help="the reference: a number, or a path such as fp32/metrics.db:1")
-    parser.add_argument("run_b", metavar="RUN_B", help="the other run")
-    parser.add_argument("--layer", metavar="GLOB", help="only layers whose name matches, such as 'encoder.*'")
-    parser.add_argument("--limit", type=positive, metavar="N", help=f"rows of the table in text and markdown (default: {SHOWN})")
+KINDS = ("output", "output_grad", "grad", "weight")  # in the order in which a step makes them
+CURVES = ("loss", "grad_norm")
+_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
+MEDIAN_NOISE = 1.2533  # standard error of a median against that of a mean, of normal noise
+SIGMA_OF_MAD = 1.4826
+SMALLEST = 2.0**-149  # stands for zero where logarithms are taken
 
 
-def answer(args: argparse.Namespace) -> Answer:
-    if args.run is not None:
-        raise NannyError("`nanny compare` takes the numbers of both runs, RUN_A and RUN_B; leave --run out")
-    with _open(args.run_a, args.db) as a, _open(args.run_b, args.db) as b:
-        result = compare_runs(a, b, Limits(), args.layer)
-        lines = [*_verdict(result), Line(""), Line(f"A: {title_of(a)}", indent=4), Line(f"B: {title_of(b)}", indent=4)]
-        lines += [Line(note, "warning", 4) for note in result.notes]
-        first = result.first
-        layer = first.name if first is not None and first.kind != "curve" else ""
-        places = [source.command("layer", layer) for source in (a, b)] if layer else []
-    return Answer(
-        lines=lines,
-        tables=[_curve_table(result), _layer_table(result, args.limit or SHOWN)],
-        flat=_flat(result),
-        data=_data(result),
-        next=list(dict.fromkeys(places)) or [f"nanny runs{_db_flag(args.db)}"],
+@dataclass(frozen=True)
+class ComparedSeries:
+    """One curve, or one statistic (rms) of one layer; `step` is None if it does not part."""
+
+    name: str
+    kind: str  # `curve`, or the kind of the layer's tensor
+    step: int | None
+    broke: bool  # B is not finite where A is
+    a: float  # medians over the window from `step` on, or over the last one
+    b: float
+    ratio: float
+    last_a: float
+    last_b: float
+    last_ratio: float
+    still_apart: bool
+    last_step: int
+    floor: float  # the gap that noise and rounding explain: of the value for the loss, of its logarithm for norms
+    position: int = 0
+
+
+@dataclass(frozen=True)
+class SeriesPair:
+    """Series of both runs at their common steps, in columns; NaN where a layer was not measured, infinite where it broke."""
+
+    kind: str
+    names: list[tuple[str, int]]  # and position, in the order of execution
+    steps: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    tolerance: np.ndarray
+    log: bool  # norms are compared by their ratio
+
+
+@dataclass(frozen=True)
+class Comparison:
+    reference: Source  # A
+    other: Source  # B
+    steps: int
+    same_start: bool | None  # None: there is no common first loss
+    curves: list[ComparedSeries]
+    layers: list[ComparedSeries]  # first to part first
+    first: ComparedSeries | None
+    notes: list[str]
+
+    @property
+    def for_good(self) -> bool:
+        """Whether anything that parts is still apart at the end."""
+        return any(p.broke or p.still_apart for p in (*self.curves, *self.layers) if p.step is not None)
+
+
+def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits | None = None) -> Comparison:
+    """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format."""
+    if a.path == b.path and a.run.id == b.run.id:
+        raise NannyError(f"both are run {a.run.id} of {a.path}; name two runs, `nanny runs` lists them")
+    limits = limits or Limits()
+    target = _narrower(a, b)
+    curve_pairs = [pair for name in CURVES if (pair := _curve_pair(a, b, name, target, limits))]
+    layer_pairs = [pair for kind in KINDS if (pair := _layer_pair(a, b, kind, limits, glob))]
+    pairs = curve_pairs + layer_pairs
+    same_start = _same_start(pairs[0], target, limits) if curve_pairs and curve_pairs[0].names == [("loss", 0)] else None
+    noise = "gap" if same_start else "b" if _bits(b) > _bits(a) else "a"
+    curves = [series for pair in curve_pairs for series in _compare_pair(pair, limits, noise)]
+    layers = [series for pair in layer_pairs for series in _compare_pair(pair, limits, noise)]
+    if not pairs:
+        raise NannyError("the runs have no step in common, so there is nothing to compare; `nanny runs` shows their lengths")
+    layers.sort(key=_order)
+    apart = [series for series in (*layers, *curves) if series.step is not None]
+    first = min(apart, key=lambda p: (p.step, p.kind == "curve")) if apart else None
+    steps = max(len(pair.steps) for pair in pairs)
+    return Comparison(a, b, steps, same_start, curves, layers, first, _notes(a, b, same_start, layers))
+
+
+def plain_name(name: str) -> str:
+    """Without the names that wrappers (DDP, FSDP, compile, checkpointing) put in front."""
+    return _WRAPPERS.sub("", name).lstrip(".")
+
+
+def _curve_pair(a: Source, b: Source, name: str, target: Format, limits: Limits) -> SeriesPair | None:
+    found = [reader.scalars(source.db, source.run.id, [name]).get(name) for source in (a, b)]
+    if found[0] is None or found[1] is None:
+        return None
+    steps, i, j = np.intersect1d(found[0][0], found[1][0], return_indices=True)
+    if not len(steps):
+        return None
+    one, two = found[0][1][i][:, None], found[1][1][j][:, None]
+    if name == "loss":
+        return SeriesPair("curve", [(name, 0)], steps, one, two, _loss_tolerance(one, target, limits), log=False)
+    return SeriesPair("curve", [(name, 0)], steps, one, two, np.array([[limits.part_norm]]), log=True)
+
+
+def _same_start(loss: SeriesPair, target: Format, limits: Limits) -> bool:
+    """Same weights and same batches: the first losses agree up to rounding or noise, and they jump together."""
+    first = slice(0, int(limits.baseline_steps))
+    a, b = loss.a[first, 0], loss.b[first, 0]
+    known = np.isfinite(a) & np.isfinite(b)
+    a, b = a[known], b[known]
+    if not len(a):
+        return False
+    rounding = limits.part_loss_roundoffs * target.unit_roundoff * float(np.median(np.abs(a)))
+    if float(np.median(np.abs(b - a))) > max(rounding, 0.5 * float(step_noise(a[:, None], limits).max())):
+        return False
+    with np.errstate(invalid="ignore"):  # from one infinity to the next
+        jumps = np.diff(a), np.diff(b)
+    enough = len(a) > 5 and all(jump.std() > 0 for jump in jumps)
+    return not enough or float(np.corrcoef(*jumps)[0, 1]) > 0.5
+
+
+def _loss_tolerance(loss: np.ndarray, target: Format, limits: Limits) -> np.ndarray:
+    """What rounding may do to a loss of this size, and at least a small part of what it has fallen in all."""
+    finite = loss[np.isfinite(loss)]
+    fallen = float(np.quantile(finite, 0.95) - np.quantile(finite, 0.05)) if len(finite) else 0.0
+    size = np.where(np.isfinite(loss), np.abs(loss), 0.0)
+    return np.maximum(limits.part_loss_roundoffs * target.unit_roundoff * size, limits.part_loss_range * fallen)
+
+
+def _layer_pair(a: Source, b: Source, kind: str, limits: Limits, glob: str | None) -> SeriesPair | None:
+    (steps_a, rms_a, names_a), (steps_b, rms_b, names_b) = _rms(a, kind), _rms(b, kind)
+    steps, i, j = np.intersect1d(steps_a, steps_b, return_indices=True)
+    common = [name for name in names_a if name in names_b and (glob is None or matches(name, glob))]
+    one = rms_a[i][:, [names_a[name] for name in common]]
+    two = rms_b[j][:, [names_b[name] for name in common]]
+    unmeasured = np.isnan(one) | np.isnan(two)
+    seen = ~unmeasured.all(axis=0)
+    if not len(steps) or not seen.any():
+        return None
+    one, two = (np.where(unmeasured, np.nan, values)[:, seen] for values in (one, two))
+    names = [(name, names_a[name]) for name, was_seen in zip(common, seen) if was_seen]
+    return SeriesPair(kind, names, steps, one, two, np.array([[limits.part_norm]]), log=True)
+
+
+def _rms(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Steps, rms [steps, sites] (infinite where the tensor is not finite, NaN where it was not measured), name -> column."""
+    db, run = source.db, source.run.id
+    steps, norm = reader.samples(db, run, kind, "norm")
+    _, count = reader.samples(db, run, kind, "count")
+    measured = count > 0
+    rms = np.where(np.isfinite(norm), norm.astype(np.float64), np.inf) / np.sqrt(np.maximum(count, 1))
+    names = {plain_name(site.name): i for i, site in enumerate(reader.sites(db, run, kind)) if i < norm.shape[1]}
+    return steps, np.where(measured, rms, np.nan), names
+
+
+def _compare_pair(pair: SeriesPair, limits: Limits, noise: str) -> list[ComparedSeries]:
+    """`noise` says whose it is: of run `a` or `b`, or of the `gap` between runs that saw the same batches."""
+    left, right = (logarithm(pair.a), logarithm(pair.b)) if pair.log else (pair.a, pair.b)
+    with np.errstate(invalid="ignore"):
+        shared = step_noise(right - left, limits)
+    sigma = shared if noise == "gap" else math.sqrt(2) * step_noise(right if noise == "b" else left, limits)
+    found = find_divergence(left, right, pair.tolerance, sigma, limits)
+    window = window_of(len(pair.steps), limits)
+    out = []
+    for i, (name, position) in enumerate(pair.names):
+        first, broke = int(found.first[i]), bool(found.broke[i])
+        at = slice(-window, None) if first < 0 else slice(first, first + 1 if broke else first + window)
+        a, b = _middle(pair.a[at, i]), _middle(pair.b[at, i])
+        last_a, last_b = _middle(pair.a[-window:, i]), _middle(pair.b[-window:, i])
+        out.append(
+            ComparedSeries(
+                name=name,
+                kind=pair.kind,
+                step=int(pair.steps[first]) if first >= 0 else None,
+                broke=broke,
+                a=a,
+                b=b,
+                ratio=math.exp(found.gap[i]) if pair.log and first >= 0 and not broke else _ratio(a, b),
+                last_a=last_a,
+                last_b=last_b,
+                last_ratio=_ratio(last_a, last_b),
+                still_apart=bool(abs(found.last_gap[i]) > found.floor[i]) or not math.isfinite(last_b),
+                last_step=int(pair.steps[-1]),
+                floor=float(found.floor[i]),
+                position=position,
+            )
+        )
+    return out
+
+
+def _middle(values: Sequence[float] | np.ndarray) -> float:
+    """The median; not finite if most of the values are not."""
+    array = np.asarray(values, float)
+    finite = array[np.isfinite(array)]
+    if 2 * len(finite) > len(array):
+        return float(np.median(finite))
+    return float(array[~np.isfinite(array)][0]) if len(array) > len(finite) else math.nan
+
+
+def _ratio(a: float, b: float) -> float:
+    if a == b:
+        return 1.0
+    return b / a if a else math.inf
+
+
+def _order(series: ComparedSeries) -> tuple[float, ...]:
+    """By step; within a step in the order of execution; what never parts last, widest gap first."""
+    gap = abs(math.log(series.last_ratio)) if 0 < series.last_ratio < math.inf else 0.0
+    if series.step is None:
+        return (math.inf, 0, -gap)
+    return (series.step, KINDS.index(series.kind), series.position)
+
+
+def _narrower(a: Source, b: Source) -> Format:
+    return min((_format(a), _format(b)), key=lambda form: form.significand)
+
+
+def _format(source: Source) -> Format:
+    return format_of(source.run.amp_dtype) if source.run.amp_dtype else FP32
+
+
+def _bits(source: Source) -> int:
+    return _format(source).significand
+
+
+def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[ComparedSeries]) -> list[str]:
+    out = []
+    if same_start is False:
+        out.append("the losses differ from the start: another seed, other data, skipped steps; only gaps above noise count")
+    rates = [reader.scalars(source.db, source.run.id, ["lr"]).get("lr") for source in (a, b)]
+    if rates[0] is not None and rates[1] is not None:
+        steps, i, j = np.intersect1d(rates[0][0], rates[1][0], return_indices=True)
+        differ = ~np.isclose(rates[0][1][i], rates[1][1][j], rtol=1e-3, equal_nan=True)
+        if differ.any():
+            out.append(f"the learning rates differ from step {steps[np.argmax(differ)]} on, so this compares two recipes")
+    if not layers:
+        out.append("no layer was sampled at the same steps under the same name in both runs: only curves are compared")
+    if a.run.dropped or b.run.dropped:
+        out.append(f"samples were dropped (A {a.run.dropped}, B {b.run.dropped}): steps with gaps are left out")
+    return out
+
+
+# Where two series part for longer than their own noise explains: arrays [steps, series], no store and no text.
+#
+# Two runs never give the same numbers twice: batches are noisy, and low precision rounds. They have parted where the gap between
+# them keeps its sign and its size over a whole window of steps, above both what rounding may do and what step-to-step noise would
+# leave in a median of that many steps. Runs that saw the same batches share the noise, so it is that of their difference.
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Per series: index of the first step apart (-1: never), why, and the gap there and at the end."""
+
+    first: np.ndarray
+    broke: np.ndarray  # the second is not finite where the first still is
+    gap: np.ndarray  # median gap over the window that starts at `first`
+    last_gap: np.ndarray  # median gap over the last window
+    floor: np.ndarray  # what the gap had to exceed at that step
+
+
+def window_of(steps: int, limits: Limits) -> int:
+    return int(min(max(steps // 8, 1), limits.part_window))
+
+
+def step_noise(values: np.ndarray, limits: Limits) -> np.ndarray:
+    """Robust standard deviation of the step-to-step noise of each series around each step; 0 where it cannot be told.
+
+    Noise changes as training goes on, so it is measured block by block. A block is short, so its neighbour and the run as a whole
+    have a say too: the largest of the three counts.
+    """
+    with np.errstate(invalid="ignore"):  # from one infinity to the next
+        jumps = np.abs(np.diff(values, axis=0))
+    block = max(window_of(len(values), limits), 4)
+    if len(jumps) < block:
+        return np.zeros((1, values.shape[1]))
+    count = len(jumps) // block
+    middle = np.zeros((count, values.shape[1]))
+    for i in range(count):
+        middle[i] = _finite_median(jumps[i * block : (i + 1) * block if i < count - 1 else None])
+    middle = np.maximum(middle, np.median(middle, axis=0))
+    middle[1:] = np.maximum(middle[1:], middle[:-1])
+    at = np.minimum(np.arange(len(values)) // block, count - 1)
+    return SIGMA_OF_MAD / np.sqrt(2.0) * middle[at]
+
+
+def _finite_median(values: np.ndarray) -> np.ndarray:
+    """Of each column; 0 where there are fewer than three finite values."""
+    known = np.isfinite(values)
+    if known.all():
+        return np.asarray(np.median(values, axis=0))
+    out = np.zeros(values.shape[1])
+    for column in np.flatnonzero(known.sum(0) >= 3):
+        out[column] = np.median(values[known[:, column], column])
+    return out
+
+
+def find_divergence(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: np.ndarray, limits: Limits) -> Divergence:
+    """Where each column of `b` leaves that of `a` by more than `tolerance` and the `noise` of their gap.
+
+    `tolerance` and `noise` (a standard deviation) have a row for each step, or one for all. NaN in both is no difference; NaN or
+    infinity in `b` alone is a parting at once.
+    """
+    with np.errstate(invalid="ignore"):
+        delta = b - a
+    delta = np.where(np.isfinite(delta), delta, 0.0)
+    window = window_of(len(delta), limits)
+    unexplained = limits.part_zscore * MEDIAN_NOISE / np.sqrt(window) * noise
+    floor = np.broadcast_to(np.maximum(tolerance, unexplained), delta.shape)
+    middle = _median_ahead(delta, window)
+    apart = (np.abs(middle) > floor) & (np.abs(delta) > floor) & (np.sign(middle) == np.sign(delta))
+    broke = np.isfinite(a) & ~np.isfinite(b)
+    either = apart | broke
+    first = np.where(either.any(0), np.argmax(either, axis=0), -1)
+    for column in np.flatnonzero((first >= 0) & ~broke[first, np.arange(len(first))]):
+        first[column] = _onset(delta[:, column], int(first[column]), window)
+    columns = np.arange(delta.shape[1])
+    at = np.maximum(first, 0)
+    return Divergence(
+        first=first,
+        broke=(first >= 0) & broke[at, columns],
+        gap=middle[at, columns],
+        last_gap=middle[-1],
+        floor=floor[at, columns],
     )
 
 
-@contextlib.contextmanager
-def _open(text: str, db: str | None) -> Iterator[Source]:
-    """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not."""
-    path, colon, number = text.rpartition(":")
-    if text.isdecimal():
-        target: tuple[str | None, int | None] = (db, int(text))
-    elif colon and number.isdecimal() and path:
-        target = (path, int(number))
-    else:
-        target = (text, None)
-    with open_run(*target) as source:
-        yield source
+def logarithm(values: np.ndarray) -> np.ndarray:
+    """Natural logarithm of norms; zero counts as the smallest number, so that it differs from everything else."""
+    return np.log(np.maximum(values, SMALLEST))
 
 
-def _db_flag(db: str | None) -> str:
-    return f" --db {shlex.quote(db)}" if db else ""
+def _onset(delta: np.ndarray, start: int, window: int) -> int:
+    """Where in the window the gap opens: before it values are nearer to no gap, from there on to the gap it opens to."""
+    ahead = delta[start : start + window]
+    gap = float(np.median(delta[start + window // 2 : start + window // 2 + window]))
+    nearer_to_gap = (ahead - gap / 2) * np.sign(gap)
+    return start + int(np.argmin(np.concatenate([[0.0], np.cumsum(nearer_to_gap)[:-1]])))
 
 
-def _verdict(result: Comparison) -> list[Line]:
-    """The first place where they part, then the first curve, if it is another."""
-    if result.first is None:
-        text = f"The runs do NOT PART in {counted(result.steps, 'common step')}: all gaps stay within noise and rounding."
-        return [Line(text, "good", 4)]
-    first = result.first
-    word, style = ("PART FIRST at", "error") if result.for_good else ("PART FOR A WHILE, AND END TOGETHER, from", "warning")
-    lines = [Line(f"The runs {word} step {first.step}: {_place(first)} {_what(first)}", style, 4)]
-    for curve in result.curves:
-        if curve.step is not None and curve is not first:
-            lines.append(Line(f"  - from step {curve.step} on {_place(curve)} {_what(curve)}", indent=4))
-    apart = [parted for parted in result.layers if parted.step is not None]
-    if apart:
-        lines.append(Line(f"  - {len(apart)} of {len(result.layers)} layer statistics part, first {_place(apart[0])}", indent=4))
-    return lines
-
-
-def _place(parted: Parted) -> str:
-    names = {"loss": "the loss", "grad_norm": "the gradient norm"}
-    if parted.kind == "curve":
-        return names.get(parted.name, parted.name)
-    words = {"output": "the output of", "output_grad": "the gradient at the output of", "grad": "the gradient of"}
-    return f"{words.get(parted.kind, parted.kind)} {parted.name}"
-
-
-def _what(parted: Parted) -> str:
-    if parted.broke:
-        seen = f" ({short(parted.b)})" if parted.kind == "curve" else ""
-        return f"is not finite in B{seen}, in A it is {short(parted.a)}"
-    numbers = f"A {short(parted.a)}, B {short(parted.b)}"
-    back = "" if parted.still_apart else f", but they come back together by step {parted.last_step}"
-    return f"is {factor(parted.ratio)} in B ({numbers}){back}"
-
-
-def _curve_table(result: Comparison) -> Table:
-    columns = (Column("curve"), Column("parts", "parts at step"), Column("a", "A there"), Column("b", "B there"),
-               Column("last_a", "A at the end"), Column("last_b", "B at the end"), Column("floor", "noise floor"))  # fmt: skip
-    rows = [[c.name, c.step, c.a, c.b, c.last_a, c.last_b, c.floor] for c in result.curves]
-    return Table(columns, rows, styles=["error" if c.step is not None else "" for c in result.curves])
-
-
-def _layer_table(result: Comparison, most: int) -> Table:
-    columns = (
-        Column("layer", elastic=True), Column("kind"), Column("parts", "parts at"), Column("a", "rms in A"),
-        Column("b", "rms in B"), Column("ratio", "B / A"), Column("last_ratio", "at the end"),
-    )  # fmt: skip
-    rows = [[p.name, p.kind, p.step, p.a, p.b, p.ratio, p.last_ratio] for p in result.layers]
-    styles = ["" if p.step is None else "error" if p.broke else "warning" for p in result.layers]
-    apart = sum(p.step is not None for p in result.layers[most:])
-    rest = f"statistics, {apart} of which part" if apart else "statistics, none of which part"
-    return Table(columns, rows, title="layers, the first to part first", most=most, rest=rest, styles=styles)
-
-
-def _flat(result: Comparison) -> Table:
-    rows = [list(vars(parted).values()) for parted in (*result.curves, *result.layers)]
-    return Table(tuple(Column(name) for name in vars((*result.curves, *result.layers)[0])), rows)
-
-
-def _data(result: Comparison) -> dict[str, Any]:
-    return {
-        "parts": result.first is not None,
-        "first": None if result.first is None else vars(result.first),
-        "for_good": result.for_good,
-        "steps": result.steps,
-        "same_start": result.same_start,
-        "curves": [vars(curve) for curve in result.curves],
-        "layers": [vars(layer) for layer in result.layers],
-        "notes": list(result.notes),
-    }
+def _median_ahead(delta: np.ndarray, window: int) -> np.ndarray:
+    """Median of the `window` values from each step on; the last full window serves for all steps after it."""
+    views = np.lib.stride_tricks.sliding_window_view(delta, window, axis=0)
+    middle = np.median(views, axis=-1)
+    return np.concatenate([middle, np.repeat(middle[-1:], window - 1, axis=0)])

@@ -6,7 +6,6 @@ tensorboard: the scalars, the largest and the total of each kind, and the findin
 
 from __future__ import annotations
 
-import argparse
 import csv
 import importlib
 from collections.abc import Iterator, Sequence
@@ -16,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from ..core.finding import NannyError
-from ..core.numbers import counted
 from ..core.plain_json import to_text
-from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
 from .alerts import findings_of, repeats
-from .source import Source, open_run
+from .source import Source
 from .stats import stats_of
 
 FORMATS = ("csv", "parquet", "tensorboard")
@@ -29,24 +26,13 @@ EXTRA = "pip install 'precision-nanny[export]'"
 Rows = Iterator[tuple[Any, ...]]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", required=True, help="folder to write into; made if need be")
-
-
-def answer(args: argparse.Namespace) -> Answer:
-    with open_run(args.db, args.run) as source:
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
-            if args.format == "tensorboard":
-                written = to_tensorboard(source, args.out)
-            elif args.format == "parquet":
-                written = to_parquet(source, args.out)
-            else:
-                written = to_csv(source, args.out)
-        except OSError as error:
-            raise NannyError(f"cannot write into {args.out}: {error.strerror or error}; name another folder with -o") from error
-    columns = (Column("file", elastic=True), Column("rows"))
-    return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
+def export_run(source: Source, folder: Path, form: str) -> list[tuple[str, int]]:
+    """Writes the files and returns them with their numbers of rows."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return {"csv": to_csv, "parquet": to_parquet, "tensorboard": to_tensorboard}[form](source, folder)
+    except OSError as error:
+        raise NannyError(f"cannot write into {folder}: {error.strerror or error}; name another folder with -o") from error
 
 
 def tables(source: Source) -> Iterator[tuple[str, list[str], Rows]]:

@@ -5,33 +5,24 @@ NAME is a site's name as `nanny stats` shows it, or enough of it to be the only 
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..core.finding import Finding, NannyError
-from ..core.numbers import counted, listed, short
-from ..core.plain_json import finding_object
+from ..core.numbers import listed
 from ..core.step import SAMPLE_STATS, Site
-from ..show.spark import sparkline
-from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
-from .alerts import finding_lines, findings_of, in_order
-from .source import Source, open_run, positive, step_range, title_of
-from .stats import KINDS, TITLES, kinds_of, stats_of, stored_format
-
-SHOWN = 12
-FINDINGS_SHOWN = 5
-CURVE_WIDTH = 72
+from .alerts import Steps, findings_of, sort_by_step
+from .source import Source
+from .stats import kinds_of, stats_of
 
 
 @dataclass(frozen=True)
-class History:
+class KindHistory:
     """One site over the steps at which it was measured."""
 
     site: Site
@@ -57,63 +48,41 @@ class History:
         return bad
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="the layer, or enough of its name")
-    parser.add_argument("--kind", choices=KINDS, help="only this kind")
-    parser.add_argument("--step", type=step_range, metavar="A:B", help="only these steps")
-    parser.add_argument("--limit", type=positive, metavar="N", help=f"steps shown for each kind in text (default: {SHOWN})")
+@dataclass(frozen=True)
+class LayerHistory:
+    """All that is on record of one layer. An operation, the data or the loss scale has findings and no measurements."""
+
+    source: Source
+    name: str
+    kinds: list[KindHistory]
+    findings: list[Finding]
+    parameters: list[str]  # of what is inside it
+
+    @property
+    def worst_step(self) -> int:
+        """The first step that is not finite, else the one with the largest magnitude."""
+        history = self.kinds[0]
+        bad = np.flatnonzero(history.is_bad)
+        size = next(iter(history.curves.values()), np.zeros(len(history.steps)))
+        return int(history.steps[bad[0] if len(bad) else np.argmax(np.nan_to_num(size))])
 
 
-def answer(args: argparse.Namespace) -> Answer:
-    with open_run(args.db, args.run) as source:
-        sites = {kind: reader.sites(source.db, source.run.id, kind) for kind in kinds_of(source, args.kind)}
-        told = [f for f in in_order(findings_of(source, None, *(args.step or (None, None)))) if f.site == args.name]
-        if told and not any(site.name == args.name for members in sites.values() for site in members):
-            return _findings_only(args.name, told, source)
-        name = chosen_name(args.name, list(dict.fromkeys(site.name for members in sites.values() for site in members)))
-        first, last = args.step or (None, None)
-        histories = [_history(source, kind, members, name, first, last) for kind, members in sites.items()]
-        found = [history for history in histories if history is not None and len(history.steps)]
-        findings = in_order(findings_of(source, None, first, last))
-        title, command = title_of(source), source.command
-    if not found:
-        raise NannyError(f"{name} was never measured{' in these steps' if args.step else ''}; it may not have been called")
+def layer_history(source: Source, name: str, *, kind: str | None = None, steps: Steps | None = None) -> LayerHistory:
+    """The history of the layer of this name, or of the only one whose name contains it."""
+    first, last = steps or (None, None)
+    sites = {kind: reader.sites(source.db, source.run.id, kind) for kind in kinds_of(source, kind)}
+    names = list(dict.fromkeys(site.name for members in sites.values() for site in members))
+    findings = sort_by_step(findings_of(source, None, first, last))
     own = [finding for finding in findings if finding.site == name]
-    lines = [Line(f"{name} in {title}", "strong", 4)]
-    inner = [s.name for s in sites.get("grad", ()) if s.name.startswith(f"{name}.")]
-    if inner:
-        lines.append(Line(f"its parameters: {listed(inner, 4)}", indent=4))
-    for finding in own[:FINDINGS_SHOWN]:
-        lines += [Line(""), *finding_lines(finding)]
-    if len(own) > FINDINGS_SHOWN:
-        lines.append(Line(f"… and {len(own) - FINDINGS_SHOWN} more findings"))
-    for history in found:
-        lines += _curves(history)
-    most = args.limit or SHOWN
-    return Answer(
-        lines=lines,
-        tables=[_table(history, most) for history in found],
-        flat=_flat(found),
-        data=_data(name, found, own),
-        next=[command("stats", "--step", _worst_step(found)), *([command("layer", inner[0])] if inner else [])],
-    )
-
-
-def _findings_only(name: str, findings: list[Finding], source: Source) -> Answer:
-    """A place that has findings and no measurements: an operation (`op:bmm`), the data, the loss scale."""
-    lines = [
-        Line(f"{name} in {title_of(source)}", "strong", 4),
-        Line("an operation or another place that is not measured", indent=4),
-    ]
-    for finding in findings[:FINDINGS_SHOWN]:
-        lines += [Line(""), *finding_lines(finding)]
-    if len(findings) > FINDINGS_SHOWN:
-        lines.append(Line(f"… and {len(findings) - FINDINGS_SHOWN} more findings"))
-    steps = [f.step for f in findings if f.step is not None]
-    following = [source.command("stats", "--step", steps[0])] if steps else []
-    return Answer(
-        lines=lines, flat=_flat([]), data=_data(name, [], findings), next=[f"nanny rule {findings[0].code}", *following]
-    )
+    if own and name not in names:
+        return LayerHistory(source, name, [], own, [])
+    name = chosen_name(name, names)
+    histories = [_site_history(source, kind, members, name, first, last) for kind, members in sites.items()]
+    found = [history for history in histories if history is not None and len(history.steps)]
+    if not found:
+        raise NannyError(f"{name} was never measured{' in these steps' if steps else ''}; it may not have been called")
+    inner = [site.name for site in sites.get("grad", ()) if site.name.startswith(f"{name}.")]
+    return LayerHistory(source, name, found, [finding for finding in findings if finding.site == name], inner)
 
 
 def chosen_name(wanted: str, names: Sequence[str]) -> str:
@@ -130,7 +99,9 @@ def chosen_name(wanted: str, names: Sequence[str]) -> str:
     raise NannyError(f"this run has no layer {wanted!r}{meant}")
 
 
-def _history(source: Source, kind: str, sites: Sequence[Site], name: str, first: int | None, last: int | None) -> History | None:
+def _site_history(
+    source: Source, kind: str, sites: Sequence[Site], name: str, first: int | None, last: int | None
+) -> KindHistory | None:
     position = next((i for i, site in enumerate(sites) if site.name == name), None)
     if position is None:
         return None
@@ -140,75 +111,7 @@ def _history(source: Source, kind: str, sites: Sequence[Site], name: str, first:
         steps, matrix = reader.samples(source.db, source.run.id, kind, stat, first, last)
         missing = 0.0 if stat == "count" else math.nan
         columns[stat] = matrix[:, position].astype(float) if position < matrix.shape[1] else np.full(len(steps), missing)
+    if "count" not in columns:  # a site that is known, and no sample yet
+        return None
     seen = columns["count"] > 0
-    return History(sites[position], steps[seen], {stat: column[seen] for stat, column in columns.items()})
-
-
-def _curves(history: History) -> list[Line]:
-    site = history.site
-    facts = [site.dtype, " x ".join(map(str, site.shape)), counted(len(history.steps), "step")]
-    lines = [Line(""), Line(f"{TITLES.get(site.kind, site.kind)} ({', '.join(fact for fact in facts if fact)})", "strong")]
-    for title, values in history.curves.items():
-        finite = values[np.isfinite(values)]
-        bad = len(values) - len(finite)
-        span = f"{short(float(finite.min()))} to {short(float(finite.max()))}" if len(finite) else "never finite"
-        text = f"  {title:<8} {span}" + (f", not finite at {counted(bad, 'step')}" if bad else "")
-        if title == "largest" and (room := _room(history.site, history.steps, values)):
-            text += f", {room}"
-        lines += [Line(text, "error" if bad else "", 11), Line(f"           {sparkline(values.tolist(), CURVE_WIDTH, log=True)}")]
-    return lines
-
-
-def _room(site: Site, steps: np.ndarray, peaks: np.ndarray) -> str:
-    """How close the largest value came to the end of a 16-bit format."""
-    form = stored_format(site)
-    known = np.where(np.isfinite(peaks), peaks, 0.0)
-    top = int(np.argmax(known))
-    if form is None or form.bits > 16 or not known[top]:
-        return ""
-    return f"{math.log2(form.max / known[top]):.1f} bits below the end of {form.name} (step {steps[top]})"
-
-
-def _table(history: History, most: int) -> Table:
-    """The last steps, with all that were not finite kept in view."""
-    names = [name for name in history.values if name not in ("count", "nan", "posinf", "neginf")]
-    names += [name for name in ("nan", "posinf", "neginf") if name in history.values and history.values[name].any()]
-    bad = history.is_bad
-    order = np.flatnonzero(bad)[: most // 2].tolist()
-    order = sorted({*order, *range(max(len(history.steps) - (most - len(order)), 0), len(history.steps))})
-    rows = [[int(history.steps[i]), *(float(history.values[name][i]) for name in names)] for i in order]
-    styles = ["error" if bad[i] else "" for i in order]
-    left = len(history.steps) - len(order)
-    title = TITLES.get(history.site.kind, history.site.kind) + (f", the last steps ({left} others left out)" if left else "")
-    return Table((Column("step"), *(Column(name) for name in names)), rows, title=title, styles=styles)
-
-
-def _flat(histories: Sequence[History]) -> Table:
-    names = list(dict.fromkeys(name for history in histories for name in history.values))
-    rows = [
-        [history.site.kind, int(step), *(float(history.values[name][i]) if name in history.values else None for name in names)]
-        for history in histories
-        for i, step in enumerate(history.steps)
-    ]
-    return Table((Column("kind"), Column("step"), *(Column(name) for name in names)), rows)
-
-
-def _data(name: str, histories: Sequence[History], findings: Sequence[Finding]) -> dict[str, Any]:
-    kinds = {
-        history.site.kind: {
-            "dtype": history.site.dtype,
-            "shape": list(history.site.shape),
-            "steps": history.steps.tolist(),
-            **{stat: column.tolist() for stat, column in history.values.items()},
-        }
-        for history in histories
-    }
-    return {"layer": name, "kinds": kinds, "findings": [finding_object(finding) for finding in findings]}
-
-
-def _worst_step(histories: Sequence[History]) -> int:
-    """The first step that is not finite, else the one with the largest magnitude."""
-    history = histories[0]
-    bad = np.flatnonzero(history.is_bad)
-    size = next(iter(history.curves.values()), np.zeros(len(history.steps)))
-    return int(history.steps[bad[0] if len(bad) else np.argmax(np.nan_to_num(size))])
+    return KindHistory(sites[position], steps[seen], {stat: column[seen] for stat, column in columns.items()})

@@ -1,7 +1,7 @@
 """What a narrower format would do to the tensors behind recorded exponent histograms; arrays of sites at a time.
 
-The same arithmetic as `formats.range_shares`, with energy: a value of exponent e weighs 4**e, because a tensor is what its
-large values are, and small ones may flush by the million without anybody noticing.
+Shares by number and by energy: a value of exponent e weighs 4**e, because a tensor is what its large values are, and small ones
+may flush by the million without anybody noticing.
 """
 
 from __future__ import annotations

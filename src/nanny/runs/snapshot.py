@@ -6,47 +6,34 @@ it, open it anywhere.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sqlite3
 from pathlib import Path
 
 from ..core.finding import NannyError
-from ..show.tables import Answer, Line
 from ..store import reader
 
 PAGES = 1024  # copied at a time: the writer gets its turn in between
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", type=Path, help="file or folder to write")
-    parser.add_argument("--force", action="store_true", help="replace what is there")
-
-
-def answer(args: argparse.Namespace) -> Answer:
-    if args.run is not None:
-        raise NannyError("a snapshot holds all runs of the file; leave --run out")
-    stores = reader.find_stores(args.db)
-    to_folder = args.out.is_dir() or args.out.suffix == "" or len(stores) > 1
-    if to_folder and args.out.is_file():
-        raise NannyError(f"{args.out} is a file, and there are {len(stores)} files to copy; name a folder")
-    targets = [args.out / store.name if to_folder else args.out for store in stores]
+def copy_stores(db: str | None, out: Path, replace: bool = False) -> list[Path]:
+    """Copies every rank's file and returns the copies."""
+    stores = reader.find_stores(db)
+    to_folder = out.is_dir() or out.suffix == "" or len(stores) > 1
+    if to_folder and out.is_file():
+        raise NannyError(f"{out} is a file, and there are {len(stores)} files to copy; name a folder")
+    targets = [out / store.name if to_folder else out for store in stores]
     for store, target in zip(stores, targets):
-        if target.exists() and not args.force:
+        if target.exists() and not replace:
             raise NannyError(f"{target} exists; name another, or replace it with --force")
         if target.exists() and target.samefile(store):
             raise NannyError(f"{target} is the store itself; name another file")
     for store, target in zip(stores, targets):
-        copy(store, target)
-    sizes = [target.stat().st_size for target in targets]
-    return Answer(
-        lines=[Line(f"{target} ({size / 1e6:.1f} MB)") for target, size in zip(targets, sizes)],
-        data={"files": [{"path": str(target), "bytes": size} for target, size in zip(targets, sizes)]},
-        next=[f"nanny summary --db {args.out}"],
-    )
+        _copy(store, target)
+    return targets
 
 
-def copy(store: Path, target: Path) -> None:
+def _copy(store: Path, target: Path) -> None:
     """Copies under another name first, so that a broken copy never bears the good name."""
     part = target.with_name(f"{target.name}.part")
     try:
@@ -65,9 +52,9 @@ def copy(store: Path, target: Path) -> None:
 def _back_up(source: sqlite3.Connection, part: Path) -> None:
     out = sqlite3.connect(part, isolation_level=None)
     try:
-        source.execute("BEGIN")  # one state of the store, however long the copy takes
-        source.execute("SELECT 1 FROM run").fetchone()
-        source.backup(out, pages=PAGES)
+        with reader.one_moment(source):
+            source.execute("SELECT 1 FROM run").fetchone()  # here the moment begins
+            source.backup(out, pages=PAGES)
         out.execute("PRAGMA journal_mode = DELETE")
     except sqlite3.Error as error:
         raise NannyError(f"cannot write {part}: {error}; name another place") from error

@@ -1,8 +1,11 @@
-"""The run that a command is asked about: which file, which run in it, and the other ranks of the same job."""
+"""The run that a question is about: which file, which run in it, and the other ranks of the same job.
+
+Every question of this room takes an open run, so all answers given inside one `open_run` or `open_job` are of one moment,
+whatever training adds meanwhile.
+"""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import shlex
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.finding import NannyError
-from ..store.reader import RunRow, find_stores, pick_run, reading, runs
+from ..store.reader import RunRow, find_stores, one_moment, pick_run, reading, runs
 
 SLOW_START = 600.0  # seconds that ranks of one job may start apart
 
@@ -30,11 +33,31 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_run(db_path: str | None, number: int | None) -> Iterator[Source]:
-    """The run of this number, or the newest, in the first store that the path leads to."""
+def open_run(db_path: str | None, number: int | None, *, live: bool = False) -> Iterator[Source]:
+    """The run of this number, or the newest, in the first store that the path leads to; `live` sees what is added later."""
     path = find_stores(db_path)[0]
-    with reading(path) as db:
+    with reading(path) as db, contextlib.nullcontext() if live else one_moment(db):
         yield Source(path, db, pick_run(db, number), _flags(db_path, number))
+
+
+@contextlib.contextmanager
+def open_named(text: str, db_path: str | None, beside: Source | None = None) -> Iterator[Source]:
+    """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not.
+
+    `beside` is an open run of the store at hand: then `3` is read through its connection, and is of its moment.
+    """
+    path, colon, number = text.rpartition(":")
+    if text.isdecimal() and beside is not None:
+        yield Source(beside.path, beside.db, pick_run(beside.db, int(text)), _flags(db_path, int(text)))
+        return
+    if text.isdecimal():
+        target: tuple[str | None, int | None] = (db_path, int(text))
+    elif colon and number.isdecimal() and path:
+        target = (path, int(number))
+    else:
+        target = (text, None)
+    with open_run(*target) as source:
+        yield source
 
 
 @contextlib.contextmanager
@@ -46,14 +69,14 @@ def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Sou
     """
     first, *others = find_stores(db_path)
     with contextlib.ExitStack() as stack:
-        db = stack.enter_context(reading(first))
+        db = _enter(stack, first)
         run = pick_run(db, number)
         starts = [row.started for row in runs(db)]
         sources = [Source(first, db, run, _flags(db_path, number))]
         notes = []
         for path in others if run.world_size > 1 else []:
             try:
-                other = stack.enter_context(reading(path))
+                other = _enter(stack, path)
                 members = [row for row in runs(other) if _together(run, row) and _nearest(starts, row.started) == run.started]
             except NannyError as error:
                 notes.append(str(error))
@@ -61,6 +84,12 @@ def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Sou
             if members and members[-1].rank not in {source.run.rank for source in sources}:
                 sources.append(Source(path, other, members[-1], f" --db {shlex.quote(str(path))} --run {members[-1].id}"))
         yield sources, notes
+
+
+def _enter(stack: contextlib.ExitStack, path: Path) -> sqlite3.Connection:
+    db = stack.enter_context(reading(path))
+    stack.enter_context(one_moment(db))
+    return db
 
 
 def _together(run: RunRow, other: RunRow) -> bool:
@@ -101,9 +130,3 @@ def step_range(text: str) -> tuple[int | None, int | None]:
     if (a, b) == (None, None) or (a is not None and b is not None and a > b):
         raise NannyError(f"{text!r} is no range of steps; write 100, 100:200, 100: or :200")
     return a, b
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)

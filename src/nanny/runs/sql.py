@@ -8,15 +8,13 @@ stat(data, n, rows, zeros, 'norm', position) reads one value of a packed sample.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sqlite3
 import time
+from dataclasses import dataclass
 
 from ..core.finding import NannyError
-from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
-from .source import positive
 
 ROWS = 1000
 SECONDS = 10.0
@@ -31,29 +29,21 @@ _PRAGMAS_ON_TABLES = {"table_info", "table_xinfo", "table_list", "index_list", "
 _PRAGMAS_TO_READ = {"user_version", "application_id"}  # with an argument they would write
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("query", metavar="SELECT", help="one SELECT statement")
-    parser.add_argument("--limit", type=positive, default=ROWS, metavar="N", help=f"at most N rows (default: {ROWS})")
-    parser.add_argument("--timeout", type=float, default=SECONDS, metavar="S", help=f"seconds (default: {SECONDS:g})")
+@dataclass(frozen=True)
+class SelectedRows:
+    columns: list[str]
+    rows: list[tuple[object, ...]]
+    cut: bool  # there are more
 
 
-def answer(args: argparse.Namespace) -> Answer:
-    if args.run is not None:
-        raise NannyError(f"a query says itself which run it means; write WHERE run = {args.run} instead of --run {args.run}")
-    path = reader.find_stores(args.db)[0]
-    with reader.reading(path) as db:
-        names, rows = ask(db, args.query, args.limit, args.timeout)
-    cut = len(rows) > args.limit
-    rows = rows[: args.limit]
-    table = Table(tuple(Column(name, elastic=True) for name in names), rows)
-    lines = [Line(f"only the first {args.limit} rows; --limit N shows more", "warning")] if cut else []
-    if not rows:
-        lines.append(Line("no rows"))
-    data = {"columns": names, "rows": [list(row) for row in rows], "cut": cut}
-    return Answer(lines=lines, tables=[table], data=data)
+def query(db: str | None, text: str, limit: int = ROWS, seconds: float = SECONDS) -> SelectedRows:
+    """What one SELECT finds in the first store that the path leads to."""
+    with reader.reading(reader.find_stores(db)[0]) as connection:
+        names, rows = _select(connection, text, limit, seconds)
+    return SelectedRows(names, rows[:limit], len(rows) > limit)
 
 
-def ask(db: sqlite3.Connection, query: str, limit: int, seconds: float) -> tuple[list[str], list[tuple[object, ...]]]:
+def _select(db: sqlite3.Connection, query: str, limit: int, seconds: float) -> tuple[list[str], list[tuple[object, ...]]]:
     """Names of the columns and at most `limit` + 1 rows; NannyError for what is not a read, too slow or wrong."""
     end = time.monotonic() + seconds
     db.set_authorizer(_authorize)

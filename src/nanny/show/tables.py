@@ -1,6 +1,6 @@
 """Tables and answers of the query commands as text, markdown, csv and JSON.
 
-A command returns one `Answer`; `rendered(answer, "markdown", ...)` turns it into any of the four formats.
+A command returns one `Answer`; `render_answer(answer, "markdown", ...)` turns it into any of the four formats.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Answer:
     exit_code: int = 0
 
 
-def rendered(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
+def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
     if form == "json":
         return to_text(answer.data) if answer.data else ""
     if form == "csv":

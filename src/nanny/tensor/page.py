@@ -8,10 +8,9 @@ from typing import Any
 from ..core.finding import Severity
 from ..core.formats import TARGETS, Format, format_of
 from ..core.numbers import share, short
+from ..show.figures import CLAIM, OWN, QUIET, VIRIDIS, frame, graph_objects
+from ..show.html import Section, document, finding_lines
 from ..show.tables import Column, Line, Table
-from ..web.blocks import CLAIM, QUIET, finding_lines, frame, graph_objects
-from ..web.figures import OWN, VIRIDIS
-from ..web.page import Section, document
 from .records import Dimension, RangeFit, TensorReport, Tiles
 from .text import bits, measured_on, reduction_error, resolution_text, scale_window, verdict
 

@@ -5,36 +5,40 @@
     layer_data(path, run, kind, site)        -> exponent histogram of one layer; /api/histogram?kind=KIND&site=NAME
     whatif_data(path, run)                   -> the run imagined in other formats; /api/whatif
 
-`live=True` leaves out what takes long or much room: the live page asks for one layer's histogram at a time, and for the what-if
-when the rest is drawn. Arrays are deflated typed arrays, see `arrays.packed`; numbers that JSON has no word for are strings, see
-`show.jsontext.finite`.
+Everything that one of these returns is of one moment. `live=True` leaves out what takes long or much room: the live page asks
+for one layer's histogram at a time, and for the what-if when the rest is drawn. Arrays are deflated typed arrays, see
+`arrays.pack_array`; numbers that JSON has no word for are strings, see `core.plain_json.finite`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ..core.finding import Finding, NannyError
-from ..core.formats import TARGETS
+from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..diagnose import knowledge
-from ..diagnose.run import diagnose
-from ..runs.alerts import findings_of, in_order, repeats
-from ..runs.command import ask
-from ..runs.source import Source, open_job, open_run
+from ..diagnose.run import diagnose, stored_evidence
+from ..runs.alerts import repeats, sort_by_step
+from ..runs.compare import compare_runs
+from ..runs.histograms import histograms_of, layer_histogram
+from ..runs.matrices import error_matrix, matrices_of
+from ..runs.source import Source, open_job, open_named
+from ..runs.summary import Summary, summarize
+from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
+from ..runs.what_if import judge_in_format
 from ..show.findings import visible
 from ..store import reader
-from .curves import curves_of
-from .exponents import histograms_of, layer_histogram
+from .arrays import codes_of, pack_array, pack_columns, pack_curve, pack_histograms, pack_kind, pack_matrix
 from .figures import format_borders, page_figures
-from .matrices import error_matrix, matrices_of
 
+CURVES = ("loss", "grad_norm", "lr", "scale", "skipped", "unchanged_share", "update_ratio", "step_ms")
+MOST_GROUPS = 1500  # of points of a curve
 MOST_FINDINGS = 600
 MOST_TEXT = 2000  # characters of a name or message
 MOST_PASSED_ON = 40
@@ -47,8 +51,6 @@ CHANGE_FINDINGS = 40
 LOOK_BACK = 50  # steps: findings may come a little late
 MOST_PARTED = 200
 MOST_DIAGNOSES = 5
-DIED = " Of what came before: "
-_CURVE = re.compile("[\u2580-\u259f]|over time:$")  # a sparkline and its title: the page has better curves
 
 
 class PageData(TypedDict):
@@ -74,58 +76,81 @@ class PageData(TypedDict):
 def page_data(path: str | Path | None, run: int | None = None, compare: str | None = None, *, live: bool = False) -> PageData:
     """The whole page; `compare` is the reference run: a number in the same store, or a path as `nanny compare` takes it."""
     db = None if path is None else str(path)
-    summary, next_commands = _summary(db, run)
     with open_job(db, run) as (sources, notes):
-        source = _first_sick(sources, summary["culprit"])
-        found, left_out = _bounded(in_order([f for member in sources for f in findings_of(member)]), MOST_FINDINGS)
-        out = PageData(
+        summary = summarize(sources, notes)
+        source = summary.culprit_rank.source
+        found, left_out = _bounded(_findings(summary), MOST_FINDINGS)
+        curves = _curves(source)
+        comparison = None if compare is None else _comparison(db, compare, sources[0], source)
+        kinds, histograms = _layers(source, shares=not live)
+        return PageData(
             run=_run_data(source),
             verdict=_verdict(summary),
-            steps=summary["steps"],
+            steps=_steps(summary),
             findings=found,
             findings_left_out=left_out,
-            curves=curves_of(source),
-            kinds=matrices_of(source),
-            histograms=histograms_of(source, all_shares=not live),
+            curves=curves,
+            kinds=kinds,
+            histograms=histograms,
             diagnoses=_diagnoses(source),
-            whatif={} if live else _whatif(source),
-            comparison=None,
-            figures={},
+            whatif={} if live else _what_if(source),
+            comparison=comparison,
+            figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
-            next=next_commands,
-            notes=[*notes, *map(str, summary["notes"])],
+            next=next_commands(summary, on_page=True),
+            notes=summary.notes,
         )
-        _add_own_columns(out["kinds"], out["histograms"], source)
-        for spec in out["kinds"].values():
-            spec["names"] = [_cut(name) for name in spec["names"]]
-    if compare is not None:
-        this = str(source.run.id) if source is sources[0] else f"{source.path}:{source.run.id}"
-        out["comparison"] = _comparison(db, compare, this)
-    others = out["comparison"]["curves"] if out["comparison"] else ()
-    out["figures"] = page_figures(out["curves"], others)
+
+
+def _findings(summary: Summary) -> list[Finding]:
+    return sort_by_step([finding for rank in summary.ranks for finding in rank.findings])
+
+
+def _steps(summary: Summary) -> dict[str, int] | None:
+    steps = summary.lead.steps
+    return None if steps is None else {"first": steps[0], "last": steps[1]}
+
+
+def _curves(source: Source, after: int | None = None, most_groups: int = MOST_GROUPS) -> dict[str, Any]:
+    """Name -> steps and values; of skipped steps only those that were."""
+    first = None if after is None else after + 1
+    out = {}
+    for name, (steps, values) in reader.scalars(source.db, source.run.id, CURVES, first=first).items():
+        kept = values > 0 if name == "skipped" else slice(None)
+        out[name] = pack_curve(steps[kept], values[kept], most_groups)
     return out
 
 
-def _add_own_columns(kinds: dict[str, Any], histograms: dict[str, Any], source: Source) -> None:
-    """Quantities that were taken at fewer steps than the rest of their kind, with columns of their own."""
-    for kind, spec in histograms.items():
-        columns = {name: spec[name] for name in ("steps", "bounds", "reach")}
-        for name, codes in spec.pop("flushed").items():
+def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The matrices of each kind of site, and its histograms (`shares`: with the values of all sites, not the columns alone).
+
+    Quantities that were taken at fewer steps than the rest of their kind have columns of their own.
+    """
+    found = matrices_of(source)
+    kinds = {
+        kind: {
+            "names": [_cut(site.name) for site in matrices.sites],
+            "dtypes": [site.dtype for site in matrices.sites],
+            **pack_kind(matrices),
+        }
+        for kind, matrices in found.items()
+    }
+    histograms = {}
+    for kind, of_kind in histograms_of(source).items():
+        spec = histograms[kind] = pack_histograms(of_kind)
+        if not shares:
+            del spec["shares"]
+        for name, matrix in of_kind.flushed.items():
             if kind in kinds:
-                kinds[kind]["quantities"][name] = {"codes": codes, "at": None, **columns}
-    errors = error_matrix(source, kinds["grad"]["names"]) if "grad" in kinds else None
+                kinds[kind]["quantities"][name] = {**pack_matrix(matrix), **pack_columns(matrix.columns)}
+    errors = error_matrix(source, [site.name for site in found["grad"].sites]) if "grad" in found else None
     if errors is not None:
-        kinds["grad"]["quantities"]["error"] = errors
-
-
-def _first_sick(sources: Sequence[Source], culprit: dict[str, Any] | None) -> Source:
-    """The rank that the culprit was seen on."""
-    rank = None if culprit is None else culprit.get("rank")
-    return next((source for source in sources if source.run.rank == rank), sources[0])
+        kinds["grad"]["quantities"]["error"] = {**pack_matrix(errors), **pack_columns(errors.columns)}
+    return kinds, histograms
 
 
 def _diagnoses(source: Source) -> list[dict[str, Any]]:
-    found = diagnose(source.path, source.run.id)[:MOST_DIAGNOSES]
+    found = diagnose(stored_evidence(source.db, source.run))[:MOST_DIAGNOSES]
     return [{**finite(diagnosis.to_json()), "pages": _cause_pages(diagnosis.cause)} for diagnosis in found]
 
 
@@ -145,55 +170,46 @@ def _cause_pages(cause: str) -> dict[str, Any]:
 
 def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[str, Any]:
     """What came after `step`, pooled to stay small; `{"reload": True}` where that is not possible."""
-    db = None if path is None else str(path)
-    summary, _ = _summary(db, run)
-    with open_job(db, run) as (sources, _):
-        source = _first_sick(sources, summary["culprit"])
-        found = in_order([f for member in sources for f in findings_of(member)])
+    with open_job(None if path is None else str(path), run) as (sources, notes):
+        summary = summarize(sources, notes)
+        source = summary.culprit_rank.source
+        found = _findings(summary)
         recent = [f for f in found if f.step is None or f.step > step - LOOK_BACK]
         out = {
             "run": _run_data(source),
             "verdict": _verdict(summary),
-            "steps": summary["steps"],
+            "steps": _steps(summary),
             "findings": [_finding(f) for f in recent[-CHANGE_FINDINGS:]],
             "findings_total": len(found),
-            "curves": curves_of(source, step, CHANGE_POINTS),
-            "kinds": matrices_of(source, step, CHANGE_CELLS),
+            "curves": _curves(source, step, CHANGE_POINTS),
+            "kinds": {kind: pack_kind(found) for kind, found in matrices_of(source, step, CHANGE_CELLS).items()},
             "sites": {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in reader.kinds(source.db, source.run.id)},
         }
-    for kind in out["kinds"].values():
-        del kind["names"], kind["dtypes"]
     small = len(json.dumps(finite(out))) <= CHANGE_BYTES
     return out if small else {"reload": True}
 
 
 def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -> dict[str, Any] | None:
     """Histograms of one layer over time; None where there are none."""
-    with _shown(path, run) as source:
-        return layer_histogram(source, kind, site)
+    with _open_shown(path, run) as source:
+        found = layer_histogram(source, kind, site)
+        if found is None:
+            return None
+        flushed = {name: pack_array(codes_of(matrix.keys)) for name, matrix in found.flushed.items()}
+        return {**pack_histograms(found), "flushed": flushed}
 
 
 def whatif_data(path: str | Path | None, run: int | None) -> dict[str, Any]:
     """What FP16, BF16 and FP8 would have done to the run."""
-    with _shown(path, run) as source:
-        return _whatif(source)
+    with _open_shown(path, run) as source:
+        return _what_if(source)
 
 
 @contextlib.contextmanager
-def _shown(path: str | Path | None, run: int | None) -> Iterator[Source]:
+def _open_shown(path: str | Path | None, run: int | None) -> Iterator[Source]:
     """The process that the curves and layers are of: the first, unless the culprit was seen on another."""
-    db = None if path is None else str(path)
-    with open_job(db, run) as (sources, _):
-        yield sources[0] if len(sources) == 1 else _first_sick(sources, _summary(db, run)[0]["culprit"])
-
-
-def _flags(db: str | None, run: int | None) -> list[str]:
-    return [*(["--db", db] if db else []), *(["--run", str(run)] if run is not None else [])]
-
-
-def _summary(db: str | None, run: int | None) -> tuple[dict[str, Any], list[str]]:
-    answer, _ = ask(["summary", *_flags(db, run)])
-    return dict(answer.data), [command for command in answer.next if not command.startswith("nanny report")]
+    with open_job(None if path is None else str(path), run) as (sources, _):
+        yield sources[0] if len(sources) == 1 else summarize(sources).culprit_rank.source
 
 
 def _run_data(source: Source) -> dict[str, Any]:
@@ -216,13 +232,13 @@ def _run_data(source: Source) -> dict[str, Any]:
     }
 
 
-def _verdict(summary: dict[str, Any]) -> dict[str, Any]:
+def _verdict(summary: Summary) -> dict[str, Any]:
     """Without the culprit itself: it is the finding that has `culprit` set."""
-    culprit = summary["culprit"]
-    key = None if culprit is None else [culprit.get("step"), culprit["code"], _cut(culprit.get("site", "")), culprit.get("rank")]
-    text = str(summary["verdict"])
-    word = text.partition(":")[0]
-    return {"healthy": summary["healthy"], "text": text, "word": word, "counts": summary["counts"], "culprit": key}
+    culprit, verdict = summary.culprit, summary.verdict
+    key = None if culprit is None else [culprit.step, culprit.code, _cut(culprit.site), culprit.rank]
+    return {
+        "healthy": verdict.healthy, "text": verdict.text, "word": verdict.word, "counts": summary.counts, "culprit": key,
+    }  # fmt: skip
 
 
 def _bounded(findings: Sequence[Finding], most: int) -> tuple[list[dict[str, Any]], int]:
@@ -262,7 +278,7 @@ def _sentence(text: str) -> str:
     return _cut(visible(text.replace("\n", " ")))
 
 
-def _whatif(source: Source) -> dict[str, Any]:
+def _what_if(source: Source) -> dict[str, Any]:
     """The verdict for each format, or why there is none."""
     if _is_long(source):
         return {"note": "long", "command": source.command("whatif", "--dtype", "fp16"), "formats": []}
@@ -270,24 +286,22 @@ def _whatif(source: Source) -> dict[str, Any]:
     died = ""
     for target in TARGETS:
         try:
-            answer, _ = ask(["whatif", "--dtype", target, *_flags(str(source.path), source.run.id)])
+            result = judge_in_format(source, format_of(target))
         except NannyError as error:
             return {"note": str(error), "command": "", "formats": []}
-        data = answer.data
-        scale = data["loss_scale"]
-        died, _, verdict = str(data["verdict"]).rpartition(DIED)
+        died = how_it_died(result)
         formats.append(
             finite(
                 {
                     "dtype": target,
-                    "survives": data["survives"],
-                    "with_losses": data["with_losses"],
-                    "verdict": verdict,
-                    "reasons": [_sentence(reason) for reason in data["reasons"]],
-                    "remarks": [_cut(remark) for remark in data["remarks"] if not _CURVE.search(remark)],
-                    "best_scale": scale["best"] if scale else None,
-                    "skip_rate": scale["skip_rate"] if scale else None,
-                    "worst": _cut(data["layers"][0]["site"]) if data["layers"] else "",
+                    "survives": result.survives is not False,
+                    "with_losses": result.survives is None,
+                    "verdict": what_if_verdict(result),
+                    "reasons": [_sentence(reason) for reason in what_if_reasons(result)],
+                    "remarks": [_cut(remark) for remark in what_if_remarks(result, curves=False)],  # the page has better ones
+                    "best_scale": 2.0**result.path.best_bits if result.path else None,
+                    "skip_rate": result.path.skip_rate if result.path else None,
+                    "worst": _cut(result.outcomes[0].site) if result.outcomes else "",
                 }
             )
         )
@@ -303,31 +317,21 @@ def _is_long(source: Source) -> bool:
     return samples > WHATIF_SAMPLES or histograms > WHATIF_HISTOGRAMS
 
 
-def _comparison(db: str | None, other: str, this: str) -> dict[str, Any]:
-    """Where this run parts from the other, which is the reference, and the other's curves."""
-    answer, _ = ask(["compare", *_flags(db, None), "--", other, this])
-    data = answer.data
-    parted = [layer for layer in data["layers"] if layer["step"] is not None]
-    with open_run(*_target(db, other)) as source:
-        curves, title = curves_of(source), _run_data(source)
-    return {
-        "other": title,
-        "curves": curves,
-        "lines": [line.text for line in answer.lines if line.text],
-        "parts": data["parts"],
-        "for_good": data["for_good"],
-        "first": finite(data["first"]),
-        "curves_part": finite(data["curves"]),
-        "layers": finite(parted[:MOST_PARTED]),
-        "layers_parted": len(parted),
-        "layers_total": len(data["layers"]),
-        "notes": list(data["notes"]),
-    }
-
-
-def _target(db: str | None, text: str) -> tuple[str | None, int | None]:
-    """The same words as `nanny compare` takes: a number in the store at hand, a path, or path:number."""
-    path, colon, number = text.rpartition(":")
-    if text.isdecimal():
-        return db, int(text)
-    return (path, int(number)) if colon and path and number.isdecimal() else (text, None)
+def _comparison(db: str | None, other: str, lead: Source, shown: Source) -> dict[str, Any]:
+    """Where the run that is shown parts from the other, which is the reference, and the other's curves."""
+    with open_named(other, db, beside=lead) as reference:
+        result = compare_runs(reference, shown)
+        parted = [series for series in result.layers if series.step is not None]
+        return {
+            "other": _run_data(reference),
+            "curves": _curves(reference),
+            "lines": [line.text for line in comparison_lines(result) if line.text],
+            "parts": result.first is not None,
+            "for_good": result.for_good,
+            "first": None if result.first is None else finite(vars(result.first)),
+            "curves_part": finite([vars(curve) for curve in result.curves]),
+            "layers": finite([vars(series) for series in parted[:MOST_PARTED]]),
+            "layers_parted": len(parted),
+            "layers_total": len(result.layers),
+            "notes": result.notes,
+        }

@@ -6,33 +6,22 @@ points that are not finite (`bad:loss`), or findings of one severity (`finding:e
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection
 from typing import Any
 
-from ..core.finding import NannyError
 from ..core.formats import FORMATS, TARGETS, Format
+from ..show.figures import BAD, NOTE, OTHER, OWN, SKIPPED, VIRIDIS, WARN, ZERO, figure_json, graph_objects
 
 ROWS = ("loss", "grad_norm", "lr", "scale")
 HEIGHTS = {"findings": 0.07, "loss": 0.34, "grad_norm": 0.27, "lr": 0.12, "scale": 0.20}
 ON_LOG = ("grad_norm", "scale")
 
-# Colour-blind-safe (Okabe and Ito); shapes differ too.
-BAD = "#d0021b"
-WARN = "#e69f00"
-NOTE = "#8a8f98"
-OWN = "#0072b2"
-OTHER = "#cc79a7"
-SKIPPED = "#d55e00"
-ZERO = "#b48cf2"  # as far from viridis for colour-blind eyes as for others; greys are not
 MARKS = {"error": ("x", BAD, 10), "warning": ("triangle-up", WARN, 10), "info": ("circle", NOTE, 6)}
-VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 
 # Levels of a heat map: what was not sampled is left out, zero and non-finite have colours outside of the scale.
 LEVEL_ZERO, LEVEL_LOW, LEVEL_HIGH, LEVEL_BAD = 1, 8, 247, 255
 LEVELS = {"zero": LEVEL_ZERO, "low": LEVEL_LOW, "high": LEVEL_HIGH, "bad": LEVEL_BAD}
-EXTRA = "pip install 'precision-nanny[web]'"
 
 
 def colour_scale() -> list[tuple[float, str]]:
@@ -47,11 +36,6 @@ def page_figures(curves: Collection[str], compared: Collection[str] = ()) -> dic
     """The three figures of a run that has these curves, beside one that has those."""
     return {"curves": figure_json(curve_figure(curves, compared)), "heat": figure_json(heat_figure()),
             "histogram": figure_json(histogram_figure())}  # fmt: skip
-
-
-def figure_json(figure: Any) -> dict[str, Any]:
-    """A Plotly figure as plain data; arrays as base64 typed arrays, which plotly.js reads."""
-    return dict(json.loads(figure.to_json()))
 
 
 def curve_figure(curves: Collection[str], compared: Collection[str] = ()) -> Any:
@@ -153,9 +137,7 @@ def _frame() -> dict[str, Any]:
 
 
 def _plotly() -> tuple[Any, Any]:
-    try:
-        import plotly.graph_objects as graph_objects
-        from plotly import subplots
-    except ImportError:
-        raise NannyError(f"the page needs plotly; type {EXTRA}") from None
-    return graph_objects, subplots
+    graphs = graph_objects()
+    from plotly import subplots
+
+    return graphs, subplots

@@ -1,178 +1,45 @@
-"""The page as one HTML text: style, script, strings and figures inside, nothing fetched from outside.
+"""The page on a run as one HTML text.
 
-    render(data, live=False, lang=None)              the report: data and plotly.js embedded
-    render(None, live=True, lang=None, nonce=...)    the live page: its script fetches api/... and plotly.js from the server
-    document(title, sections, figures, lang)         a page of text, tables and figures: `nanny diff` and `nanny tensor`
-
-Names of layers come from users: here they pass through `html.escape` or JSON with every `<` spelt out, and the script only ever
-sets text. A content security policy with a nonce stands behind both.
+render(data, live=False, lang=None)              the report: data and plotly.js embedded
+render(None, live=True, lang=None, nonce=...)    the live page: its script fetches api/... and plotly.js from the server
 """
 
 from __future__ import annotations
 
-import base64
 import html
-import json
 import secrets
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
+from collections.abc import Mapping
 from typing import Any
 
-from ..core.finding import NannyError
-from ..core.plain_json import finite
-from ..show.tables import Line, Table
+from ..show.html import asset, check_language, fill_template, json_element, plotly_element, policy_element, script_element
 from .arrays import CODES
-from .document_words import said, said_figure, said_line, said_table
-from .figures import EXTRA, LEVELS, figure_json
-from .strings import LANGUAGES, STRINGS
+from .figures import LEVELS
+from .strings import STRINGS
 
-SCRIPTS = ("loader.js", "arrays.js", "views.js", "histogram.js", "words.js", "page.js")
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading with what stands under it: lines, code to copy, tables, and a figure by its name in `figures`."""
-
-    title: str
-    lines: Sequence[Line] = ()
-    tables: Sequence[Table] = ()
-    figure: str = ""
-    code: str = ""
-
-
-def asset(name: str) -> str:
-    """A file of this package."""
-    return resources.files("nanny.web").joinpath(name).read_text(encoding="utf-8")
-
-
-def plotly_source() -> str:
-    """plotly.js as the Python package carries it; served as `plotly.js` by the live page."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise NannyError(f"the page needs plotly; type {EXTRA}") from None
-    return str(get_plotlyjs())
-
-
-def policy(nonce: str, *, live: bool) -> str:
-    """The content security policy: scripts only with the nonce, requests only to the own server. Plotly sets styles inline."""
-    connect = "'self'" if live else "'none'"
-    return (
-        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
-    )
-
-
-def json_for_script(value: Any) -> str:
-    """JSON that may stand inside a script element: no `<` in it can end the element or start a comment."""
-    text = json.dumps(finite(value), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c")
+SCRIPTS = ("arrays.js", "views.js", "histogram.js", "words.js", "page.js")
 
 
 def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonce: str | None = None) -> str:
     """The page on a run. `lang` is `en`, `zh`, or None for the browser's language."""
     nonce = nonce or secrets.token_urlsafe(16)
-    config = {"live": live, "lang": checked_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
+    config = {"live": live, "lang": check_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
     parts = {
         "lang": lang or "en",
-        "policy": "" if live else _policy_element(nonce),
+        "policy": "" if live else policy_element(nonce),
         "title": html.escape(_title(data)),
         "style": asset("page.css"),
-        "config": _json_element("config", config, nonce),
-        "data": "" if data is None else _json_element("data", data, nonce),
-        "script": _script("\n".join(map(asset, SCRIPTS)), nonce),
-        "plotly": "" if live else _plotly_element(),
+        "config": json_element("config", config, nonce),
+        "data": "" if data is None else json_element("data", data, nonce),
+        "script": script_element(scripts(), nonce),
+        "plotly": "" if live else plotly_element(),
     }
-    return _filled(asset("page.html"), parts)
+    return fill_template(asset("page.html", "nanny.web"), parts)
 
 
-def document(
-    title: str, sections: Sequence[Section], figures: Mapping[str, Any], lang: str | None = None, nonce: str | None = None
-) -> str:
-    """A self-contained page of sections. `figures` maps names to Plotly figures; without any, plotly.js is left out."""
-    nonce = nonce or secrets.token_urlsafe(16)
-    checked_language(lang)
-    drawn = {name: said_figure(figure_json(figure), lang) for name, figure in figures.items()}
-    title = said(title, lang)
-    script = _script("\n".join([asset("loader.js"), asset("document.js")]), nonce)
-    parts = {
-        "lang": lang or "en",
-        "policy": _policy_element(nonce),
-        "title": html.escape(title),
-        "style": asset("page.css"),
-        "body": f"<h1>{html.escape(title)}</h1>" + "".join(_section(section, lang) for section in sections),
-        "scripts": "\n".join([_json_element("figures", drawn, nonce), _plotly_element(), script]) if drawn else "",
-    }
-    return _filled(asset("document.html"), parts)
-
-
-def checked_language(lang: str | None) -> str | None:
-    if lang is not None and lang not in LANGUAGES:
-        raise NannyError(f"no strings in {lang!r}; --lang takes one of: {', '.join(LANGUAGES)}")
-    return lang
+def scripts() -> str:
+    """What runs on the page."""
+    return "\n".join([asset("loader.js"), *(asset(name, "nanny.web") for name in SCRIPTS)])
 
 
 def _title(data: Mapping[str, Any] | None) -> str:
     return "nanny" if data is None else f"nanny: {data['verdict']['word'].lower()}, run {data['run']['id']}"
-
-
-def _script(text: str, nonce: str) -> str:
-    return f'<script nonce="{nonce}">{text}</script>'
-
-
-def _policy_element(nonce: str) -> str:
-    return f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy(nonce, live=False))}">'
-
-
-def _json_element(name: str, value: Any, nonce: str) -> str:
-    return f'<script nonce="{nonce}" type="application/json" id="{name}">{json_for_script(value)}</script>'
-
-
-@lru_cache(maxsize=1)
-def _plotly_element() -> str:
-    """plotly.js, deflated: 1.9 MB of the page instead of 4.8, and the words are painted before any of it is parsed."""
-    packed = base64.b64encode(zlib.compress(plotly_source().encode(), 9)).decode("ascii")
-    return f'<script type="application/octet-stream" id="plotly">{packed}</script>'
-
-
-def _filled(template: str, parts: Mapping[str, str]) -> str:
-    """Splits the template at its marks once, so that a mark inside what is filled in stays as it is."""
-    out, rest = [], template
-    while "{{" in rest:
-        head, _, tail = rest.partition("{{")
-        name, _, rest = tail.partition("}}")
-        out += [head, parts[name]]
-    return "".join([*out, rest])
-
-
-def _section(section: Section, lang: str | None) -> str:
-    spoken = [said_line(line, lang) for line in section.lines if line.text]
-    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in spoken)
-    figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
-    code = f"<pre><code>{html.escape(section.code)}</code></pre>" if section.code else ""
-    tables = "".join(_table(said_table(table, lang)) for table in section.tables)
-    return f"<section><h2>{html.escape(said(section.title, lang))}</h2>{lines}{code}{figure}{tables}</section>"
-
-
-def _table(table: Table) -> str:
-    heads = "".join(f"<th>{html.escape(column.title or column.name)}</th>" for column in table.columns)
-    styles = list(table.styles) or [""] * len(table.rows)
-    rows = "".join(
-        f'<tr class="{_style(style)}">'
-        + "".join(
-            f'<td class="{"number" if isinstance(value, (int, float)) else ""}">{html.escape(column.show(value))}</td>'
-            for column, value in zip(table.columns, row)
-        )
-        + "</tr>"
-        for row, style in zip(table.shown, styles)
-    )
-    rest = f'<p class="quiet">… {table.left_out} {html.escape(table.rest)}</p>' if table.left_out else ""
-    caption = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
-    return f'<div class="scroll"><table>{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{rest}'
-
-
-def _style(name: str) -> str:
-    return name if name in ("error", "warning", "good", "strong", "quiet") else ""

@@ -12,19 +12,17 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..cli.arguments import add_language, add_run, command_parser
 from ..core.finding import NannyError
 from ..core.numbers import short
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="nanny report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
-    parser.add_argument("--run", type=int, metavar="N", help="number of the run in it, see `nanny runs` (default: the newest)")
+    parser = command_parser("report", __doc__)
+    add_run(parser)
     parser.add_argument("--compare", metavar="RUN", help="the reference: a run's number, or a path such as fp32/metrics.db:1")
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default: report.html")
-    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: the browser's)")
+    add_language(parser, "the page")
     return parser
 
 

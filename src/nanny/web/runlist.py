@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ..core.finding import NannyError, Severity
+from ..core.finding import Finding, NannyError
 from ..runs.alerts import severity_counts
-from ..runs.command import ask
 from ..runs.source import open_job
+from ..runs.summary import RankState, RunVerdict, summarize
 from ..store import reader
 from ..store.files import is_store_name, stores_below
 
@@ -26,16 +25,19 @@ class Rank:
     errors: int
     warnings: int
 
+    @property
+    def place(self) -> Place:
+        return self.store, self.run.id
+
 
 @dataclass(frozen=True)
 class Job:
     """A training run: its first process, which stands for it, and the verdict on all of them together."""
 
     ranks: tuple[Rank, ...]
-    verdict: str
-    healthy: bool | None
-    last_step: int | None
-    culprit: dict[str, Any] | None
+    verdict: RunVerdict
+    last_step: int | None = None
+    culprit: Finding | None = None
 
     @property
     def first(self) -> Rank:
@@ -46,7 +48,7 @@ class Job:
         return all(rank.run.status != "running" for rank in self.ranks)
 
 
-def stores_of(top: Path) -> dict[str, Path]:
+def _stores_of(top: Path) -> dict[str, Path]:
     """Store by its path as seen from `top`: a file itself, or everything below a folder."""
     if top.is_file():
         return {top.name: top}
@@ -77,7 +79,7 @@ def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]
     """Jobs, newest first, and notes on files that cannot be read. `known` keeps those that can no longer change."""
     rows: dict[Place, reader.RunRow] = {}
     notes = []
-    for store in stores_of(top).values():
+    for store in _stores_of(top).values():
         try:
             with reader.reading(store) as db:
                 rows |= {(store, run.id): run for run in reader.runs(db)}
@@ -91,26 +93,26 @@ def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]
         alone = rows[place].world_size == 1 or top.is_file()
         members = [p for p in ([place] if alone else places_of_job(*place)) if p in rows and p not in taken]
         taken.update(members)
-        job = known.get(place) or _judged(members, rows)
+        job = known.get(place) or _job(members, rows)
         if job.is_over:
             known[place] = job
         jobs.append(job)
     return sorted(jobs, key=lambda job: -job.first.run.started), notes
 
 
-def _judged(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
-    ranks = tuple(_rank(place, rows[place]) for place in places)
+def _job(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
     store, number = places[0]
     try:
-        answer, _ = ask(["summary", "--db", str(store.parent if len(places) > 1 else store), "--run", str(number)])
+        with open_job(str(store.parent if len(places) > 1 else store), number) as (sources, _):
+            summary = summarize(sources)
     except NannyError as error:
-        return Job(ranks, f"NO VERDICT: {error}", None, None, None)
-    data = answer.data
-    steps = data["steps"]
-    return Job(ranks, data["verdict"], data["healthy"], steps["last"] if steps else None, data["culprit"])
+        ranks = tuple(Rank(store, rows[store, run], 0, 0) for store, run in places)
+        return Job(ranks, RunVerdict(None, "NO VERDICT", str(error)))
+    ranks = tuple(rank for state in summary.ranks if (rank := _rank(state)).place in places)
+    steps = summary.lead.steps
+    return Job(ranks, summary.verdict, steps[1] if steps else None, summary.culprit)
 
 
-def _rank(place: Place, run: reader.RunRow) -> Rank:
-    with reader.reading(place[0]) as db:
-        counts = severity_counts(reader.findings(db, run.id, severity=Severity.WARNING))
-    return Rank(place[0], run, counts["error"], counts["warning"])
+def _rank(state: RankState) -> Rank:
+    counts = severity_counts(state.findings)
+    return Rank(state.source.path, state.source.run, counts["error"], counts["warning"])

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.numbers import shortened
-from .page import asset
+from ..core.plain_json import finding_object
+from ..show.html import asset
 from .runlist import Job, Rank
 from .strings import STRINGS
 
@@ -59,8 +60,8 @@ def job_object(job: Job, address: str) -> dict[str, Any]:
     run = job.first.run
     return {
         "address": address, "file": str(job.first.store), "run": run.id, "started": run.started, "status": run.status,
-        "amp_dtype": run.amp_dtype, "argv": list(run.argv), "last_step": job.last_step, "verdict": job.verdict,
-        "healthy": job.healthy, "culprit": job.culprit,
+        "amp_dtype": run.amp_dtype, "argv": list(run.argv), "last_step": job.last_step, "verdict": job.verdict.text,
+        "healthy": job.verdict.healthy, "culprit": None if job.culprit is None else finding_object(job.culprit),
         "ranks": [{"rank": r.run.rank, "errors": r.errors, "warnings": r.warnings} for r in job.ranks],
     }  # fmt: skip
 
@@ -68,8 +69,8 @@ def job_object(job: Job, address: str) -> dict[str, Any]:
 def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -> str:
     run = job.first.run
     words = _WORDS[lang]
-    word, _, said = job.verdict.partition(":")
-    style = {True: "good", False: "error" if word == "NOT HEALTHY" else "warning", None: "warning"}[job.healthy]
+    word = job.verdict.word
+    style = {True: "good", False: "error" if word == "NOT HEALTHY" else "warning", None: "warning"}[job.verdict.healthy]
     store = job.first.store
     name = f"{_folder(store, top)} · {run.id}" if _folder(store, top) else str(run.id)
     here = html.escape(address(store, run.id))
@@ -77,7 +78,7 @@ def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -
     compare = "" if before is None else f'<br><a class="quiet" href="{here}?compare={before}">{beside}</a>'
     cells = [
         f'<a href="{here}">{html.escape(name)}</a>{compare}{_ranks(job, address, words)}',
-        f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_said(job, said, words)}',
+        f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_reason(job, words)}',
         html.escape(STRINGS[lang].get(f"status.{run.status}", run.status)),
         "" if job.last_step is None else str(job.last_step),
         html.escape(run.amp_dtype or words["autocast"]),
@@ -87,15 +88,15 @@ def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
-def _said(job: Job, said: str, words: dict[str, str]) -> str:
+def _reason(job: Job, words: dict[str, str]) -> str:
     """The first culprit in a line; else what the verdict says."""
-    if job.culprit is None:
-        return html.escape(said.strip()) if words is _WORDS["en"] or not job.healthy else ""
-    step = job.culprit.get("step")
-    place = html.escape(shortened(str(job.culprit.get("site", "")), 60))
-    at = f" {words['at'].format(step)}" if step is not None else ""
-    message = html.escape(shortened(str(job.culprit.get("message", "")), 140))
-    return f'{html.escape(job.culprit["code"])}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
+    culprit = job.culprit
+    if culprit is None:
+        return html.escape(job.verdict.reason) if words is _WORDS["en"] or not job.verdict.healthy else ""
+    place = html.escape(shortened(culprit.site, 60))
+    at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
+    message = html.escape(shortened(culprit.message, 140))
+    return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
 
 
 def _ranks(job: Job, address: Address, words: dict[str, str]) -> str:

@@ -29,9 +29,10 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ..core.finding import NannyError
 from ..core.plain_json import to_text
+from ..show.html import plotly_source, policy
 from ..store.files import last_written
 from .data import changes_since, layer_data, page_data, whatif_data
-from .page import plotly_source, policy, render
+from .page import render
 from .runlist import Job, Place, jobs_below, places_of_job, store_at
 from .runlist_page import job_object, list_page, message_page
 
@@ -50,7 +51,7 @@ _RUN_ADDRESS = re.compile(r"/run/(?P<store>.+)/(?P<run>\d+)/(?P<rest>|runs|plotl
 
 
 @dataclass(frozen=True)
-class Gate:
+class Access:
     """Who may ask."""
 
     names: frozenset[str]  # what Host may say besides an address in numbers
@@ -75,7 +76,7 @@ class Reply:
 
 
 @dataclass
-class Shelf:
+class ServedRuns:
     """What is served, and what of it need not be worked out again."""
 
     top: Path
@@ -95,53 +96,53 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def host_is_known(header: str, gate: Gate) -> bool:
+def host_is_known(header: str, access: Access) -> bool:
     """False for the names of others: a page on the web can make its own name point to this machine, but not change the name."""
     host = header.strip().lower()
     host = host[1:].partition("]")[0] if host.startswith("[") else host.rpartition(":")[0] or host
-    if host.rstrip(".") in gate.names:
+    if host.rstrip(".") in access.names:
         return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return address.is_loopback or not gate.only_loopback
+    return address.is_loopback or not access.only_loopback
 
 
-def refused(request: Request, gate: Gate) -> Reply | None:
+def refusal(request: Request, access: Access) -> Reply | None:
     """Why this one gets nothing, or None. The right token in the address gets a cookie, and the address without it."""
-    if not host_is_known(request.headers.get("host", ""), gate):
+    if not host_is_known(request.headers.get("host", ""), access):
         return _plain(421, "This server answers only under its own name; open the address that `nanny ui` has printed.")
-    if not gate.token:
+    if not access.token:
         return None
     given = request.query.get("token", "")
-    if given and hmac.compare_digest(given.encode(), gate.token.encode()):
-        cookie = f"{gate.cookie}={gate.token}; Path=/; HttpOnly; SameSite=Strict"
+    if given and hmac.compare_digest(given.encode(), access.token.encode()):
+        cookie = f"{access.cookie}={access.token}; Path=/; HttpOnly; SameSite=Strict"
         return Reply(303, headers={"Location": quote(request.path), "Set-Cookie": cookie})
-    if hmac.compare_digest(_cookie(request, gate.cookie).encode(), gate.token.encode()):
+    if hmac.compare_digest(_cookie(request, access.cookie).encode(), access.token.encode()):
         return None
     return _plain(403, "This address needs the token that `nanny ui` has printed: add ?token=... to it.")
 
 
-def answer(request: Request, shelf: Shelf) -> Reply:
-    """The reply to a request that passed the gate."""
+def answer(request: Request, served: ServedRuns) -> Reply:
+    """The reply to a request that is not refused."""
     try:
         if request.path == "/":
-            return _front(shelf, request)
+            return _front(served, request)
         if request.path == "/api/runs":
-            jobs, notes = _jobs(shelf)
-            return _json({"runs": [job_object(job, _address(shelf.top, job.first.store, job.first.run.id)) for job in jobs],
+            jobs, notes = _jobs(served)
+            return _json({"runs": [job_object(job, _address(served.top, job.first.store, job.first.run.id)) for job in jobs],
                           "notes": notes})  # fmt: skip
         found = _RUN_ADDRESS.fullmatch(request.path)
-        store = store_at(shelf.top, found["store"]) if found else None
+        store = store_at(served.top, found["store"]) if found else None
         if found is None or store is None:
             return _missing(request, "There is nothing under this address; the list of runs is at /.")
-        return _of_run(shelf, request, store, int(found["run"]), found["rest"])
+        return _of_run(served, request, store, int(found["run"]), found["rest"])
     except NannyError as error:
         return _missing(request, str(error))
 
 
-def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) -> Reply:
+def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: str) -> Reply:
     if rest == "runs":
         return Reply(302, headers={"Location": "/?all"})
     if rest == "plotly.js":
@@ -152,45 +153,45 @@ def _of_run(shelf: Shelf, request: Request, store: Path, run: int, rest: str) ->
         compare = request.query.get("compare")
         if compare is not None and not compare.isdecimal():
             return _error(400, "compare takes the number of another run in the same file")
-        page = _kept(shelf, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
+        page = _cached(served, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
         return Reply(200, page, JSON)
     if rest == "api/changes":
         since = request.query.get("since", "")
         if not re.fullmatch(r"-?\d{1,18}", since):
             return _error(400, "since takes the number of a step")
-        return Reply(200, _kept(shelf, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
+        return Reply(200, _cached(served, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
     if rest == "api/histogram":
         return _json(layer_data(source, run, request.query.get("kind", ""), request.query.get("site", "")))
     if rest == "api/whatif":
-        return Reply(200, _kept(shelf, places, "whatif", lambda: whatif_data(source, run)), JSON)
-    return _html(lambda nonce: render(None, live=True, lang=shelf.lang, nonce=nonce))
+        return Reply(200, _cached(served, places, "whatif", lambda: whatif_data(source, run)), JSON)
+    return _html(lambda nonce: render(None, live=True, lang=served.lang, nonce=nonce))
 
 
-def _front(shelf: Shelf, request: Request) -> Reply:
-    jobs, notes = _jobs(shelf)
+def _front(served: ServedRuns, request: Request) -> Reply:
+    jobs, notes = _jobs(served)
     if len(jobs) == 1 and len(jobs[0].ranks) == 1 and not notes and "all" not in request.query:
-        return Reply(302, headers={"Location": _address(shelf.top, jobs[0].first.store, jobs[0].first.run.id)})
-    language = shelf.lang or _preferred_language(request)
-    return _html(lambda nonce: list_page(jobs, notes, shelf.top, lambda store, run: _address(shelf.top, store, run), language))
+        return Reply(302, headers={"Location": _address(served.top, jobs[0].first.store, jobs[0].first.run.id)})
+    language = served.lang or _preferred_language(request)
+    return _html(lambda nonce: list_page(jobs, notes, served.top, lambda store, run: _address(served.top, store, run), language))
 
 
-def _jobs(shelf: Shelf) -> tuple[list[Job], list[str]]:
-    with shelf.jobs_lock:
-        return jobs_below(shelf.top, shelf.jobs)
+def _jobs(served: ServedRuns) -> tuple[list[Job], list[str]]:
+    with served.jobs_lock:
+        return jobs_below(served.top, served.jobs)
 
 
-def _kept(shelf: Shelf, places: Sequence[Place], what: str, work_out: Callable[[], Any]) -> bytes:
+def _cached(served: ServedRuns, places: Sequence[Place], what: str, work_out: Callable[[], Any]) -> bytes:
     """JSON that takes a while; worked out again only after one of the stores behind it has been written."""
     key, written = (places[0], what), max(last_written(store) for store, _ in places)
-    with shelf.bodies_lock:
-        known = shelf.bodies.get(key)
+    with served.bodies_lock:
+        known = served.bodies.get(key)
         if known is not None and known[0] == written:
             return known[1]
         body = to_text(work_out(), indent=None).encode()
-        shelf.bodies.pop(key, None)
-        shelf.bodies[key] = (written, body)
-        while len(shelf.bodies) > BODIES_KEPT:
-            del shelf.bodies[next(iter(shelf.bodies))]
+        served.bodies.pop(key, None)
+        served.bodies[key] = (written, body)
+        while len(served.bodies) > BODIES_KEPT:
+            del served.bodies[next(iter(served.bodies))]
         return body
 
 
@@ -244,8 +245,8 @@ def _preferred_language(request: Request) -> str:
     return "zh" if request.headers.get("accept-language", "").lower().startswith("zh") else "en"
 
 
-class Door(BaseHTTPRequestHandler):
-    """Reads requests and writes replies; what they say is decided above."""
+class Connection(BaseHTTPRequestHandler):
+    """Reads the requests of one reader and writes replies; what they say is decided above."""
 
     protocol_version = "HTTP/1.1"
     server_version = "nanny"
@@ -257,7 +258,7 @@ class Door(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         request = Request(unquote(parts.path), query, {name.lower(): value for name, value in self.headers.items()})
-        self._send(refused(request, self.server.gate) or answer(request, self.server.shelf))
+        self._send(refusal(request, self.server.access) or answer(request, self.server.served))
 
     do_HEAD = do_GET
 
@@ -291,12 +292,12 @@ class Door(BaseHTTPRequestHandler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, shelf: Shelf, token: str = "") -> None:
+    def __init__(self, host: str, port: int, served: ServedRuns, token: str = "") -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.shelf = shelf
-        super().__init__((host, port), Door)
+        self.served = served
+        super().__init__((host, port), Connection)
         names = frozenset({"localhost"} if is_loopback(host) else {"localhost", host.lower(), *_own_names()})
-        self.gate = Gate(names, token, f"nanny_{self.port}", is_loopback(host))
+        self.access = Access(names, token, f"nanny_{self.port}", is_loopback(host))
 
     def server_bind(self) -> None:
         """Without http.server's question to the name service, which can take seconds."""

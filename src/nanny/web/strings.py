@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-LANGUAGES = ("en", "zh")
+from ..show.translation import LANGUAGES
 
 # key -> (English, Chinese). {0}, {1} ... are filled in by the script.
 _TABLE: dict[str, tuple[str, str]] = {

@@ -18,10 +18,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from ..cli.arguments import add_language, command_parser, port
 from ..core.finding import NannyError
+from ..show.html import check_language, plotly_source
 from ..store.files import DEFAULT_FOLDER, find_stores
-from .page import checked_language, plotly_source
-from .server import Server, Shelf, is_loopback
+from .server import ServedRuns, Server, is_loopback
 
 PORT = 8765
 PORTS_TRIED = 20
@@ -30,10 +31,10 @@ PORTS_TRIED = 20
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     plotly_source()  # says what to install, before anything is served
-    top = _served(args.db)
-    shelf = Shelf(top, checked_language(args.lang))
+    top = _served_path(args.db)
+    served = ServedRuns(top, check_language(args.lang))
     token = secrets.token_urlsafe(24) if args.token or not is_loopback(args.host) else ""
-    server = _opened(args.host, args.port, shelf, token)
+    server = _open_server(args.host, args.port, served, token)
     with server:
         for line in greeting(server, top):
             print(line, flush=True)
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def greeting(server: Server, top: Path) -> list[str]:
     """What to open, and what to type on the machine where the browser is."""
     host = str(server.server_address[0])
-    tail = f"?token={quote(server.gate.token)}" if server.gate.token else ""
+    tail = f"?token={quote(server.access.token)}" if server.access.token else ""
     if is_loopback(host):
         shown = f"[{host}]" if ":" in host else host
         there = f"{_user()}@{socket.gethostname()}"
@@ -67,16 +68,21 @@ def greeting(server: Server, top: Path) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nanny ui", description="The page on a run in the browser, live while it trains.")
+    parser = command_parser("ui", "The page on a run in the browser, live while it trains.")
     parser.add_argument("--db", metavar="PATH", help="a metrics.db, or a folder with any number of runs (default: nanny_logs)")
-    parser.add_argument("--port", type=_port, metavar="N", help=f"default: {PORT}, or the next that is free")
+    parser.add_argument(
+        "--port",
+        type=lambda text: 0 if text == "0" else port(text),
+        metavar="N",
+        help=f"default: {PORT}, or the next that is free; 0 for any",
+    )
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1; any other needs a token")
     parser.add_argument("--token", action="store_true", help="ask for a token on this machine too: others may be logged in")
-    parser.add_argument("--lang", choices=("en", "zh"), help="default: the browser's language")
+    add_language(parser, "the page")
     return parser
 
 
-def _served(db: str | None) -> Path:
+def _served_path(db: str | None) -> Path:
     """The file, or the folder; it may be empty yet, if it was named."""
     if db is None:
         find_stores(None)  # says what to type where there is nothing
@@ -87,22 +93,16 @@ def _served(db: str | None) -> Path:
     return path
 
 
-def _opened(host: str, port: int | None, shelf: Shelf, token: str) -> Server:
-    tried = [port] if port is not None else [*range(PORT, PORT + PORTS_TRIED), 0]
-    for number in tried:
+def _open_server(host: str, number: int | None, served: ServedRuns, token: str) -> Server:
+    tried = [number] if number is not None else [*range(PORT, PORT + PORTS_TRIED), 0]
+    for attempt in tried:
         try:
-            return Server(host, number, shelf, token)
+            return Server(host, attempt, served, token)
         except OSError as error:
-            if number == tried[-1] or isinstance(error, socket.gaierror):
-                advice = "name another --port" if isinstance(port, int) else "name another --host"
-                raise NannyError(f"cannot listen on {host}:{number} ({error.strerror or error}); {advice}") from error
+            if attempt == tried[-1] or isinstance(error, socket.gaierror):
+                advice = "name another --port" if number is not None else "name another --host"
+                raise NannyError(f"cannot listen on {host}:{attempt} ({error.strerror or error}); {advice}") from error
     raise AssertionError("the last port either serves or raises")
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535, or 0 for any that is free")
-    return int(text)
 
 
 def _user() -> str:

@@ -1,24 +1,18 @@
-"""Exponent histograms over time: how the binary orders of magnitude of a layer's values move towards the ends of a format.
-
-A cell is the share of the values in one binary order, as a code of one byte: 0 is none, 1 the smallest share that a sample can
-show, 255 is all. Below the lowest order comes a row for zeros, above the highest one for NaN and infinities.
-"""
+"""Exponent histograms of a run over time: how a layer's binary orders of magnitude move towards the ends of a format."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, FP16, LAST_BIN, LOWEST_EXPONENT, NONFINITE_BIN, ZERO_BIN
-from ..runs.ranges import shares
-from ..runs.source import Source
 from ..store import reader
-from .arrays import codes_of, packed
-from .columns import groups_of, order_keys
-from .matrices import axis
+from .matrices import Columns, Matrix, groups_of, order_keys
+from .ranges import shares
+from .source import Source
 
 KINDS = ("output", "output_grad", "grad", "weight")
 BACKWARD = ("output_grad", "grad")
@@ -26,31 +20,28 @@ MOST_COLUMNS = 60
 FEWEST_COLUMNS = 8
 ROWS = 40_000  # histograms in a page: sites x columns of all kinds together
 READ = 300_000  # histograms of one kind that are looked at; of a longer run every second, third ... step
-SMALLEST_SHARE = 2.0**-14
-PER_OCTAVE = 18  # codes per factor of two: 14 octaves in 254 codes
 
 
-def share_codes(counts: np.ndarray) -> np.ndarray:
-    """uint8 of counts [..., bins], as shares of their sum over the last axis."""
-    total = np.maximum(counts.sum(-1, keepdims=True), 1)
-    with np.errstate(divide="ignore"):
-        codes = np.rint(254 + PER_OCTAVE * np.log2(counts / total)) + 1
-    return np.where(counts > 0, np.clip(codes, 1, 255), 0).astype(np.uint8)
+@dataclass(frozen=True)
+class ExponentHistograms:
+    """Of all sites of a kind, or of one."""
+
+    columns: Columns
+    lowest: int  # binary order of the second row; the first holds zeros
+    highest: int  # of the last but one; the last holds NaN and infinities
+    counts: np.ndarray  # uint32 [sites, columns, rows]
+    flushed: dict[str, Matrix]  # what FP16 would flush to zero: the share of the values, and of their energy
 
 
-def histograms_of(source: Source, all_shares: bool = True) -> dict[str, Any]:
-    """Kind -> its columns, the share that FP16 would flush to zero, and (`all_shares`) the histograms of all its sites."""
+def histograms_of(source: Source) -> dict[str, ExponentHistograms]:
+    """By kind."""
     there = [kind for kind in KINDS if kind in reader.kinds(source.db, source.run.id)]
     sites = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in there}
     most = min(MOST_COLUMNS, max(FEWEST_COLUMNS, ROWS // max(sum(sites.values()), 1)))
-    found = {kind: spec for kind in there if (spec := _kind_histograms(source, kind, sites[kind], most, None)) is not None}
-    if not all_shares:
-        for spec in found.values():
-            del spec["shares"]
-    return found
+    return {kind: found for kind in there if (found := _kind_histograms(source, kind, sites[kind], most, None)) is not None}
 
 
-def layer_histogram(source: Source, kind: str, name: str) -> dict[str, Any] | None:
+def layer_histogram(source: Source, kind: str, name: str) -> ExponentHistograms | None:
     """The same for one site alone, with more columns: what the live page asks for."""
     names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
     if name not in names:
@@ -58,7 +49,7 @@ def layer_histogram(source: Source, kind: str, name: str) -> dict[str, Any] | No
     return _kind_histograms(source, kind, len(names), 2 * MOST_COLUMNS, names.index(name))
 
 
-def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int | None) -> dict[str, Any] | None:
+def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int | None) -> ExponentHistograms | None:
     steps = _steps_read(source, kind, sites)
     if not len(steps) or not sites:
         return None
@@ -75,14 +66,9 @@ def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int
             keys = order_keys(values, lost.count + counts[:, ZERO_BIN] > 0)
             flushed[row, : len(counts), group] = np.maximum(flushed[row, : len(counts), group], keys)
     low, high = _filled(totals)
-    shown = _shown(totals, low, high)
-    return {
-        **axis(steps, bounds),
-        "lowest": low,
-        "highest": high,
-        "shares": packed(share_codes(shown)),
-        "flushed": {"flushed": packed(codes_of(flushed[0])), "flushed_energy": packed(codes_of(flushed[1]))},
-    }
+    columns = Columns(steps, bounds)
+    lost_shares = {name: Matrix(columns, keys) for name, keys in zip(("flushed", "flushed_energy"), flushed)}
+    return ExponentHistograms(columns, low, high, _shown(totals, low, high), lost_shares)
 
 
 def _steps_read(source: Source, kind: str, sites: int) -> np.ndarray:

@@ -13,22 +13,21 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..core.finding import NannyError
 from ..core.formats import FP16
 from ..monitor.culprit import first_culprit
-from ..runs.alerts import findings_of, in_order
+from ..runs.alerts import findings_of, sort_by_step
+from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.layer import chosen_name
-from ..runs.source import Source, open_run, positive, title_of
+from ..runs.matrices import ABSENT, KindMatrices, Matrix, error_matrix, matrices_of
+from ..runs.source import Source, open_run, title_of
 from ..show import plots
 from ..store import reader
-from .arrays import INFINITE, NOT_SAMPLED, OFFSET, PER_OCTAVE, ZERO, unpacked
-from .exponents import PER_OCTAVE as SHARES_PER_OCTAVE
-from .exponents import histograms_of, layer_histogram
-from .matrices import error_matrix, matrices_of
+from .arguments import add_format, add_run, command_parser, positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     names = _wanted(args.what)
     with open_run(args.db, args.run) as source:
-        found = in_order(findings_of(source))
+        found = sort_by_step(findings_of(source))
         marks = plots.Marks(title_of(source), found, first_culprit(found))
         folder = _folder(args.out)
         with plots.settings(), warnings.catch_warnings():
@@ -80,12 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="nanny plot", description="Pictures of a recorded run, PNG or SVG, readable in grey.")
-    parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
-    parser.add_argument("--run", type=positive, metavar="N", help="number of the run in it (default: the newest)")
+    parser = command_parser("plot", "Pictures of a recorded run, PNG or SVG, readable in grey.")
+    add_run(parser)
     parser.add_argument("-o", "--out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)")
     parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
-    parser.add_argument("--format", choices=("png", "svg"), default="png", help="default: png")
+    add_format(parser, ("png", "svg"))
     parser.add_argument("--dpi", type=_dots, default=150, metavar="N", help=f"dots per inch, up to {MOST_DOTS} (default: 150)")
     parser.add_argument("--kind", choices=tuple(KINDS), help="heat and hist: of what (default: output, or the first on record)")
     parser.add_argument("--quantity", choices=tuple(QUANTITIES), default="absmax", help="heat: which number (default: absmax)")
@@ -146,42 +144,39 @@ def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
     kind = args.kind or ("grad" if args.quantity == "error" else next((kind for kind in KINDS if kind in of_kind), ""))
     if kind not in of_kind:
         return f"no {kind or 'layer'} was sampled"
-    spec = of_kind[kind]
-    matrix = _matrix(source, kind, spec, "absmax" if args.quantity == "headroom" else args.quantity)
+    matrix = _matrix(source, kind, of_kind[kind], "absmax" if args.quantity == "headroom" else args.quantity)
     if matrix is None:
         return f"{args.quantity} was not recorded of {kind}"
-    grid = _grid(spec["names"], unpacked(matrix["codes"]), unpacked(matrix["reach"]), args.quantity, kind)
-    return plots.heat_figure(grid, marks)
+    names = [site.name for site in of_kind[kind].sites]
+    return plots.heat_figure(_grid(names, matrix.keys, matrix.columns.reach, args.quantity, kind), marks)
 
 
-def _matrix(source: Source, kind: str, spec: dict[str, Any], quantity: str) -> dict[str, Any] | None:
-    """Codes and columns of a quantity; what was taken at fewer steps than the rest of its kind has columns of its own."""
+def _matrix(source: Source, kind: str, found: KindMatrices, quantity: str) -> Matrix | None:
+    """A quantity of a kind; what was taken at fewer steps than the rest of its kind has columns of its own."""
     if quantity == "flushed":
         histograms = histograms_of(source).get(kind)
-        return None if histograms is None else {"codes": histograms["flushed"]["flushed"], "reach": histograms["reach"]}
+        return None if histograms is None else histograms.flushed["flushed"]
     if quantity == "error":
-        return error_matrix(source, spec["names"]) if kind == "grad" else None
-    found = spec["quantities"].get(quantity)
-    return None if found is None else {"reach": spec["reach"], **found}
+        return error_matrix(source, [site.name for site in found.sites]) if kind == "grad" else None
+    return found.quantities.get(quantity)
 
 
 def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figure | str:
     for kind, name in _subjects(source, marks, args):
-        spec = layer_histogram(source, kind, name)
-        if spec is not None:
+        found = layer_histogram(source, kind, name)
+        if found is not None:
             break
     else:
         return "the run has no histograms"
-    reach = unpacked(spec["reach"])
-    codes = unpacked(spec["shares"])[0].T  # rows: zeros, exponents, not finite
-    zero, *orders, bad = codes
-    shares = on_pixels(np.array(orders, np.int32), reach, fill=-1)
+    reach = found.columns.reach
+    counts = found.counts[0].T.astype(np.float64)  # rows: zeros, exponents, not finite
+    shares = counts / np.maximum(counts.sum(0), 1)
+    drawn = on_pixels(shares[1:-1], reach, fill=-1.0)
     with np.errstate(divide="ignore"):
-        levels = np.where(shares > 0, (shares - 255) / SHARES_PER_OCTAVE, np.where(shares == 0, -np.inf, np.nan))
+        levels = np.where(drawn < 0, np.nan, np.log2(np.maximum(drawn, 0.0)))
     firsts = reach[:, 0] + 0.5
-    half = 255 - SHARES_PER_OCTAVE
-    seen = (firsts[zero >= half], firsts[bad > 0])
-    return plots.histogram_figure(plots.ExponentHistory(f"{kind} of {name}", _span(reach), spec["lowest"], levels, *seen), marks)
+    seen = (firsts[shares[0] >= 0.5], firsts[shares[-1] > 0])
+    return plots.histogram_figure(plots.ExponentHistory(f"{kind} of {name}", _span(reach), found.lowest, levels, *seen), marks)
 
 
 DRAW: dict[str, Callable[[Source, plots.Marks, argparse.Namespace], Figure | str]] = {
@@ -201,43 +196,42 @@ def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> I
         return
     if marks.culprit is not None:
         yield from ((kind, marks.culprit.site) for kind in kinds if marks.culprit.site in sites[kind])
-    for kind, spec in matrices_of(source).items():
-        if kind in kinds and "absmax" in spec["quantities"]:
-            codes = unpacked(spec["quantities"]["absmax"]["codes"])
-            yield kind, spec["names"][int(codes.max(axis=1).argmax())]
+    for kind, found in matrices_of(source).items():
+        if kind in kinds and "absmax" in found.quantities:
+            yield kind, found.sites[int(found.quantities["absmax"].keys.max(axis=1).argmax())].name
 
 
-def _grid(names: Sequence[str], codes: np.ndarray, reach: np.ndarray, quantity: str, kind: str) -> plots.Grid:
-    names, codes = _fewer_rows(names, codes)
-    pixels = on_pixels(codes.astype(np.int32), reach, fill=NOT_SAMPLED)
-    values, unit = pixels / PER_OCTAVE - OFFSET, POWER
+def _grid(names: Sequence[str], keys: np.ndarray, reach: np.ndarray, quantity: str, kind: str) -> plots.Grid:
+    names, keys = _fewer_rows(names, keys)
+    pixels = on_pixels(keys, reach, fill=ABSENT)
+    state = np.full(pixels.shape, plots.VALUE)
+    state[pixels == 0] = plots.ZERO
+    state[pixels < 0] = plots.NOT_SAMPLED
+    state[pixels >= np.finfo(np.float32).max] = plots.NON_FINITE
+    values, unit = np.log2(np.where(state == plots.VALUE, pixels, 1.0)), POWER
     if quantity == "headroom":
         values, unit = np.log2(FP16.max) - values, "bits"
     elif quantity in ("flushed", "lost"):
         values, unit = 100 * np.exp2(np.minimum(values, 0.0)), "%"
-    state = np.full(pixels.shape, plots.VALUE)
-    state[pixels == ZERO] = plots.ZERO
-    state[pixels == NOT_SAMPLED] = plots.NOT_SAMPLED
-    state[pixels >= INFINITE] = plots.NON_FINITE
     label = f"{QUANTITIES[quantity]}, {KINDS[kind]}"
     return plots.Grid(names, _span(reach), np.where(state == plots.VALUE, values, np.nan), state, label, unit)
 
 
-def _fewer_rows(names: Sequence[str], codes: np.ndarray) -> tuple[list[str], np.ndarray]:
+def _fewer_rows(names: Sequence[str], keys: np.ndarray) -> tuple[list[str], np.ndarray]:
     """At most MOST_ROWS; neighbours share a row, and the worst of them is seen."""
     size = -(-len(names) // MOST_ROWS)
     if size == 1:
-        return list(names), codes
+        return list(names), keys
     starts = np.arange(0, len(names), size)
-    return [names[i] for i in starts.tolist()], np.maximum.reduceat(codes, starts, axis=0)
+    return [names[i] for i in starts.tolist()], np.maximum.reduceat(keys, starts, axis=0)
 
 
-def on_pixels(codes: np.ndarray, reach: np.ndarray, fill: int) -> np.ndarray:
-    """Columns that reach over some steps each, drawn into columns of equal width; the largest code wins, `fill` where none is."""
+def on_pixels(values: np.ndarray, reach: np.ndarray, fill: float) -> np.ndarray:
+    """Columns that reach over some steps each, drawn into columns of equal width; the largest wins, `fill` where none is."""
     low, high = _span(reach)
     width = COLUMNS / (high - low)
-    out = np.full((len(codes), COLUMNS), fill, codes.dtype)
-    for column, (start, end) in zip(codes.T, (reach - low) * width):
+    out = np.full((len(values), COLUMNS), fill, values.dtype)
+    for column, (start, end) in zip(values.T, (reach - low) * width):
         a = min(int(start + 0.5), COLUMNS - 1)
         b = max(int(end + 0.5), a + 1)
         np.maximum(out[:, a:b], column[:, None], out=out[:, a:b])

@@ -11,7 +11,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from ..show.tables import Column, Line, Table
+from .tables import Column, Line, Table
+
+LANGUAGES = ("en", "zh")
 
 _CHINESE = {
     # verdicts
@@ -73,7 +75,7 @@ def _patterns() -> list[tuple[re.Pattern[str], str]]:
     return out
 
 
-def said(text: str, lang: str | None) -> str:
+def translate(text: str, lang: str | None) -> str:
     """The text in the page's language, as it is where the table has no line for it."""
     if lang != "zh":
         return text
@@ -86,13 +88,13 @@ def said(text: str, lang: str | None) -> str:
     return text
 
 
-def said_line(line: Line, lang: str | None) -> Line:
-    return replace(line, text=said(line.text.strip(), lang))
+def translate_line(line: Line, lang: str | None) -> Line:
+    return replace(line, text=translate(line.text.strip(), lang))
 
 
-def said_table(table: Table, lang: str | None) -> Table:
-    columns = tuple(replace(column, title=said(_head(column), lang)) for column in table.columns)
-    return replace(table, columns=columns, title=said(table.title, lang), rest=said(table.rest, lang))
+def translate_table(table: Table, lang: str | None) -> Table:
+    columns = tuple(replace(column, title=translate(_head(column), lang)) for column in table.columns)
+    return replace(table, columns=columns, title=translate(table.title, lang), rest=translate(table.rest, lang))
 
 
 def _head(column: Column) -> str:
@@ -106,14 +108,14 @@ def _label(text: str, lang: str | None) -> str:
     return text
 
 
-def said_figure(figure: Mapping[str, Any], lang: str | None) -> dict[str, Any]:
+def translate_figure(figure: Mapping[str, Any], lang: str | None) -> dict[str, Any]:
     """A figure as JSON with its axes, legend and labels translated; layers' names stand in other fields."""
-    data = [{**trace, "name": said(trace["name"], lang)} if "name" in trace else trace for trace in figure["data"]]
+    data = [{**trace, "name": translate(trace["name"], lang)} if "name" in trace else trace for trace in figure["data"]]
     layout = dict(figure["layout"])
     for key in [key for key in layout if re.fullmatch(r"[xy]axis\d*", key)]:
         title = layout[key].get("title")
         if title and "text" in title:
-            layout[key] = {**layout[key], "title": {**title, "text": said(title["text"], lang)}}
+            layout[key] = {**layout[key], "title": {**title, "text": translate(title["text"], lang)}}
     if "annotations" in layout:
         layout["annotations"] = [{**label, "text": _label(label.get("text", ""), lang)} for label in layout["annotations"]]
     return {**figure, "data": data, "layout": layout}

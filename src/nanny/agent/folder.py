@@ -12,7 +12,7 @@ MOST_STORES = 200
 
 
 @dataclass(frozen=True)
-class Room:
+class ReadableFolder:
     """`root` is where paths begin and end; `db` is the store or folder that is meant when a question names none."""
 
     root: Path  # resolved

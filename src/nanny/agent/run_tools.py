@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..core.finding import NannyError
-from .results import RunOutput
-from .room import Room
+from .folder import ReadableFolder
+from .results import OutputResult
 
 LONGEST_OUTPUT = 40_000
 TIMEOUT = 600.0
 
 
 @dataclass(frozen=True)
-class RunningTools:
-    room: Room
+class RunTools:
+    folder: ReadableFolder
 
     def diff(
         self,
@@ -27,10 +27,10 @@ class RunningTools:
         dtype: Annotated[Literal["bf16", "fp16"], "the format to compare with FP32"] = "bf16",
         policy: Annotated[Literal["native", "cuda", "cpu", "full"], "whose autocast rules"] = "native",
         timeout: Annotated[float, "seconds"] = TIMEOUT,
-    ) -> RunOutput:
+    ) -> OutputResult:
         """EXECUTES the user's model file: runs it in FP32 and low precision and says which layer parts, and why."""
         file, colon, factory = model.partition(":")
-        words = ["--model", f"{self.room.path(file)}{colon}{factory}", "--input", str(self.room.path(input))]
+        words = ["--model", f"{self.folder.path(file)}{colon}{factory}", "--input", str(self.folder.path(input))]
         return self._run(["diff", *words, "--dtype", dtype, "--policy", policy, "--format", "json"], timeout)
 
     def trace(
@@ -41,26 +41,26 @@ class RunningTools:
         start_step: int = 0,
         end_step: int = 2,
         timeout: Annotated[float, "seconds"] = TIMEOUT,
-    ) -> RunOutput:
+    ) -> OutputResult:
         """EXECUTES the user's training script and watches the operations of some steps: NaN producers, hazards, wrong kernels."""
-        real = self.room.path(script)
+        real = self.folder.path(script)
         steps = ["--start-step", str(start_step), "--end-step", str(end_step)]
         return self._run(["trace", f"--{look_for}", *steps, str(real), *(arguments or [])], timeout)
 
-    def _run(self, words: list[str], timeout: float) -> RunOutput:
+    def _run(self, words: list[str], timeout: float) -> OutputResult:
         if not 0 < timeout <= 3600:
             raise NannyError(f"timeout is {timeout:g}; use up to 3600 seconds")
         command = [sys.executable, "-m", "nanny.cli", *words]
         try:
             done = subprocess.run(
-                command, cwd=self.room.root, capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False
+                command, cwd=self.folder.root, capture_output=True, timeout=timeout, stdin=subprocess.DEVNULL, check=False
             )
         except subprocess.TimeoutExpired:
             raise NannyError(f"`nanny {words[0]}` was stopped after {timeout:g} s; give a larger timeout") from None
         output, cut = _clipped(done.stdout)
         log, _ = _clipped(done.stderr)
         notes = ["this executed code of the user"] + (["the output was cut in the middle"] if cut else [])
-        return RunOutput(f"nanny {shlex.join(words)}", done.returncode, output, log, notes)
+        return OutputResult(f"nanny {shlex.join(words)}", done.returncode, output, log, notes)
 
 
 def _clipped(data: bytes) -> tuple[str, bool]:

@@ -1,0 +1,33 @@
+"""`nanny diagnose`: the root causes of what went wrong in a recorded run. Exit code 1 if there are any."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..cli.arguments import add_format, add_run
+from ..core.plain_json import to_text
+from ..show.term import width_of
+from ..store.reader import find_stores
+from .run import diagnose
+from .text import render_markdown, render_text
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="nanny diagnose", description="The root causes of what went wrong in a recorded run.", allow_abbrev=False
+    )
+    add_run(parser)
+    add_format(parser, ("text", "json", "markdown"))
+    options = parser.parse_args(list(argv))
+    path = find_stores(options.db)[0]
+    found = diagnose(path, options.run)
+    title = f"run {options.run} in {path}" if options.run else str(path)
+    if options.format == "json":
+        print(to_text([one.to_json() for one in found]))
+    elif options.format == "markdown":
+        print(render_markdown(found, title))
+    else:
+        print(render_text(found, title, min(width_of(sys.stdout), 120)).rstrip())
+    return 1 if found else 0

@@ -1,0 +1,244 @@
+"""Layer x step matrices of a run: largest magnitude, norm, share of lost updates, error beside FP32.
+
+2000 steps on 900 pixels lose a NaN of one step if neighbours are averaged, and a long run would not fit into a page. So samples
+are grouped into a bounded number of columns, and of each group every layer keeps its worst value and the step at which it stood.
+Sampling is uneven (dense around errors, thin later), and groups have an equal number of samples: where more was looked at, more
+is seen.
+
+Values are kept as keys whose maximum is the worst: not measured < zero < finite < infinite < NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.step import Site
+from ..store import reader
+from .source import Source
+from .stats import KINDS, kinds_of, stats_of
+
+MOST_COLUMNS = 1000
+CELLS = 1_200_000  # of all matrices of a page together
+FEWEST_COLUMNS = 150
+CELLS_AT_ONCE = 2_000_000  # read from the store in one piece: bounds memory
+DRAWN = tuple(kind for kind in KINDS if kind != "buffer")
+
+Statistics = Mapping[str, np.ndarray]  # name -> [samples, sites]
+ABSENT = np.float32(-1.0)
+GAP = 4.0  # a stretch without samples this many times the usual distance stays empty in the picture
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a matrix: the steps that were looked at, and which of them belong to each column."""
+
+    steps: np.ndarray
+    bounds: np.ndarray  # first sample of each column, and the end
+
+    @property
+    def reach(self) -> np.ndarray:
+        """From where to where on the step axis each column is drawn."""
+        return reach(self.steps, self.bounds)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One quantity of all sites of a kind."""
+
+    columns: Columns
+    keys: np.ndarray  # float32 [sites, columns], see `order_keys`
+    at: np.ndarray | None = None  # which sample of its column each key stood at; None: columns are single samples
+
+
+@dataclass(frozen=True)
+class KindMatrices:
+    sites: list[Site]
+    columns: Columns
+    quantities: dict[str, Matrix]
+
+
+def _largest(columns: Statistics, bare: np.ndarray) -> np.ndarray:
+    """Largest magnitude. Where only the minimum is infinite and the layer has no weights it is a mask, and no overflow."""
+    low, high = columns["min"], columns["max"]
+    masked = np.isneginf(low) & np.isfinite(high) & bare[None, : low.shape[1]]
+    return np.where(masked, np.abs(high), np.maximum(np.abs(low), np.abs(high)))
+
+
+def _norm(columns: Statistics, bare: np.ndarray) -> np.ndarray:
+    return columns["norm"]
+
+
+def _unchanged(columns: Statistics, bare: np.ndarray) -> np.ndarray:
+    return columns["unchanged"] / np.maximum(columns["count"], 1)
+
+
+# quantity -> (statistics it needs, how it follows from them)
+QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[Statistics, np.ndarray], np.ndarray]]] = {
+    "absmax": (("min", "max"), _largest),
+    "norm": (("norm",), _norm),
+    "lost": (("unchanged",), _unchanged),
+}
+NORMS = ("grad", "output_grad")  # a norm says something only where it can be compared over time
+
+
+def matrices_of(source: Source, after: int | None = None, most_cells: int = CELLS) -> dict[str, KindMatrices]:
+    """Kind -> its sites, columns and matrices; with `after`, only what was sampled later than that step."""
+    plans = [plan for kind in kinds_of(source, None) if kind in DRAWN and (plan := _plan(source, kind, after)) is not None]
+    rows = sum(len(sites) * len(quantities) for _, sites, _, quantities in plans)
+    fewest = FEWEST_COLUMNS if after is None else 1
+    most = min(MOST_COLUMNS, max(fewest, most_cells // max(rows, 1)))
+    bare = _bare(source)
+    return {kind: _matrices(source, kind, sites, steps, quantities, most, bare) for kind, sites, steps, quantities in plans}
+
+
+def error_matrix(source: Source, sites: Sequence[str]) -> Matrix | None:
+    """Gradients of the examined steps beside those that FP32 would have given, as a matrix with columns of its own."""
+    seen = [examination for examination in reader.examinations(source.db, source.run.id) if examination.gradients]
+    if not seen:
+        return None
+    columns = Columns(np.array([e.step for e in seen]), np.arange(len(seen) + 1))
+    row_of = {name: row for row, name in enumerate(sites)}
+    keys = np.full((len(sites), len(seen)), ABSENT, np.float32)
+    for column, examination in enumerate(seen):
+        for gradient in examination.gradients:
+            if gradient.name in row_of and not gradient.reference_nonfinite:
+                value = np.nan if gradient.nonfinite else gradient.error
+                keys[row_of[gradient.name], column] = order_keys(np.array(value), np.array(True))
+    return Matrix(columns, keys)
+
+
+def _plan(source: Source, kind: str, after: int | None) -> tuple[str, list[Site], np.ndarray, list[str]] | None:
+    stats = set(stats_of(source, kind))
+    quantities = [name for name, (needed, _) in QUANTITIES.items() if stats >= {"count", *needed}]
+    if kind not in NORMS and "norm" in quantities:
+        quantities.remove("norm")
+    steps = reader.sample_steps(source.db, source.run.id, kind)
+    steps = steps if after is None else steps[steps > after]
+    if not quantities or not len(steps):
+        return None
+    return kind, reader.sites(source.db, source.run.id, kind), steps, quantities
+
+
+def _bare(source: Source) -> Callable[[Sequence[Site]], np.ndarray]:
+    """Which sites hold no parameters, by name."""
+    names = {site.name for kind in ("grad", "weight") for site in reader.sites(source.db, source.run.id, kind)}
+    owners = {name.rpartition(".")[0] for name in names}
+    holders = {".".join(parts[:i]) for parts in (owner.split(".") for owner in owners) for i in range(1, len(parts) + 1)}
+    return lambda sites: np.array([site.name not in names and site.name not in holders for site in sites], bool)
+
+
+def _matrices(
+    source: Source,
+    kind: str,
+    sites: Sequence[Site],
+    steps: np.ndarray,
+    quantities: Sequence[str],
+    most: int,
+    bare: Callable[[Sequence[Site]], np.ndarray],
+) -> KindMatrices:
+    bounds = groups_of(len(steps), most)
+    without = bare(sites)
+    blocks: dict[str, list[np.ndarray]] = {name: [] for name in quantities}
+    for lower, upper, statistics in _pieces(source, kind, steps, bounds, len(sites), quantities):
+        measured = statistics["count"] > 0
+        for name in quantities:
+            keys = order_keys(QUANTITIES[name][1](statistics, without), measured)
+            for start, end in zip(bounds[lower:upper], bounds[lower + 1 : upper + 1]):
+                block = keys[start - bounds[lower] : end - bounds[lower]]
+                blocks[name].append(_worst_row(block))
+    columns = Columns(steps, bounds)
+    exact = len(steps) == len(bounds) - 1
+    return KindMatrices(list(sites), columns, {name: _matrix(columns, blocks[name], len(sites), exact) for name in quantities})
+
+
+def _worst_row(block: np.ndarray) -> np.ndarray:
+    """A group as two rows, its worst keys and where they stood: what is kept of a long run while it is read."""
+    found = worst_of([block])
+    return np.stack([found.keys[:, 0], found.at[:, 0].astype(np.float32)])
+
+
+def _matrix(columns: Columns, rows: Sequence[np.ndarray], sites: int, is_exact: bool) -> Matrix:
+    keys = np.full((sites, len(rows)), ABSENT, np.float32)
+    at = np.zeros((sites, len(rows)), np.uint16)
+    for i, (worst, where) in enumerate(rows):
+        keys[: len(worst), i] = worst[:sites]
+        at[: len(where), i] = where[:sites]
+    return Matrix(columns, keys, None if is_exact else at)
+
+
+def _pieces(
+    source: Source, kind: str, steps: np.ndarray, bounds: np.ndarray, sites: int, quantities: Sequence[str]
+) -> Iterator[tuple[int, int, Statistics]]:
+    """(first group, end group, statistics of all samples in them), a bounded number of cells at a time."""
+    names = {"count"} | {stat for name in quantities for stat in QUANTITIES[name][0]}
+    lower = 0
+    while lower < len(bounds) - 1:
+        wanted = bounds[lower] + max(CELLS_AT_ONCE // max(sites, 1), 1)
+        upper = max(int(np.searchsorted(bounds, wanted, side="right")) - 1, lower + 1)
+        first, last = int(steps[bounds[lower]]), int(steps[bounds[upper] - 1])
+        columns = {}
+        for name in names:
+            found, matrix = reader.samples(source.db, source.run.id, kind, name, first, last)
+            columns[name] = matrix[np.isin(found, steps)]
+        yield lower, upper, columns
+        lower = upper
+
+
+def order_keys(values: np.ndarray, measured: np.ndarray) -> np.ndarray:
+    """float32 whose maximum is the worst: not measured < zero < finite < infinite < NaN."""
+    keys = np.abs(values).astype(np.float32)
+    keys = np.where(np.isinf(keys), np.finfo(np.float32).max, keys)
+    keys = np.where(np.isnan(keys), np.inf, keys)
+    return np.where(measured, keys, ABSENT).astype(np.float32)
+
+
+def groups_of(samples: int, most: int) -> np.ndarray:
+    """First sample of each group, and the end: at most `most` groups of the same size."""
+    size = -(-samples // max(most, 1)) if samples else 1
+    return np.append(np.arange(0, samples, size), samples)
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The worst key of each site in each group, and which of the group's samples it was."""
+
+    keys: np.ndarray  # float32 [sites, groups]
+    at: np.ndarray  # uint16 [sites, groups]
+
+
+def worst_of(blocks: list[np.ndarray]) -> Pooled:
+    """From one block of keys [samples of a group, sites] per group; sites met later are missing in earlier blocks."""
+    sites = max((block.shape[1] for block in blocks), default=0)
+    keys = np.full((len(blocks), sites), ABSENT, np.float32)
+    at = np.zeros((len(blocks), sites), np.uint16)
+    for i, block in enumerate(blocks):
+        width = block.shape[1]
+        where = block.argmax(0) if len(block) else np.zeros(width, np.int64)
+        at[i, :width] = np.minimum(where, 65535)
+        keys[i, :width] = block[where, np.arange(width)]
+    return Pooled(np.ascontiguousarray(keys.T), np.ascontiguousarray(at.T))
+
+
+def reach(steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """float64 [groups, 2]: from where to where on the step axis each group's column is drawn.
+
+    A column begins at its own first step, so that no damage shows before it was seen, and reaches to the next one, unless that is
+    far away: then the stretch between was not sampled.
+    """
+    if not len(steps):
+        return np.zeros((0, 2))
+    first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
+    usual = _usual_distance(steps)
+    following = np.append(first[1:], last[-1] + usual)
+    far = following - last > GAP * usual
+    return np.stack([first, np.where(far, last + usual, following)], axis=1) - 0.5
+
+
+def _usual_distance(steps: np.ndarray) -> float:
+    """The largest distance between samples that is no exception: dense ones around an error must not make the rest look empty."""
+    distances = np.sort(np.diff(steps))[::-1]
+    exceptions = max(2, len(distances) // 100)
+    return float(distances[min(exceptions, len(distances) - 1)]) if len(distances) else 1.0
