@@ -12,17 +12,18 @@ from torch import nn
 from ..core.formats import Format
 from ..core.limits import Limits
 from ..measure.errors import compare
-from ..watch.names import plain_name, short_dtype
-from ..watch.twins import CarriedShadows, aside
+from ..watch.names import plain_name
+from ..watch.tensors import outside_program, short_dtype
+from ..watch.twins import Twins
 from .records import GradDiff, GradTotals
 
 
 def parameter_gradients(
-    model: nn.Module, shadows: CarriedShadows, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
+    model: nn.Module, shadows: Twins, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
 ) -> tuple[tuple[GradDiff, ...], GradTotals]:
     """Each parameter's gradient with its share of the whole, and the whole. Unscaled."""
     out: list[GradDiff] = []
-    with aside():
+    with outside_program():
         for name, parameter in model.named_parameters():
             if parameter.grad is None or parameter.grad.layout != torch.strided:
                 continue

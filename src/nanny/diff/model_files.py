@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.finding import NannyError
 from ..core.numbers import listed
+from ..watch.tensors import tensors_in
 
 HOW_TO_SAVE = (
     "torch.save(x, 'sample.pt') for model(x), torch.save((a, b), 'sample.pt') for model(a, b), "
@@ -152,7 +153,7 @@ def load_sample(
         call = f"{type(model).__name__}.forward({', '.join(takes)})"
         raise NannyError(f"--input is missing: a file with what {call} takes. Save one with {HOW_TO_SAVE}")
     sample = _load(Path(file))
-    if not _tensors_in(sample):
+    if not tensors_in(sample):
         raise NannyError(f"{file}: holds no tensor; save one with {HOW_TO_SAVE}")
     target = None
     batches = sample if isinstance(sample, list) else [sample]
@@ -200,11 +201,3 @@ def _load(path: Path) -> Any:
         raise NannyError(f"{path}: not a file that torch.save wrote, or it is damaged; save it again") from None
     except (RuntimeError, EOFError, ValueError, KeyError, AttributeError, OSError, zipfile.BadZipFile):
         raise NannyError(f"{path}: not a file that torch.save wrote, or it is damaged; save it again") from None
-
-
-def _tensors_in(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return True
-    if isinstance(value, dict):
-        return any(_tensors_in(item) for item in value.values())
-    return isinstance(value, (tuple, list)) and any(_tensors_in(item) for item in value)

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import flop_registry
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions
-from ..watch.names import float_leaves, short_dtype
-from ..watch.storages import carried, key_of
-from ..watch.twins import LOW, CarriedShadows, Operation, in_backward
+from ..watch.storages import StorageMap
+from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, short_dtype
+from ..watch.twins import Operation, Twins
 from .records import IntegerLoss, Mix, OpError, OpFault
 
 # Decisions: their results pick, route or mask. Comparisons count apart from them.
@@ -41,7 +41,7 @@ class OpWatcher:
         self._place = place
         self._order = order
         self._closely = closely
-        self.shadows: CarriedShadows
+        self.shadows: Twins
         self.operations: Counter[tuple[str, str, str]] = Counter()
         self.flops: Counter[str] = Counter()
         self.flips: dict[tuple[str, str], tuple[int, int]] = {}
@@ -49,7 +49,7 @@ class OpWatcher:
         self.mixes: dict[str, Mix] = {}
         self.faults: dict[tuple[str, bool], OpFault] = {}
         self.errors: list[OpError] = []
-        self._makers: dict[int, str] = {}  # storage -> operation that filled it
+        self._makers: StorageMap[str] = StorageMap()  # the operation that filled a storage
         self.other_ways: Counter[str] = Counter()  # operations whose result sends Python code another way than in the reference
 
     def __call__(self, op: Operation) -> None:
@@ -108,9 +108,9 @@ class OpWatcher:
     def _maker(self, op: Operation, first: Tensor) -> str:
         """A cast only stores what another operation has made: that one is named."""
         source = op.args[0] if op.name == "_to_copy" else None
-        name = self._makers.get(key_of(source), op.name) if isinstance(source, Tensor) and carried(source) else op.name
-        if carried(first):
-            self._makers[key_of(first)] = name
+        name = (self._makers.find(source) if isinstance(source, Tensor) and has_storage(source) else None) or op.name
+        if has_storage(first):
+            self._makers.put(first, name)
         return name
 
     def _look_for_fault(self, op: Operation, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:

@@ -15,7 +15,7 @@ from ..core.finding import NannyError
 from ..core.numbers import listed, shortened
 from ..measure.errors import relative_l2
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.twins import CarriedShadows
+from ..watch.twins import Twins
 from .gradients import parameter_gradients, with_totals
 from .pairs import PairWatcher
 from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
@@ -92,7 +92,7 @@ def _one_pass(
     with ExitStack() as stack:
         state = stack.enter_context(kept_state(model, (args, kwargs, target)))
         wide = torch.float64 if settings.reference == "fp64" else torch.float32
-        shadows = CarriedShadows(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
+        shadows = Twins(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(model, shadows))
         if settings.policy == "full":
@@ -140,7 +140,7 @@ def _left_out(model: nn.Module) -> list[str]:
 def _measured(
     model: nn.Module,
     watcher: PairWatcher,
-    shadows: CarriedShadows,
+    shadows: Twins,
     loss: Tensor | None,
     own_loss: Tensor | None,
     scale: float,

@@ -18,8 +18,9 @@ from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..measure.errors import compare, dimension_errors, relative_l2
-from ..watch.names import float_leaves, plain_name, short_dtype
-from ..watch.twins import LOW, CarriedShadows, aside, in_backward
+from ..watch.names import plain_name
+from ..watch.tensors import LOW, float_leaves, in_backward, outside_program, short_dtype
+from ..watch.twins import Twins
 from .pair_ops import OpWatcher
 from .records import LOSS, CallDiff, ErrorStats, GradDiff
 
@@ -55,7 +56,7 @@ class PairWatcher:
         self.gradients: list[GradDiff] = []
         self.own_of_parameters: dict[str, float] = {}  # error that the last backward step adds to each parameter's gradient
         self.ops = OpWatcher(target, limits, self.site, lambda: len(self.calls), closely)
-        self.shadows: CarriedShadows
+        self.shadows: Twins
 
     def site(self) -> str:
         """Of the operation that runs now."""
@@ -75,7 +76,7 @@ class PairWatcher:
         return self._backward_site
 
     @contextmanager
-    def watching(self, model: nn.Module, shadows: CarriedShadows) -> Iterator[None]:
+    def watching(self, model: nn.Module, shadows: Twins) -> Iterator[None]:
         self.shadows = self.ops.shadows = shadows
         handles: list[Any] = []
         if type(model).__name__ == "RecursiveScriptModule":
@@ -126,7 +127,7 @@ class PairWatcher:
             return
         call = self._seen[site]
         self._seen[site] += 1
-        with aside():
+        with outside_program():
             pairs = [(leaf.detach(), self.shadows.twin(leaf)) for leaf in leaves]
             passed_through = self._last_error(leaves)
             errors = [passed_through] if passed_through else [
@@ -190,7 +191,7 @@ class PairWatcher:
     def _on_gradient(self, site: str, call: int, grad: Tensor) -> None:
         if not grad.is_floating_point() or grad.layout != torch.strided:
             return
-        with aside():
+        with outside_program():
             twin = self.shadows.twin(grad)
             real = grad.detach()
             if self.loss_scale != 1:
@@ -213,7 +214,7 @@ class PairWatcher:
     def _on_parameter(self, name: str, parameter: Tensor) -> None:
         if parameter.grad is None or parameter.grad.layout != torch.strided:
             return
-        with aside():
+        with outside_program():
             own = self.shadows.own_gradient(parameter.grad)
             if own is not None:
                 self.own_of_parameters[name] = relative_l2(own, self.shadows.twin(parameter.grad))

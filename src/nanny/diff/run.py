@@ -69,7 +69,8 @@ def auto_diff(
     below what a healthy model shows). `rel_warn` and `rel_error` turn plain limits of the relative error into a rule. An
     interrupt (Ctrl-C) gives the calls seen until then, in a report that is marked `partial`.
     """
-    from ..watch.names import float_leaves, unwrapped
+    from ..watch.names import unwrapped
+    from ..watch.tensors import float_leaves
     from .settings import Settings
 
     if reference not in REFERENCES:
