@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from nanny.watch.twins import CarriedShadows
+from nanny.watch.twins import Twins
 
 
 class Block(nn.Module):
@@ -86,7 +86,7 @@ def train_once(model, dtype=None, shadows=None, scale=1.0):
 def test_twins_are_bit_equal_to_a_separate_fp32_run_and_the_watched_run_to_an_unwatched_one(dtype, recompute, own):
     reference_loss, reference_grads, reference_buffers, _ = train_once(network(recompute))
     loss, grads, buffers, rng = train_once(network(recompute), dtype)
-    shadows = CarriedShadows(own=own)
+    shadows = Twins(own=own)
     watched_loss, watched_grads, watched_buffers, watched_rng = train_once(network(recompute), dtype, shadows)
 
     assert torch.equal(watched_loss, loss)
@@ -104,7 +104,7 @@ def test_twins_are_bit_equal_to_a_separate_fp32_run_and_the_watched_run_to_an_un
 def test_fp64_twins_equal_a_separate_fp64_run():
     model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
     x = torch.randn(4, 8)
-    with torch.autocast("cpu", torch.bfloat16), CarriedShadows(torch.float64) as shadows:
+    with torch.autocast("cpu", torch.bfloat16), Twins(torch.float64) as shadows:
         y = model(x)
         y.sum().backward()
     twins = [shadows.twin(y), *(shadows.twin(p.grad) for p in model.parameters())]
@@ -116,7 +116,7 @@ def test_fp64_twins_equal_a_separate_fp64_run():
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
 def test_noise_is_the_same_draw_in_the_program_and_in_its_twins(wide):
-    with CarriedShadows(wide) as shadows:
+    with Twins(wide) as shadows:
         noise = torch.randn_like(torch.zeros(64, dtype=torch.bfloat16))
     assert torch.equal(shadows.twin(noise).bfloat16(), noise)
 
@@ -127,7 +127,7 @@ def test_weights_cast_before_the_run_get_their_fp32_values_as_reference():
     low.load_state_dict(wide.state_dict())
     x = torch.randn(4, 8)
     narrow = x.bfloat16()
-    with CarriedShadows() as shadows:
+    with Twins() as shadows:
         for small, large in [(narrow, x), *zip(low.parameters(), wide.parameters())]:
             shadows.adopt(small, large)
         y = low(narrow)
@@ -138,7 +138,7 @@ def test_weights_cast_before_the_run_get_their_fp32_values_as_reference():
 def test_a_decision_that_differs_is_followed_by_the_reference():
     x = torch.tensor([[1.0, 1.001], [1.0, 3.0]])
     table = torch.tensor([10.0, 20.0])
-    with CarriedShadows() as shadows:
+    with Twins() as shadows:
         low = x.bfloat16()
         picked = table[low.argmax(-1)] * low.sum()
     assert torch.equal(shadows.twin(picked), table[x.argmax(-1)] * x.sum())
@@ -147,7 +147,7 @@ def test_a_decision_that_differs_is_followed_by_the_reference():
 
 def test_a_shape_that_depends_on_the_values_starts_anew_and_says_so():
     x = torch.tensor([1.001, 1.0, 2.0])
-    with CarriedShadows() as shadows:
+    with Twins() as shadows:
         low = x.bfloat16()
         kept = low[low > 1.0]
     assert kept.tolist() == [2.0]
@@ -156,7 +156,7 @@ def test_a_shape_that_depends_on_the_values_starts_anew_and_says_so():
 
 
 def test_twins_die_with_the_storages_they_belong_to():
-    with CarriedShadows() as shadows, torch.no_grad():
+    with Twins() as shadows, torch.no_grad():
         x = torch.randn(256, 256, dtype=torch.bfloat16)
         for _ in range(200):
             x = x + 1
@@ -166,7 +166,7 @@ def test_twins_die_with_the_storages_they_belong_to():
 
 def test_a_frame_tells_the_error_it_makes_from_the_error_it_is_given():
     x = torch.linspace(1, 2, 64)
-    with CarriedShadows(own=True) as shadows:
+    with Twins(own=True) as shadows:
         bad = (x.bfloat16() + 1000) - 1000  # inherited by what follows
         with shadows.frame():
             y = bad * 2
@@ -178,7 +178,7 @@ def test_a_frame_tells_the_error_it_makes_from_the_error_it_is_given():
 
 def test_operations_are_reported_with_both_results():
     seen = []
-    with CarriedShadows(on_op=seen.append):
+    with Twins(on_op=seen.append):
         torch.ones(4, dtype=torch.float16) * 300 * 300
     assert [op.name for op in seen][-1] == "mul"
     assert torch.isinf(seen[-1].out).all()

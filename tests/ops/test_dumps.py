@@ -17,7 +17,7 @@ from nanny.cli import main
 from nanny.core.examination import Place
 from nanny.ops.dump import load_call, save_call
 from nanny.ops.records import OpFault
-from nanny.ops.reference import taken_down
+from nanny.ops.reference import call_before
 from ops.op_models import WrongKernel, language, train
 
 
@@ -105,7 +105,7 @@ def test_a_nan_is_saved_with_its_inputs(tmp_path):
     ids=lambda v: str(v) if callable(v) else "",
 )
 def test_every_kind_of_argument_survives(tmp_path, func, args, kwargs):
-    call = taken_down(func, args, kwargs)
+    call = call_before(func, args, kwargs)
     out = func(*args, **kwargs)
     results = list(out) if isinstance(out, (list, tuple)) else [out]
     path = save_call(tmp_path, call, results, OpFault(str(func), "mismatch", Place()))

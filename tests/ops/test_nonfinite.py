@@ -263,6 +263,6 @@ def test_memory_does_not_grow_with_the_steps():
     model, x, y = images()
     with track() as tool:
         held = []
-        train(model, x, y, steps=12, after_step=lambda: held.append((len(tool._mode._held), len(tool._mode._waiting))))
+        train(model, x, y, steps=12, after_step=lambda: held.append((len(tool._consumer._held), len(tool._consumer._waiting))))
     assert held[-1][0] <= held[3][0] + 5
     assert held[-1][1] < 50

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from nanny.watch.places import Whereabouts
+from nanny.watch.places import Places
 
 
 class Square(torch.autograd.Function):
@@ -51,7 +51,7 @@ class Net(nn.Module):
         return Square.apply(x)
 
 
-class Places(TorchDispatchMode):
+class PlacesOfOps(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls):
         return False  # True imports the compiler
@@ -71,8 +71,8 @@ class Places(TorchDispatchMode):
 
 
 # as one of nanny's own modes, whose frames are nobody's source line
-DISPATCH = inspect.unwrap(Places.__torch_dispatch__)
-DISPATCH.__code__ = DISPATCH.__code__.replace(co_filename=inspect.getfile(Whereabouts))
+DISPATCH = inspect.unwrap(PlacesOfOps.__torch_dispatch__)
+DISPATCH.__code__ = DISPATCH.__code__.replace(co_filename=inspect.getfile(Places))
 
 
 def step(model, optimizer=None):
@@ -85,7 +85,7 @@ def step(model, optimizer=None):
 @pytest.mark.parametrize("recompute", [None, False, True], ids=["plain", "checkpoint", "reentrant"])
 def test_forward_and_backward_carry_the_real_names(recompute):
     model = Net(recompute)
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         step(model)
     once, again = ["blocks.0.fc", "blocks.1.fc"], [] if recompute is None else ["blocks.1.fc", "blocks.0.fc"]
     assert places.sites("addmm", "forward") == ["embed", *once, *again]
@@ -98,7 +98,7 @@ def test_forward_and_backward_carry_the_real_names(recompute):
 
 def test_the_roots_own_code_and_the_loop_have_no_site():
     model = Net()
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         step(model, torch.optim.SGD(model.parameters(), 0.1))
     squared = [p for name, p in places.seen if name == "mul" and p.module == "Net"]
     assert [p.phase for p in squared] == ["forward", "backward", "backward"]
@@ -110,7 +110,7 @@ def test_the_roots_own_code_and_the_loop_have_no_site():
 
 def test_lines_are_the_users_and_in_backward_those_of_the_forward_operation():
     model = Net()
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         step(model)
     first = inspect.getsourcelines(Block.forward)[1]
     lines = {(name, p.phase): (p.file, p.line) for name, p in places.seen if p.site.startswith("blocks.0")}
@@ -123,7 +123,7 @@ def test_lines_are_the_users_and_in_backward_those_of_the_forward_operation():
 def test_gradients_that_are_added_up_belong_to_their_parameter():
     model = Net()
     step(model)
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         step(model)
     assert "blocks.1.fc.weight" in places.sites("add_", "backward")
 
@@ -140,7 +140,7 @@ def test_a_gradient_inside_forward_is_backward_and_what_is_made_of_it_keeps_its_
             return slope.square()
 
     model = Penalised()
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         step(model)
     assert places.sites("addmm", "forward") == ["fc"]
     assert set(places.sites("mm", "backward")) == {"fc"}
@@ -157,7 +157,7 @@ def test_an_exception_leaves_nothing_behind():
             raise ValueError(self.message)
 
     broken = nn.Sequential(nn.Linear(3, 3), nn.Sequential(Fails()))
-    with Whereabouts(broken) as where, Places(where) as places:
+    with Places(broken) as where, PlacesOfOps(where) as places:
         with pytest.raises(ValueError, match="deep"):
             broken(torch.randn(2, 3))
         torch.ones(2).exp()
@@ -172,7 +172,7 @@ def test_an_optimizer_that_raises_does_not_swallow_the_next_step():
             raise ValueError("no update")
 
     model = Net()
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         with pytest.raises(ValueError, match="no update"):
             step(model, Fails(model.parameters(), 0.1))
         model(torch.randn(2, 3)).exp2()
@@ -189,7 +189,7 @@ def test_a_closure_is_forward_and_backward_inside_the_optimizer():
         loss.backward()
         return loss
 
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         optimizer.step(closure)
     assert set(places.sites("addmm", "forward")) == {"0"}
     assert {p.phase for name, p in places.seen if name == "dot"} == {"optimizer"}
@@ -197,7 +197,7 @@ def test_a_closure_is_forward_and_backward_inside_the_optimizer():
 
 def test_opened_twice_or_beside_another_nothing_is_doubled():
     model = Net()
-    with Whereabouts(model) as where, Whereabouts(model) as other, Places(where) as places:
+    with Places(model) as where, Places(model) as other, PlacesOfOps(where) as places:
         where.open()
         other.close()
         step(model)
@@ -212,7 +212,7 @@ def test_opened_twice_or_beside_another_nothing_is_doubled():
 
 def test_unknown_models_are_found_when_they_are_called():
     first, second, criterion = Net(), nn.Sequential(nn.Linear(4, 1)), nn.MSELoss()
-    with Whereabouts(None) as where, Places(where) as places:
+    with Places(None) as where, PlacesOfOps(where) as places:
         out = second(first(torch.randn(2, 3)))
         criterion(out, torch.zeros(2, 1)).backward()
     assert places.sites("addmm", "forward") == ["embed", "blocks.0.fc", "blocks.1.fc", "Sequential.0"]
@@ -221,7 +221,7 @@ def test_unknown_models_are_found_when_they_are_called():
 
 def test_a_part_that_was_called_first_gets_its_name_from_the_whole():
     model = Net()
-    with Whereabouts(None) as where, Places(where) as places:
+    with Places(None) as where, PlacesOfOps(where) as places:
         model.blocks[0](torch.randn(2, 4))
         model(torch.randn(2, 3))
     assert places.sites("addmm", "forward") == ["fc", "embed", "blocks.0.fc", "blocks.1.fc"]
@@ -229,7 +229,7 @@ def test_a_part_that_was_called_first_gets_its_name_from_the_whole():
 
 def test_models_are_not_kept_alive_and_memory_is_bounded(monkeypatch):
     monkeypatch.setattr("nanny.watch.places._MOST_KEPT", 64)
-    with Whereabouts(None) as where, Places(where) as places:
+    with Places(None) as where, PlacesOfOps(where) as places:
         for _ in range(20):
             step(Net())
         gc.collect()
@@ -249,6 +249,6 @@ def test_wrappers_are_left_out_of_the_names():
             return self._orig_mod(x)
 
     model = DataParallelLike(Net())
-    with Whereabouts(model) as where, Places(where) as places:
+    with Places(model) as where, PlacesOfOps(where) as places:
         step(model)
     assert places.sites("addmm", "forward") == ["embed", "blocks.0.fc", "blocks.1.fc"]

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..watch.names import float_leaves
-from ..watch.snapshot import WriteGuard, kept_state
+from ..watch.op_stream import watching
+from ..watch.snapshot import kept_state
+from ..watch.tensors import float_leaves
 
 NUDGES = 3
 
@@ -56,7 +57,7 @@ def _largest(changes: Sequence[float | None]) -> float | None:
 
 def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], device: str) -> tuple[Tensor, Tensor]:
     args, kwargs = batch
-    with kept_state(model, batch) as state, WriteGuard(state), torch.autocast(device, enabled=False):
+    with kept_state(model, batch) as state, watching(state), torch.autocast(device, enabled=False):
         output = model(*args, **kwargs)
         loss = loss_of(output)
         if loss is not None:

@@ -16,9 +16,10 @@ from ..core.formats import Format
 from ..core.limits import Limits
 from ..core.numbers import listed, shortened
 from ..measure.errors import compare, relative_l2
-from ..watch.names import plain_name, short_dtype
+from ..watch.names import plain_name
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.twins import CarriedShadows, aside
+from ..watch.tensors import outside_program, short_dtype
+from ..watch.twins import Twins
 from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
 from .records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, NonfiniteOp, OpError
 from .separate_runs import SeparateRun, separate_run
@@ -93,7 +94,7 @@ def _one_pass(
     with ExitStack() as stack:
         state = stack.enter_context(kept_state(model, (args, kwargs, target)))
         wide = torch.float64 if settings.reference == "fp64" else torch.float32
-        shadows = CarriedShadows(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
+        shadows = Twins(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(model, shadows))
         if settings.policy == "full":
@@ -141,7 +142,7 @@ def _left_out(model: nn.Module) -> list[str]:
 def _pass_of(
     model: nn.Module,
     watcher: PairWatcher,
-    shadows: CarriedShadows,
+    shadows: Twins,
     loss: Tensor | None,
     own_loss: Tensor | None,
     scale: float,
@@ -176,7 +177,7 @@ def _pass_of(
 
 
 def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, outcome: Pass) -> Pass:
-    """The reference could not be carried all the way: errors are then those of two runs, each going its own way."""
+    """The reference could not be has_storage all the way: errors are then those of two runs, each going its own way."""
     try:
         with separate_run(model, batch, target, settings, scale, low=False) as reference:
             pass
@@ -290,11 +291,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _parameter_gradients(
-    model: nn.Module, shadows: CarriedShadows, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
+    model: nn.Module, shadows: Twins, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
 ) -> tuple[tuple[GradDiff, ...], GradTotals]:
     """Each parameter's gradient with its share of the whole, and the whole. Unscaled."""
     out: list[GradDiff] = []
-    with aside():
+    with outside_program():
         for name, parameter in model.named_parameters():
             if parameter.grad is None or parameter.grad.layout != torch.strided:
                 continue

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..core import ops as optable
 from ..core.finding import NannyError
-from ..watch.twins import CarriedShadows
+from ..watch.twins import Twins
 
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -149,9 +149,7 @@ def _own_code_hooks(model: nn.Module, policy: str, dtype: torch.dtype, device: s
 
 
 @contextmanager
-def cast_model(
-    model: nn.Module, dtype: torch.dtype, shadows: CarriedShadows | None, wide: Collection[str] = ()
-) -> Iterator[None]:
+def cast_model(model: nn.Module, dtype: torch.dtype, shadows: Twins | None, wide: Collection[str] = ()) -> Iterator[None]:
     """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before.
 
     Those of the modules in `wide` stay; "" stands for the model's own, without its layers'.
@@ -184,7 +182,7 @@ def cast_model(
             module._buffers[name] = buffer
 
 
-def cast_inputs(value: Any, dtype: torch.dtype, shadows: CarriedShadows | None) -> Any:
+def cast_inputs(value: Any, dtype: torch.dtype, shadows: Twins | None) -> Any:
     if isinstance(value, Tensor):
         if value.dtype not in (torch.float32, torch.float64):
             return value

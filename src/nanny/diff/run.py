@@ -21,7 +21,8 @@ from torch.nn.parameter import is_lazy
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
-from ..watch.names import float_leaves, unwrapped
+from ..watch.names import unwrapped
+from ..watch.tensors import float_leaves
 from .advisor import find_advice, run_trials
 from .blame import needs_closer_look, needs_floor, suspects, warn_limit
 from .floor import error_floor

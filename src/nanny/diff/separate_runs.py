@@ -1,4 +1,4 @@
-"""Two runs one after the other, matched by module and call: for models that carried shadows cannot follow, and to check them.
+"""Two runs one after the other, matched by module and call: for models that has_storage shadows cannot follow, and to check them.
 
 Keeps every module's output of the first run until the second is done, so it takes memory that shadows do not.
 """
@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..measure.errors import compare
-from ..watch.names import float_leaves, plain_name, short_dtype
-from ..watch.snapshot import WriteGuard, kept_state
-from ..watch.twins import LOW, in_backward
+from ..watch.names import plain_name
+from ..watch.op_stream import watching
+from ..watch.snapshot import kept_state
+from ..watch.tensors import LOW, float_leaves, in_backward, short_dtype
 from .policy import cast_inputs, cast_model, kept_wide, precision
 from .records import CallDiff, GradDiff
 from .settings import DiffSettings, loss_of
@@ -97,7 +98,7 @@ def separate_run(
     run = SeparateRun(settings.target, settings.limits, scale)
     with ExitStack() as stack:
         state = stack.enter_context(kept_state(model, (batch, target)))
-        stack.enter_context(WriteGuard(state))
+        stack.enter_context(watching(state))
         if low and settings.policy == "full":
             stack.enter_context(cast_model(model, dtype, None, settings.wide))
             args, kwargs = cast_inputs((args, kwargs), dtype, None)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.finding import NannyError
 from ..core.formats import Format
 from ..core.limits import Limits
-from ..watch.names import float_leaves
+from ..watch.tensors import float_leaves
 
 
 @dataclass(frozen=True)

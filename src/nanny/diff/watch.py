@@ -1,4 +1,4 @@
-"""Watches one run of a model under carried shadows: every module call, gradient and operation beside its reference.
+"""Watches one run of a model under has_storage shadows: every module call, gradient and operation beside its reference.
 
 `OpWatcher` runs inside the dispatch, once for every operation, so what costs a pass over the data is done only on request
 (`closely`).
@@ -26,9 +26,10 @@ from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
-from ..watch.names import float_leaves, plain_name, short_dtype
-from ..watch.storages import carried, key_of
-from ..watch.twins import LOW, CarriedShadows, Operation, aside, in_backward
+from ..watch.names import plain_name
+from ..watch.storages import StorageMap
+from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, outside_program, short_dtype
+from ..watch.twins import Operation, Twins
 from .records import DECISIONS, LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
 
 _next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -67,7 +68,7 @@ class PairWatcher:
         self.gradients: list[GradDiff] = []
         self.own_of_parameters: dict[str, float] = {}  # error that the last backward step adds to each parameter's gradient
         self.ops = OpWatcher(target, limits, self.site, lambda: len(self.calls), closely)
-        self.shadows: CarriedShadows
+        self.shadows: Twins
 
     def site(self) -> str:
         """Of the operation that runs now."""
@@ -87,7 +88,7 @@ class PairWatcher:
         return self._backward_site
 
     @contextmanager
-    def watching(self, model: nn.Module, shadows: CarriedShadows) -> Iterator[None]:
+    def watching(self, model: nn.Module, shadows: Twins) -> Iterator[None]:
         self.shadows = self.ops.shadows = shadows
         handles: list[Any] = []
         if isinstance(model, RecursiveScriptModule):
@@ -138,7 +139,7 @@ class PairWatcher:
             return
         call = self._seen[site]
         self._seen[site] += 1
-        with aside():
+        with outside_program():
             pairs = [(leaf.detach(), self.shadows.twin(leaf)) for leaf in leaves]
             passed_through = self._last_error(leaves)
             errors = [passed_through] if passed_through else [
@@ -202,7 +203,7 @@ class PairWatcher:
     def _on_gradient(self, site: str, call: int, grad: Tensor) -> None:
         if not grad.is_floating_point() or grad.layout != torch.strided:
             return
-        with aside():
+        with outside_program():
             twin = self.shadows.twin(grad)
             real = grad.detach()
             if self.loss_scale != 1:
@@ -225,7 +226,7 @@ class PairWatcher:
     def _on_parameter(self, name: str, parameter: Tensor) -> None:
         if parameter.grad is None or parameter.grad.layout != torch.strided:
             return
-        with aside():
+        with outside_program():
             own = self.shadows.own_gradient(parameter.grad)
             if own is not None:
                 self.own_of_parameters[name] = relative_l2(own, self.shadows.twin(parameter.grad))
@@ -242,7 +243,7 @@ class OpWatcher:
         self._place = place
         self._order = order
         self._closely = closely
-        self.shadows: CarriedShadows
+        self.shadows: Twins
         self.operations: Counter[tuple[str, str, str]] = Counter()
         self.flops: Counter[str] = Counter()
         self.flips: dict[tuple[str, str], tuple[int, int]] = {}
@@ -250,7 +251,7 @@ class OpWatcher:
         self.mixes: dict[str, Mix] = {}
         self.faults: dict[tuple[str, bool], NonfiniteOp] = {}
         self.errors: list[OpError] = []
-        self._makers: dict[int, str] = {}  # storage -> operation that filled it
+        self._makers: StorageMap[str] = StorageMap()  # the operation that filled a storage
         self.other_ways: Counter[str] = Counter()  # operations whose result sends Python code another way than in the reference
 
     def __call__(self, op: Operation) -> None:
@@ -309,9 +310,9 @@ class OpWatcher:
     def _maker(self, op: Operation, first: Tensor) -> str:
         """A cast only stores what another operation has made: that one is named."""
         source = op.args[0] if op.name == "_to_copy" else None
-        name = self._makers.get(key_of(source), op.name) if isinstance(source, Tensor) and carried(source) else op.name
-        if carried(first):
-            self._makers[key_of(first)] = name
+        name = (self._makers.find(source) if isinstance(source, Tensor) and has_storage(source) else None) or op.name
+        if has_storage(first):
+            self._makers.put(first, name)
         return name
 
     def _look_for_fault(self, op: Operation, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..core.ops import CONSTANTS, MATMULS, SINGULAR_AT_ZERO, SOFTMAXES
-from ..watch.names import short_dtype
 from ..watch.places import Spot
+from ..watch.tensors import short_dtype
 from .damage_ledger import Ledger
 from .damage_numbers import Extent, extent, rms_of
 from .damage_tags import Doing, Seen, Tag

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..core.formats import format_of
 from ..core.ops import CHOICES, COUNT, PROTECT, SINGULAR_AT_ZERO
-from ..watch.names import short_dtype
-from ..watch.storages import carried, key_of
-from ..watch.twins import LOW
+from ..watch.storages import key_of
+from ..watch.tensors import LOW, has_storage, short_dtype
 from .damage_ledger import Ledger
 from .damage_numbers import absorption, flips, flush_numbers, lost_to_zero, tied_rows, whole_numbers_lost
 from .damage_tags import Doing, Seen, Tag
@@ -92,7 +91,7 @@ def _integers(ledger: Ledger, step: Seen, real: Tensor, lost: dict[str, Any]) ->
 def absorbed(ledger: Ledger, step: Seen, real: Tensor) -> Doing | None:
     """An addition of which less than half of the smaller addend arrives."""
     args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
-    if len(args) < 2 or not carried(args[0]) or not carried(args[1]):
+    if len(args) < 2 or not has_storage(args[0]) or not has_storage(args[1]):
         return None
     values = [step.overwritten.get(key_of(a), a) if id(a) in step.written else a for a in args]
     if any(id(a) in step.written and key_of(a) not in step.overwritten for a in args):

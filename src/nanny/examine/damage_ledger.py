@@ -12,9 +12,8 @@ from torch import Tensor
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..core.ops import SAME_VALUE
-from ..watch.names import short_dtype
 from ..watch.places import running_derivative
-from ..watch.twins import LOW
+from ..watch.tensors import LOW, short_dtype
 from .damage_numbers import Level, operand_numbers
 from .damage_tags import Doing, Roles, Seen, Tags
 from .records import Operand

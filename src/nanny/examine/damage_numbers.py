@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.formats import format_of
-from ..watch.twins import LOW
+from ..watch.tensors import LOW, tensors_in
 
 _CLEARLY_VARYING = 0.03  # below, the varying part is no longer taken as the difference of two sums
 _VARYING_FLOOR = 2e-5  # of the norm; FP32 itself has 6e-8, so that less would be its own rounding
@@ -64,17 +63,6 @@ def extent(tensor: Tensor) -> Extent:
         return Extent(0.0, 0.0)
     low, high = torch.aminmax(_computable(tensor))
     return Extent(float(low), float(high))
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item)
 
 
 def scalars_in(args: Any, kwargs: Any) -> tuple[float, ...]:

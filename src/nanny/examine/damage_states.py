@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from ..core.ops import bare_op
-from ..watch.names import short_dtype
+from ..watch.op_facts import written_by
 from ..watch.places import Spot
-from ..watch.storages import carried, key_of
-from ..watch.twins import Operation, written_by
+from ..watch.storages import key_of
+from ..watch.tensors import has_storage, short_dtype
+from ..watch.twins import Operation
 from .damage_numbers import scalars_in
 from .damage_tags import Doing
 from .records import Operand
@@ -53,7 +54,7 @@ class States:
 
     def note(self, op: Operation, spot: Spot, order: int, overwritten: dict[int, Tensor]) -> None:
         for tensor in written_by(op.func, op.args, op.kwargs):
-            state = self._held.get(key_of(tensor)) if carried(tensor) else None
+            state = self._held.get(key_of(tensor)) if has_storage(tensor) else None
             if state is None:
                 continue
             name = bare_op(op.name)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..core.ops import SAME_VALUE, SELECT
+from ..watch.op_facts import written_by
 from ..watch.places import Spot
 from ..watch.storages import key_of
-from ..watch.twins import Operation, written_by
+from ..watch.twins import Operation
 from .damage_numbers import scalars_in
 from .records import Suspect
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..core.ops import ADDITIVE, JOINS, LOOKUPS, LOSS_OPS, SAME_VALUE, SCATTERS, UNWRITTEN, bare_op
-from ..watch.names import short_dtype
+from ..watch.op_facts import written_by
 from ..watch.places import Spot
-from ..watch.storages import carried
-from ..watch.twins import LOW, Operation, written_by
+from ..watch.tensors import LOW, has_storage, short_dtype, tensors_in
+from ..watch.twins import Operation
 from .damage_bad import badness, settle
 from .damage_clues import absorbed, decision, stored_numbers, whole_numbers, zeros, zeros_behind
 from .damage_ledger import Ledger
@@ -35,7 +35,6 @@ from .damage_numbers import (
     level_of,
     own_error,
     rms_of,
-    tensors_in,
 )
 from .damage_tags import Doing, Seen, Tag
 
@@ -60,7 +59,7 @@ class Follower:
         if op.is_view or name in UNWRITTEN:
             return
         outs, twins = self._results(op)
-        inputs = [t for t in tensors_in((op.args, dict(op.kwargs))) if carried(t)]
+        inputs = [t for t in tensors_in((op.args, dict(op.kwargs))) if has_storage(t)]
         tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         if not concerned and not tags and not outs:
@@ -90,11 +89,11 @@ class Follower:
         return (spot.place.site, spot.code, spot.instruction, name)
 
     def _results(self, op: Operation) -> tuple[list[Tensor], list[Tensor | None]]:
-        outs = [t for t in tensors_in(op.out) if carried(t)]
+        outs = [t for t in tensors_in(op.out) if has_storage(t)]
         if outs or op.out is not None:
-            made = [t for t in tensors_in(op.twin_out) if carried(t)] if op.twin_out is not None else []
+            made = [t for t in tensors_in(op.twin_out) if has_storage(t)] if op.twin_out is not None else []
             return outs, [*made] if len(made) == len(outs) else [None] * len(outs)
-        outs = [t for t in written_by(op.func, op.args, op.kwargs) if carried(t)]
+        outs = [t for t in written_by(op.func, op.args, op.kwargs) if has_storage(t)]
         return outs, [self._ledger.twin_of(t) for t in outs]
 
     def _floating(self, step: Seen, real: Tensor, twin: Tensor | None) -> None:
@@ -186,7 +185,7 @@ class Follower:
 
     def _wanted(self, step: Seen) -> Tag | None:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""
-        args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and carried(a)]
+        args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and has_storage(a)]
         by_hand = step.name == "sub" and step.spot.place.phase == "loop"
         if len(args) < 2 or not (step.name in LOSS_OPS or by_hand) or args[0].requires_grad == args[1].requires_grad:
             return None

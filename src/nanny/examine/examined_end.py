@@ -8,8 +8,8 @@ import torch
 
 from ..core.examination import FirstBad, Place
 from ..core.formats import format_of
-from ..watch.names import short_dtype
 from ..watch.places import Spot
+from ..watch.tensors import short_dtype
 from .damage_tags import Doing
 from .records import Operand
 

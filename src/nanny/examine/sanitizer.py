@@ -40,11 +40,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ..core.examination import Examination
 from ..core.formats import format_of
 from ..core.limits import Limits
-from ..watch.capped_twins import CappedShadows
-from ..watch.names import float_leaves, parts_of, short_dtype, unwrapped
-from ..watch.places import Whereabouts
-from ..watch.storages import carried, key_of
-from ..watch.twins import LOW, Operation, aside, in_backward
+from ..watch.names import parts_of, unwrapped
+from ..watch.places import Places
+from ..watch.storages import key_of
+from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, outside_program, short_dtype
+from ..watch.twins import Operation, Twins
 from .damage_bad import check_given
 from .damage_ledger import Ledger
 from .damage_numbers import extent
@@ -96,10 +96,10 @@ class Sanitizer:
             self._known(None if parameter is None else parameter.grad, "gradient", name)
         for name, buffer in parts.buffers.items():
             self._known(buffer(), "buffer", name)
-        self._shadows = CappedShadows(self._on_op, self._before_write)
+        self._shadows = Twins(on_op=self._on_op, before_write=self._before_write, on_trouble=None if self._strict else self._end)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
-        self._states, self._extras, self._places = States(), Extras(), Whereabouts(self._models)
+        self._states, self._extras, self._places = States(), Extras(), Places(self._models)
         self._overwritten: dict[int, Tensor] = {}
         self._dirty: set[str] = set()
         self._gradients: dict[str, GradientNumbers] = {}
@@ -138,7 +138,7 @@ class Sanitizer:
         return self._examination
 
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
-        if tensor is not None and carried(tensor):
+        if tensor is not None and has_storage(tensor):
             self._roles.put(tensor, role, name)
 
     def _hook(self) -> None:
@@ -159,10 +159,13 @@ class Sanitizer:
         try:
             work(*args)
         except Exception as error:
-            self._failure = f"{type(error).__name__}: {error}"
-            self._shadows.spent = True
+            self._end(error)
             if self._strict:
                 raise
+
+    def _end(self, error: Exception) -> None:
+        self._failure = f"{type(error).__name__}: {error}"
+        self._shadows.spent = True
 
     def _on_op(self, op: Operation) -> None:
         self._guarded(self._look, op)
@@ -184,7 +187,7 @@ class Sanitizer:
             self._outputs = list(float_leaves(output))[:8]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
-        with aside():
+        with outside_program():
             for i, leaf in enumerate(float_leaves(args)):
                 self._known(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
                 if i < 8 and len(self._inputs) < 32:
@@ -223,7 +226,7 @@ class Sanitizer:
     def _stash(self, tensor: Tensor) -> None:
         if self._dirty and not in_backward():
             self._measure_gradients()
-        if not carried(tensor):
+        if not has_storage(tensor):
             return
         role, name = self._roles.find(tensor) or ("", "")
         if role == "gradient" and in_backward() and self._ledger.tags.find(tensor) is None:
@@ -270,11 +273,11 @@ class Sanitizer:
     def _measure_gradients(self) -> None:
         names, self._dirty = self._dirty, set()
         scale = self._scale or 1.0
-        with aside():
+        with outside_program():
             for name in names:
                 parameter = self._owners[name]()
                 grad = None if parameter is None else parameter.grad
-                if grad is None or not carried(grad) or not grad.is_floating_point():
+                if grad is None or not has_storage(grad) or not grad.is_floating_point():
                     continue
                 self._known(grad, "gradient", name)
                 tag = self._ledger.tags.find(grad)
@@ -285,7 +288,7 @@ class Sanitizer:
         for name, measured in self._gradients.items():
             parameter = self._owners[name]()
             grad = None if parameter is None else parameter.grad
-            tag = self._ledger.tags.find(grad) if grad is not None and carried(grad) else None
+            tag = self._ledger.tags.find(grad) if grad is not None and has_storage(grad) else None
             if tag is None or tag is measured.tag or tag.origin is None or tag.level < _RUINED:
                 continue
             self._ruined.add(name)
@@ -353,11 +356,11 @@ class Sanitizer:
                 tag.origin.reached.add(name)
                 if gradient.zero_share == 1 and gradient.reference_rms > _NOISE * loudest:
                     tag.origin.silenced += gradient.elements
-        with aside():
+        with outside_program():
             poisoned = []
             for name, owner in (*self._owners.items(), *self._buffers.items()):
                 tensor = owner()
-                if tensor is None or not carried(tensor) or extent(tensor).finite:
+                if tensor is None or not has_storage(tensor) or extent(tensor).finite:
                     continue
                 poisoned.append(name)
                 tag = self._ledger.tags.find(tensor)
@@ -368,7 +371,7 @@ class Sanitizer:
             self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
             if not self._losses:
                 for tensor in self._outputs:
-                    tag = self._ledger.tags.find(tensor) if carried(tensor) else None
+                    tag = self._ledger.tags.find(tensor) if has_storage(tensor) else None
                     if tag is not None and not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..core.ops import ATTENTIONS, MATMULS, RELUS, bare_op
 from ..watch.places import Spot
-from ..watch.twins import LOW, Operation
+from ..watch.tensors import LOW
+from ..watch.twins import Operation
 from .damage_numbers import extent
 
 _MOST_ROWS = 4096

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
-from ..watch.names import short_dtype
+from ..watch.tensors import short_dtype
 
 MOST_NODES = 100_000
 MOST_BACK = 8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..watch.names import short_dtype
+from ..watch.tensors import short_dtype
 from .trace import Suspect
 
 MOST_BYTES = 256 << 20

@@ -19,9 +19,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.examination import Examination
 from ..examine.sanitizer import Sanitizer
-from ..watch.twins import in_backward
+from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
-from .trace import being_traced
 
 STARTUP_SECONDS = 5.0  # which examinations may take before they must be earned
 SHARE = 0.01  # of the time of a run, afterwards

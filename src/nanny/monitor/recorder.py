@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
-from ..watch.names import parts_of, root_name, short_dtype
+from ..watch.names import parts_of, root_name
+from ..watch.tensors import short_dtype
 from .autopsy import examine, singular_operation
 from .capture import GradientRead, StepCapture
 from .loss_facts import copied, factor_of

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ..core.step import BadCall
 from ..measure.rows import RowBuffer, count_nonfinite
-from ..watch.names import float_leaves, short_dtype
+from ..watch.tensors import being_traced, float_leaves, short_dtype
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
 MOST_CALLS = 64  # per module and step: a cell called a thousand times is measured this often
@@ -53,14 +53,6 @@ def recomputing() -> bool:
     """Inside backward, that is in a checkpoint's second forward pass."""
     task = getattr(torch._C, "_current_graph_task_id", None)
     return task is not None and task() != -1
-
-
-def being_traced() -> bool:
-    """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
-        return True
-    level = getattr(torch._C._functorch, "maybe_current_level", None)
-    return level is not None and level() is not None
 
 
 def _version(tensor: Tensor) -> int:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..core.step import OptimizerState, Update
 from ..measure.flatten import as_line, thin
 from ..measure.transfer import PendingRead
-from ..watch.names import is_readable, short_dtype
+from ..watch.tensors import is_readable, short_dtype
 
 SAMPLE = 1024  # elements of a parameter
 EPS_SAMPLE = 128

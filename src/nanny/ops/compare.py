@@ -11,39 +11,40 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.limits import Limits
-from ..watch.op_facts import Selection, device_roundoff, is_random, long_name, puts_nonfinite, why_left_out
-from ..watch.places import Spot, Whereabouts
-from ..watch.twins import workspace_of
+from ..core.ops import JUMP, MATMULS, MEMORY
+from ..watch.op_facts import (
+    KERNEL_ERRORS,
+    SAFE_NAMESPACES,
+    bare_name,
+    is_collective,
+    is_view_op,
+    long_name,
+    puts_nonfinite,
+    workspace_of,
+)
+from ..watch.op_stream import Op
+from ..watch.places import Places, Spot
+from ..watch.tensors import is_plain, outside_program, tensors_in
 from .gap import Tolerance, gap_between, is_close, noted
 from .matmul import independent_product, passes_screen
 from .records import Gap, OpFault, OpTally, TensorNote
-from .reference import (
-    KERNEL_ERRORS,
-    Call,
-    Reference,
-    Uncompiled,
-    apart,
-    is_plain,
-    reference_of,
-    results_of,
-    shaken,
-    taken_down,
-    tensors_in,
-)
+from .reference import Call, Reference, call_before, reference_of, results_of, shaken
+from .selection import Selection
 
+_SEEDED = torch.Tag.nondeterministic_seeded
+_NOT_PLAIN = "sparse, quantized, nested, distributed or without values"
 Verdict = Callable[[Call, Any, OpFault], None]
 Heard = Callable[[str, Spot, str], None]
 
 
-class CompareMode(TorchDispatchMode):
+class Comparison:
     """Runs each operation as the program does, then its reference, and tells what differs. The program's results are its own."""
 
     def __init__(
         self,
-        places: Whereabouts,
+        places: Places,
         selection: Selection,
         tolerance: Tolerance,
         reference: str,
@@ -52,85 +53,75 @@ class CompareMode(TorchDispatchMode):
         on_trouble: Callable[[Exception], None] | None = None,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__()
-        self._run = Uncompiled(self._watch)
         self.active = True
         self._places, self._selection, self._tolerance, self._reference = places, selection, tolerance, reference
-        self._on_fault, self._on_op, self._on_trouble = on_fault, on_op, on_trouble
+        self._on_fault, self._on_op, self.on_trouble = on_fault, on_op, on_trouble
         self._limits = limits or Limits()
         self._left_out: Counter[str] = Counter()
         self._always_left_out: dict[Any, str] = {}
         self._operations = self._compared = self._faults = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True, torch's default, imports the compiler (seconds) at the first operation
 
     @property
     def tally(self) -> OpTally:
         agreed = self._compared - self._faults
         return OpTally(self._operations, self._compared, agreed, self._faults, dict(self._left_out.most_common()))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._run(func, args, kwargs or {})
-
-    def _watch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def before(self, op: Op) -> tuple[Call, Spot] | None:
         if not self.active:
-            return func(*args, **kwargs)
+            return None
         self._operations += 1
         spot = self._places.spot()
-        left_out = self._why_left_out(func, args, kwargs, spot)
+        left_out = self._why_left_out(op, spot)
         if left_out:
-            self._left_out[left_out] += 1
-            self._tell(func, spot, f"is not compared: {left_out}")
-            return func(*args, **kwargs)
-        self._tell(func, spot, "starts to run ...")
-        call = taken_down(func, args, kwargs)
-        out = func(*args, **kwargs)
-        try:
-            said, fault = self._compare(call, out, spot)
-        except Exception as error:
-            if self._on_trouble is None:
-                raise
-            self.active = False
-            self._on_trouble(error)
-            return out
-        self._tell(func, spot, said)
+            self._leave_out(op, spot, left_out)
+            return None
+        self._tell(op.func, spot, "starts to run ...")
+        return call_before(op.func, op.args, op.kwargs), spot
+
+    def after(self, op: Op, state: tuple[Call, Spot]) -> None:
+        call, spot = state
+        said, fault = self._compare(call, op.out, spot)
+        self._tell(op.func, spot, said)
         if fault is not None:
-            self._on_fault(call, out, fault)  # may stop the program: it was asked to
-        return out
+            self._on_fault(call, op.out, fault)
+
+    def passed_by(self, op: Op) -> None:
+        if self.active:
+            self._operations += 1
+            self._leave_out(op, self._places.spot(), _NOT_PLAIN)
+
+    def _leave_out(self, op: Op, spot: Spot, why: str) -> None:
+        self._left_out[why] += 1
+        self._tell(op.func, spot, f"is not compared: {why}")
 
     def _tell(self, func: Any, spot: Spot, said: str) -> None:
         if self._on_op is not None:
             self._on_op(long_name(func), spot, said)
 
-    def _why_left_out(self, func: Any, args: Any, kwargs: Any, spot: Spot) -> str:
-        why = self._always_left_out.get(func)
+    def _why_left_out(self, op: Op, spot: Spot) -> str:
+        why = self._always_left_out.get(op.func)
         if why is None:
-            why = self._always_left_out[func] = self._why_always_left_out(func)
+            why = self._always_left_out[op.func] = self._why_always_left_out(op.func)
         if why:
             return why
         if not self._selection.wants_site(spot.place.site):
             return "not asked for"
-        if is_random(func, args, kwargs):
+        if _is_random(op):
             return "random"
-        if workspace_of(func, args, kwargs) is not None:
+        if workspace_of(op.func, op.args, op.kwargs) is not None:
             return "reads a workspace laid out for its own type"
-        for tensor in tensors_in((args, kwargs)):
-            if not is_plain(tensor):
-                return "sparse, quantized, nested, distributed or without values"
-        return ""
+        return "" if all(map(is_plain, op.inputs)) else _NOT_PLAIN
 
     def _why_always_left_out(self, func: Any) -> str:
         if self._selection.is_white(func):
             return "white list"
         if not self._selection.wants(func):
             return "not asked for"
-        why = why_left_out(func)
+        why = _why_not_comparable(func)
         return "" if why.startswith("custom") and self._selection.names(func) else why
 
     def _compare(self, call: Call, out: Any, spot: Spot) -> tuple[str, OpFault | None]:
-        with apart():
+        with outside_program():
             results = results_of(call, out)
             if not results or not all(map(is_plain, results)):
                 why = "makes a sparse tensor" if results else "returns no tensor"
@@ -182,6 +173,35 @@ class CompareMode(TorchDispatchMode):
         return reference_of(call, self._reference) if product is None else Reference((product,), True)
 
 
+def _why_not_comparable(func: Any) -> str:
+    """Why an operation cannot be compared, whatever its arguments; empty if it can."""
+    if is_collective(func):
+        return "collective"
+    if func.namespace == "profiler":
+        return "computes nothing"
+    if func.namespace not in SAFE_NAMESPACES:
+        return f"custom operation of {func.namespace!r} (name it in target_list to run it again)"
+    name = bare_name(func)
+    if is_view_op(func):
+        return "view"
+    if name in MEMORY or name.startswith(("sym_", "_assert")):
+        return "computes nothing"
+    if name in JUMP or any(a.name == "rounding_mode" for a in func._schema.arguments):
+        return "jumps at rounding"
+    return ""
+
+
+def _is_random(op: Op) -> bool:
+    """Tagged operations with a dropout of 0 (attention) draw nothing."""
+    if _SEEDED not in op.func.tags:
+        return False
+    for i, argument in enumerate(op.func._schema.arguments):
+        if argument.name in ("dropout_p", "dropout"):
+            value = op.args[i] if i < len(op.args) else op.kwargs.get(argument.name, argument.default_value)
+            return bool(value != 0)
+    return True
+
+
 def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
     """The results that differ from their reference by more than they may."""
     moved: dict[int, list[Tensor]] = {}
@@ -198,7 +218,7 @@ def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: 
     for at, (result, wide) in enumerate(zip(results, reference.results)):
         if is_close(result, wide, tolerance, limits):
             continue
-        coarse = device_roundoff(call.func, result.device, result.dtype)
+        coarse = _device_roundoff(call.func, result.device, result.dtype)
         gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened, coarse=coarse)
         if gap is not None:
             found.append(gap)
@@ -225,3 +245,13 @@ def notes_of(call: Call) -> tuple[TensorNote, ...]:
     args, kwargs = call.inputs
     named = [(str(i), v) for i, v in enumerate(args)] + list(kwargs.items())
     return tuple(noted(t, name, measured=True) for name, value in named for t in tensors_in(value))[:32]
+
+
+def _device_roundoff(func: Any, device: torch.device, dtype: torch.dtype) -> float:
+    """TF32, where the program allows it: FP32 products on CUDA keep 11 bits. 0: the type's own."""
+    if device.type != "cuda" or dtype != torch.float32:
+        return 0.0
+    name = bare_name(func)
+    if name.startswith(("convolution", "cudnn", "_cudnn")):
+        return 2.0**-11 if torch.backends.cudnn.allow_tf32 else 0.0
+    return 2.0**-11 if name in MATMULS and torch.backends.cuda.matmul.allow_tf32 else 0.0

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from ..core.examination import Place
 from ..core.finding import NannyError
-from ..watch.names import short_dtype
 from ..watch.op_facts import SAFE_NAMESPACES, long_name
+from ..watch.tensors import map_leaves, short_dtype
 from .records import OpFault
-from .reference import Call, mapped
+from .reference import Call
 
 VERSION = 1
 MOST_BYTES = 1 << 30  # of one dump
@@ -172,7 +172,7 @@ class Stored:
 
     def fresh_inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Copies: the operation may write into them."""
-        args, kwargs = mapped((self.args, self.kwargs), lambda v: v.clone() if isinstance(v, Tensor) else v)
+        args, kwargs = map_leaves((self.args, self.kwargs), lambda v: v.clone() if isinstance(v, Tensor) else v)
         return args, kwargs
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..core.limits import Limits
-from ..watch.names import short_dtype
-from ..watch.op_facts import is_low, unit_roundoff
+from ..watch.tensors import is_low, short_dtype
 from .records import MOST_ELEMENTS, Element, Gap, TensorNote
+from .reference import unit_roundoff
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..core.limits import Limits
-from ..watch.op_facts import unit_roundoff
+from ..watch.tensors import outside_program
 from .gap import Tolerance
-from .reference import Call, apart
+from .reference import Call, unit_roundoff
 
 aten = torch.ops.aten
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}  # tensors before A
@@ -44,7 +44,7 @@ def passes_screen(call: Call, out: Any, tolerance: Tolerance, limits: Limits) ->
     added, left, right, beta, alpha = parts
     if left.numel() * right.shape[-1] < _WORTH_IT:
         return False
-    with apart():
+    with outside_program():
         columns = right.shape[-1]
         probe = _probe(columns)
         inner = _times(right, probe)
@@ -66,7 +66,7 @@ def independent_product(call: Call) -> Tensor | None:
     if parts is None:
         return None
     added, beta, alpha = parts[0], parts[3], parts[4]
-    with apart():
+    with outside_program():
         left, right = _wide(parts[1]), _wide(parts[2])
         if left.dim() == 2:
             product: Tensor = aten.bmm.default(left[None], right[None])[0]

@@ -14,19 +14,14 @@ import torch
 from torch import Tensor
 
 from ..core.finding import NannyError
-from ..watch.op_facts import adds_up_wide, is_low, is_sum, moves_values, unit_roundoff
-from ..watch.twins import written_by
+from ..core.ops import ADD_UP, MATMULS, MOVES
+from ..watch.op_facts import KERNEL_ERRORS, bare_name, written_by
+from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_in
 
 REFERENCES = ("wide", "cpu_same_dtype")
-_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _HALF_TO_FLOAT = {torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default}
 _FP32_ONLY = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default, torch.ops.aten._amp_update_scale_.default}
-# What a kernel raises when it has no implementation for the wide type.
-KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 _CPU = torch.device("cpu")
-_compiler_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
-_STRIDED = torch.strided
-_PLAIN_DISPATCH = Tensor.__torch_dispatch__
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class Call:
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not self.written:
             return self.args, dict(self.kwargs)
-        args, kwargs = mapped((self.args, dict(self.kwargs)), self.before)
+        args, kwargs = map_leaves((self.args, dict(self.kwargs)), self.before)
         return args, kwargs
 
     def tensors(self) -> list[Tensor]:
@@ -61,7 +56,7 @@ class Call:
         return [self.before(t) for t in found] if self.written else found
 
 
-def taken_down(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def call_before(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
     written = tuple(written_by(func, args, kwargs)) if hasattr(func, "_schema") else ()
     return Call(func, args, kwargs, written, tuple(_copy(t) for t in written))
 
@@ -85,7 +80,7 @@ def reference_of(call: Call, kind: str = "wide") -> Reference | None:
     """None if there is nothing wider to compare with."""
     if kind == "cpu_same_dtype":
         return Reference(tuple(run_wide(call, {})), False)
-    as_it_is = moves_values(call.func) or call.func in _FP32_ONLY
+    as_it_is = bare_name(call.func) in MOVES or call.func in _FP32_ONLY
     to = {} if as_it_is else _widths(call)
     if not to and not as_it_is and all(t.device == _CPU for t in call.tensors()):
         return None
@@ -103,7 +98,7 @@ def _widths(call: Call) -> dict[torch.dtype, torch.dtype]:
     dtypes |= {v for v in (*call.args, *call.kwargs.values()) if isinstance(v, torch.dtype) and v.is_floating_point}
     wide = torch.float64 if torch.float32 in dtypes or torch.float64 in dtypes else torch.float32
     to = {d: wide for d in dtypes if is_low(d)}
-    return to | {d: _WIDER[d] for d in dtypes if d in _WIDER}
+    return to | {d: WIDER[d] for d in dtypes if d in WIDER}
 
 
 def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
@@ -120,8 +115,8 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
             return to.get(value, value)
         return _CPU if isinstance(value, torch.device) else value
 
-    with apart():
-        wide_args, wide_kwargs = mapped((args, kwargs), replaced)
+    with outside_program():
+        wide_args, wide_kwargs = map_leaves((args, kwargs), replaced)
         if call.func in _HALF_TO_FLOAT:
             wide_args = (*wide_args[:2], False)
         out = call.func(*wide_args, **wide_kwargs)
@@ -148,9 +143,9 @@ def shaken(call: Call, reference: Reference, draws: int) -> list[Tensor]:
     to = _widths(call)
     floats = [t for t in call.tensors() if t.is_floating_point()]
     lowest = max((unit_roundoff(t.dtype) for t in floats), default=0.0)
-    if adds_up_wide(call.func):
+    if bare_name(call.func) in MATMULS:  # kernels of every device add up products of 16-bit numbers in FP32
         lowest = min(lowest, unit_roundoff(torch.float32))
-    if is_sum(call.func):
+    if bare_name(call.func) in ADD_UP:
         return [m.double() * lowest if m.is_floating_point() else m for m in run_wide(call, to, Tensor.abs)]
 
     def shake(wide: Tensor) -> Tensor:
@@ -173,86 +168,16 @@ def _shared(moved: Tensor) -> Tensor:
     return torch.maximum(moved, moved.square().mean(-1, keepdim=True).sqrt()) if moved.dim() else moved
 
 
-class apart:
-    """Outside the modes, the graph and autocast of the program, so that what is computed is neither seen nor changed by them.
-
-    Entered once per operation, so it is not made of torch's own context managers, which take ten times as long.
-    """
-
-    __slots__ = ("_autocast", "_dispatch", "_grad")
-
-    def __enter__(self) -> None:
-        self._grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)
-        self._dispatch = torch._C._DisableTorchDispatch()
-        self._autocast = torch._C._DisableAutocast()
-
-    def __exit__(self, *_: object) -> None:
-        del self._autocast, self._dispatch
-        torch._C._set_grad_enabled(self._grad)
-
-
-class Uncompiled:
-    """A function that torch's compiler must leave alone when it is called from a compiled model. Costs nothing elsewhere."""
-
-    __slots__ = ("_function", "_shielded")
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-        self._shielded: Callable[..., Any] | None = None
-
-    def __call__(self, *args: Any) -> Any:
-        if _compiler_callback() in (None, False):
-            return self._function(*args)
-        if self._shielded is None:
-            self._shielded = torch.compiler.disable(lambda *given: self._function(*given), recursive=True)
-        return self._shielded(*args)
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """A tensor with values in strides, not of a class that brings its own dispatch (DTensor, FakeTensor)."""
-    if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH or tensor.layout is not _STRIDED:
-        return False
-    return not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
-
-
 def _copy(tensor: Tensor) -> Tensor:
-    with apart():
+    with outside_program():
         return tensor.detach().clone()
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Operations take and give tensors, and lists of them."""
-    found: list[Tensor] = []
-    _gather(value, found)
-    return found
-
-
-def _gather(value: Any, found: list[Tensor]) -> None:
-    if isinstance(value, Tensor):
-        found.append(value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            if isinstance(item, Tensor):
-                found.append(item)
-            elif isinstance(item, (tuple, list, dict)):
-                _gather(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _gather(item, found)
-
-
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, tuple):
-        return tuple([mapped(item, change) for item in value])
-    if isinstance(value, list):
-        return [mapped(item, change) for item in value]
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
-    return change(value)
 
 
 def check_reference(kind: str) -> str:
     if kind not in REFERENCES:
         raise NannyError(f"reference={kind!r} is unknown; use 'wide' (FP32 or FP64 on the CPU) or 'cpu_same_dtype'")
     return kind
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps / 2

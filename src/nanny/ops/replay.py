@@ -16,12 +16,13 @@ import torch
 
 from ..core.finding import NannyError
 from ..core.limits import Limits
-from ..watch.op_facts import spelled
+from ..watch.op_facts import KERNEL_ERRORS
 from .compare import gaps_of
 from .dump import Stored, load_call
 from .gap import Tolerance
 from .records import Gap, Replay
-from .reference import KERNEL_ERRORS, Call, check_reference, reference_of, results_of, taken_down
+from .reference import Call, call_before, check_reference, reference_of, results_of
+from .selection import op_pattern
 from .text import replay_lines
 
 
@@ -50,7 +51,7 @@ def nan_inf_track_for_single_op(
     return _all_finite(results_of(call, out)), stored.args, stored.kwargs, out
 
 
-def replayed(path: str | os.PathLike[str], atol: float | None = None, rtol: float | None = None) -> Replay:
+def replay_dump(path: str | os.PathLike[str], atol: float | None = None, rtol: float | None = None) -> Replay:
     """A dump run again: is the stored result wrong, and does it come back?"""
     stored = load_call(path)
     call, out = _run_again(stored, None)
@@ -89,17 +90,17 @@ def _run_again(stored: Stored, op: Any) -> tuple[Call, Any]:
     """A dumped operation, once more, on copies of its inputs."""
     func = stored.func
     if op is not None:
-        if spelled(op) != stored.op:
-            raise NannyError(f"{stored.path} holds {stored.op}, not {spelled(op)}")
+        if op_pattern(op) != stored.op:
+            raise NannyError(f"{stored.path} holds {stored.op}, not {op_pattern(op)}")
         if func is None:  # the caller hands the operation over: nothing is resolved by name
             func = op.default if isinstance(op, torch._ops.OpOverloadPacket) else op
     if func is None:
         raise NannyError(f"{stored.path}: {stored.op} is a custom operation; pass it: compare_for_single_op(path, {stored.op})")
     args, kwargs = stored.fresh_inputs()
-    taken = taken_down(func, args, kwargs)
+    call = call_before(func, args, kwargs)
     with torch.no_grad():
         out = func(*args, **kwargs)
-    return taken, out
+    return call, out
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -116,6 +117,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """1 if the stored or the new result is wrong."""
     options = parse(sys.argv[1:] if argv is None else argv)
-    replay = replayed(options.dump, options.atol, options.rtol)
+    replay = replay_dump(options.dump, options.atol, options.rtol)
     print("\n".join(replay_lines(replay)))
     return 1 if replay.is_wrong else 0

@@ -25,15 +25,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..core.finding import Finding, NannyError, NannyWarning
 from ..core.numbers import listed
-from ..watch.op_facts import Selection, patterns
-from ..watch.places import Spot, Whereabouts
-from .compare import CompareMode
+from ..watch.nonfinite import NonfiniteOrigins, Origin
+from ..watch.op_facts import long_name
+from ..watch.op_stream import Stopped, join, leave
+from ..watch.places import Places, Spot
+from ..watch.tensors import short_dtype
+from .compare import Comparison
 from .dump import MOST_DUMPS, save_call
 from .gap import Tolerance
 from .judge import SAID, finding_of
-from .origin import OriginMode
-from .records import OpFault, OpTally
-from .reference import Call, check_reference, results_of
+from .records import OpFault, OpTally, TensorNote
+from .reference import Call, call_before, check_reference, results_of
+from .selection import Selection, op_patterns
 from .text import fault_lines, next_line, op_line, step_header, tally_line
 
 _MOST_BLOCKS = 50  # faults that are told in full; further ones get a line each, and all are counted
@@ -63,7 +66,7 @@ class ModuleTracker:
         if not isinstance(model, nn.Module):
             raise NannyError(f"open_module_tracker needs a torch.nn.Module, not {type(model).__name__}")
         self.model = model
-        self.places = Whereabouts(model)
+        self.places = Places(model)
         self.places.open()
         _trackers.append(self)
 
@@ -92,7 +95,7 @@ class _Watch:
 
     tool: str
     script = ""  # the command line that `nanny trace` watches
-    _make_mode: Callable[[Whereabouts], Any]
+    _make_consumer: Callable[[Places], Any]
     _tally = OpTally()
     _paused = False
 
@@ -128,8 +131,8 @@ class _Watch:
         self.faults: list[OpFault] = []
         sites = (modules,) if isinstance(modules, str) else tuple(modules or ())
         self._selection = Selection(
-            patterns(target_list if target_list is not None else target_op, "target_list"),
-            patterns(white_list, "white_list"),
+            op_patterns(target_list if target_list is not None else target_op, "target_list"),
+            op_patterns(white_list, "white_list"),
             sites,
         )
         self._verbose, self._strict = verbose, strict
@@ -140,13 +143,13 @@ class _Watch:
         self._seen: dict[tuple[str, str, str, str], int] = {}
         self._dumps = self._lines = 0
         self._stream: TextIO | None = None
-        self._mode: Any = None
-        self._places: Whereabouts | None = None
+        self._consumer: Any = None
+        self._places: Places | None = None
         self._header = -1
         self.rank = 0
 
     def __enter__(self) -> Any:
-        if self._mode is not None:
+        if self._consumer is not None:
             raise NannyError(f"this {self.tool} is already entered; make another one")
         self.rank = _rank()
         if not self.enabled or (self._ranks is not None and self.rank not in self._ranks):
@@ -154,16 +157,16 @@ class _Watch:
         if self._to_file or self._dump:
             self._make_folder()
         tracked = [(t.model, "") for t in _trackers]
-        self._places = Whereabouts(tracked or None).open()
-        self._mode = self._make_mode(self._places)
-        self._mode.active = self._in_window()
-        self._mode.__enter__()
+        self._places = Places(tracked or None).open()
+        self._consumer = self._make_consumer(self._places)
+        self._consumer.active = self._in_window()
+        join(self._consumer)
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        if self._mode is None or self._places is None:
+        if self._consumer is None or self._places is None:
             return
-        self._mode.__exit__(*exc)
+        leave(self._consumer)
         self._places.close()
         try:
             self._finish()
@@ -178,7 +181,7 @@ class _Watch:
             if self._stream is not None:
                 print(last, file=sys.stderr)
                 self._stream.close()
-            self._tally, self._mode, self._stream = self._mode.tally, None, None
+            self._tally, self._consumer, self._stream = self.tally, None, None
 
     def _unknown_modules(self, sites: list[str]) -> str:
         """Says so if nothing was watched because no module has such a name."""
@@ -201,7 +204,7 @@ class _Watch:
     @property
     def tally(self) -> OpTally:
         """How many operations ran, were compared, differed; and why others were left out."""
-        return self._tally if self._mode is None else self._mode.tally
+        return self._tally if self._consumer is None else self._consumer.tally
 
     @property
     def log_path(self) -> Path:
@@ -209,19 +212,19 @@ class _Watch:
 
     def step(self) -> None:
         """Tells that a training step is over. Operations are watched while `start_step <= step_cnt < end_step`."""
-        if self._mode is not None:
+        if self._consumer is not None:
             self._finish()
         self.step_cnt += 1
-        if self._mode is not None:
-            self._mode.active = self._in_window()
+        if self._consumer is not None:
+            self._consumer.active = self._in_window()
 
     def pause(self, paused: bool = True) -> None:
         """While another tool examines the step: its operations are not the program's."""
         self._paused = paused
-        if self._mode is not None:
+        if self._consumer is not None:
             if paused:
                 self._finish()
-            self._mode.active = self._in_window()
+            self._consumer.active = self._in_window()
 
     def _in_window(self) -> bool:
         return not self._paused and self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
@@ -256,7 +259,7 @@ class _Watch:
             self.faults.append(fault)
         self._write(fault, self._seen[key])
         if self._stop:
-            raise NannyError(
+            raise Stopped(
                 f"{fault.op} at {fault.culprit} {SAID[fault.kind]}; stopped because the data of the first fault was asked for"
                 + (f". Run it again with: nanny replay {fault.dump}" if fault.dump else "")
             )
@@ -331,8 +334,8 @@ class CompareWithCPU(_Watch):
         self._tolerance = Tolerance(atol, rtol)
         self._reference = check_reference(reference)
 
-    def _make_mode(self, places: Whereabouts) -> CompareMode:
-        return CompareMode(
+    def _make_consumer(self, places: Places) -> Comparison:
+        return Comparison(
             places,
             self._selection,
             self._tolerance,
@@ -351,10 +354,11 @@ class NanInfTracker(_Watch):
 
     tool = "NanInfTracker"
     _handle: Any = None
+    _found_count = 0
 
     def __enter__(self) -> NanInfTracker:
         super().__enter__()
-        if self._mode is not None:
+        if self._consumer is not None:
             self._handle = register_optimizer_step_post_hook(lambda *_: self._finish())
         return self
 
@@ -364,19 +368,51 @@ class NanInfTracker(_Watch):
             self._handle = None
         super().__exit__(*exc)
 
-    def _make_mode(self, places: Whereabouts) -> OriginMode:
-        return OriginMode(
+    def _make_consumer(self, places: Places) -> NonfiniteOrigins:
+        return NonfiniteOrigins(
             places,
-            self._selection,
-            on_fault=self._tell,
-            on_op=self._hear if self._verbose else None,
+            on_origin=self._found,
+            on_op=(lambda op, spot: self._hear(long_name(op.func), spot, "runs")) if self._verbose else None,
             on_trouble=None if self._strict else self._trouble,
-            immediate=self._dump,
+            keep=(lambda op: call_before(op.func, op.args, op.kwargs)) if self._dump else None,
         )
 
+    @property
+    def tally(self) -> OpTally:
+        if self._consumer is None:
+            return self._tally
+        return OpTally(operations=self._consumer.operations, faults=self._found_count)
+
+    def _found(self, origin: Origin) -> None:
+        wanted = origin.func is None or self._selection.wants(origin.func)
+        if wanted and self._selection.wants_site(origin.spot.place.site):
+            self._found_count += 1
+            call, out = origin.kept or (None, None)
+            self._tell(call, out, fault_of(origin))
+
     def _finish(self) -> None:
-        if self._mode is not None and self._mode.active:
-            self._mode.deliver()
+        if self._consumer is not None and self._consumer.active:
+            self._consumer.deliver()
+
+
+def fault_of(origin: Origin) -> OpFault:
+    """A producer of non-finite values as the log tells it."""
+    place = origin.spot.resolved()
+    own = TensorNote(tuple(origin.shape), short_dtype(origin.dtype), str(origin.device), origin.low, origin.high)
+    told: dict[str, Any] = {"passed_on": origin.passed_on, "passed_on_count": origin.passed_on_count}
+    if origin.func is None:
+        if origin.name and not origin.arrived:
+            place = replace(place, site=origin.name, module="Parameter")
+        op = f"{origin.name} (from another rank)" if origin.arrived else origin.name or "data"
+        return OpFault(op, "came_in", place, origin.spot.classes, inputs=(own,), **told)
+    if origin.storage:
+        place = replace(place, site=origin.name)
+    notes = [
+        TensorNote(tuple(shape), short_dtype(dtype), str(i.device), i.low, i.high, str(at))
+        for at, (i, shape, dtype) in enumerate(origin.inputs)
+    ]
+    kind = "nan" if origin.nan else "inf"
+    return OpFault(long_name(origin.func), kind, place, origin.spot.classes, inputs=tuple(notes), outputs=(own,), **told)
 
 
 def _rank() -> int:

@@ -1,18 +1,17 @@
-"""Names as the user wrote them, and the tensors inside whatever a module returns."""
+"""Names as the user wrote them."""
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from .tensors import is_readable
+
 WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_MOST_LEAVES = 64
 
 
 def plain_name(name: str) -> str:
@@ -33,15 +32,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """A floating-point tensor with values of its own: not a stand-in of a tracer, a batch of vmap, a lazy or nested one."""
-    if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.is_nested:
-        return False
-    if is_lazy(tensor) or type(tensor).__name__ == "FakeTensor" or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    return tensor.numel() > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,25 +72,3 @@ def parts_of(models: Sequence[tuple[nn.Module, str]]) -> Parts:
 
 def root_name(model: nn.Module, prefix: str = "") -> str:
     return prefix.rstrip(".") or type(unwrapped(model)).__name__
-
-
-def float_leaves(value: Any) -> Iterator[Tensor]:
-    """Floating-point tensors in tuples, lists, dicts, dataclasses and whatever behaves like a mapping (ModelOutput)."""
-    found = 0
-    stack = [value]
-    while stack and found < _MOST_LEAVES:
-        item = stack.pop()
-        if isinstance(item, Tensor):
-            if is_readable(item):
-                found += 1
-                yield item
-        elif isinstance(item, Mapping):
-            stack.extend(reversed(list(item.values())))
-        elif isinstance(item, (tuple, list)):
-            stack.extend(reversed(item))
-        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-            stack.extend(getattr(item, f.name) for f in reversed(dataclasses.fields(item)))
-
-
-def short_dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

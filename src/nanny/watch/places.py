@@ -1,6 +1,6 @@
 """Where the operation that is now being dispatched belongs: module by its real name, phase, and the user's source line.
 
-    with Whereabouts(model) as places, SomeDispatchMode():   # in __torch_dispatch__: places.here()
+    with Places(model) as places, watching(consumer):   # in consumer.before: places.here()
         loss = model(x).sum()
         loss.backward()
 
@@ -85,7 +85,7 @@ def running_derivative() -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found[1]).lower() if found else ""
 
 
-class Whereabouts:
+class Places:
     """Names places while open. Removes every hook on close; may be opened again, and beside others.
 
     `models=None`: models get their names when they are first called, the first without a prefix, further ones by class.
@@ -114,7 +114,7 @@ class Whereabouts:
         for model, prefix in self._given or ():
             self._name(model, prefix)
 
-    def open(self) -> Whereabouts:
+    def open(self) -> Places:
         if not self._handles:
             self._start()
             self._seen = _counter()
@@ -139,10 +139,6 @@ class Whereabouts:
     def here(self) -> Place:
         """Of the operation now being dispatched, without its line."""
         return self.spot().place
-
-    def here_with_line(self) -> Place:
-        """With file and line of the nearest frame outside torch and nanny; in backward, of the forward operation."""
-        return self.spot().resolved()
 
     def spot(self) -> Spot:
         task = _task()

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from .twins import written_by
+from .op_stream import Op
+from .storages import whole_storage
+from .tensors import tensors_in
 
 _PLAIN = (list, dict, set)
 
 
 class KeptState:
-    """Copies a protected tensor just before the first write into it, so that an untouched model costs no memory."""
+    """Copies a protected tensor just before the first write into it, so that an untouched model costs no memory.
+
+    `with watching(state):` shows it every write; carried twins tell it themselves (`before_write`).
+    """
+
+    on_trouble: Callable[[Exception], None] | None = None
 
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self._model = model
         self._grads = [(p, p.grad) for p in model.parameters()]
         self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
-        self._inputs = list(_leaves(inputs))
+        self._inputs = tensors_in(inputs)
         tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs) if t.layout == torch.strided]
         self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
         generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
@@ -32,14 +38,21 @@ class KeptState:
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._names = {id(p): name for name, p in model.named_parameters()}
 
+    def before(self, op: Op) -> None:
+        for tensor in op.written:
+            self.before_write(tensor)
+
+    passed_by = before
+
+    def after(self, op: Op, state: Any) -> None:
+        pass
+
     def before_write(self, tensor: Tensor) -> None:
         if tensor.layout != torch.strided:
             return  # gradients of sparse embeddings; weights and inputs have strides
         key = tensor.untyped_storage()._cdata
         if key in self._protected and key not in self._copies:
-            real = self._protected[key].detach()
-            elements = real.untyped_storage().nbytes() // real.element_size()
-            whole = real.as_strided((elements,), (1,), 0)
+            whole = whole_storage(self._protected[key].detach())
             self._copies[key] = (whole, whole.clone())
 
     def changed_parameters(self) -> list[str]:
@@ -87,23 +100,6 @@ class KeptState:
                 _refill(value, content)
 
 
-class WriteGuard(TorchDispatchMode):
-    """Tells `before_write` of every write, for runs without carried shadows."""
-
-    def __init__(self, state: KeptState) -> None:
-        super().__init__()
-        self._state = state
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in written_by(func, args, kwargs or {}):
-            self._state.before_write(tensor)
-        return func(*args, **(kwargs or {}))
-
-
 def _plain_contents(module: nn.Module) -> list[tuple[Any, Any]]:
     return [(value, value.copy()) for value in vars(module).values() if isinstance(value, _PLAIN)]
 
@@ -127,17 +123,6 @@ def _refill(value: Any, content: Any) -> None:
     elif value != content:
         value.clear()
         value.update(content)
-
-
-def _leaves(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
 
 
 @contextmanager

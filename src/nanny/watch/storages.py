@@ -1,14 +1,21 @@
-"""Flat buffers that stand beside the storages of real tensors: what `shadow` keeps its twins in."""
+"""What is kept beside the storages of tensors, for as long as those live.
+
+A storage and not a tensor is the key: views, results of in-place operations and tensors saved for backward are other Python
+objects with the same memory.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-_SWEEP_OPS = 64
+V = TypeVar("V")
+_SWEEP_PUTS = 64
 _SWEEP_BYTES = 4 << 20
 
 
@@ -16,78 +23,99 @@ def key_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def carried(tensor: Tensor) -> bool:
-    return (
-        tensor.layout == torch.strided
-        and tensor.device.type != "meta"
-        and not tensor.is_quantized
-        and tensor.untyped_storage().nbytes() > 0
-    )
+class StorageMap(Generic[V]):
+    """One value per storage. While its weak reference is held, no other storage gets the address: a key found is right."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[StorageWeakRef, V]] = {}
+        self._until_sweep = _SWEEP_PUTS
+
+    def find(self, tensor: Tensor) -> V | None:
+        held = self._held.get(tensor.untyped_storage()._cdata)
+        return None if held is None else held[1]
+
+    def put(self, tensor: Tensor, value: V) -> None:
+        storage = tensor.untyped_storage()
+        self._held[storage._cdata] = (StorageWeakRef(storage), value)
+        self._until_sweep -= 1
+        if self._until_sweep < 0:
+            self.sweep()
+
+    def drop(self, tensor: Tensor) -> V | None:
+        held = self._held.pop(tensor.untyped_storage()._cdata, None)
+        return None if held is None else held[1]
+
+    def sweep(self) -> None:
+        """Forgets what stands beside dead storages; `put` sees to it as often as the map doubles."""
+        self._held = {key: held for key, held in self._held.items() if not held[0].expired()}
+        self._until_sweep = max(_SWEEP_PUTS, len(self._held))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def values(self) -> Iterator[V]:
+        return (value for alive, value in self._held.values() if not alive.expired())
 
 
 @dataclass(frozen=True)
-class _Beside:
-    alive: StorageWeakRef
+class _Buffer:
     element: int  # bytes of one element of the real storage
-    buffer: Tensor
+    flat: Tensor
 
 
 class Buffers:
-    """Flat buffers that stand beside the storages of real tensors, for as long as those live."""
+    """Flat buffers with as many elements as a storage; a tensor's part has its own size, stride and offset."""
 
     def __init__(self) -> None:
-        self._held: dict[int, _Beside] = {}
-        self._ops = 0
+        self._held: StorageMap[_Buffer] = StorageMap()
         self._new_bytes = 0
 
     def find(self, tensor: Tensor) -> Tensor | None:
-        beside = self._held.get(key_of(tensor))
-        if beside is None:
+        buffer = self._held.find(tensor)
+        if buffer is None:
             return None
-        grown = tensor.untyped_storage().nbytes() > beside.buffer.numel() * beside.element
-        if beside.alive.expired() or beside.element != tensor.element_size() or grown:
-            del self._held[key_of(tensor)]
+        grown = tensor.untyped_storage().nbytes() > buffer.flat.numel() * buffer.element
+        if buffer.element != tensor.element_size() or grown:
+            self._held.drop(tensor)
             return None
-        return beside.buffer.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        return buffer.flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def put(self, tensor: Tensor, value: Tensor, owned: bool) -> Tensor:
         """Enters `value` for a tensor; an `owned` value that fills the same memory layout becomes the buffer itself."""
-        storage = tensor.untyped_storage()
-        elements = storage.nbytes() // tensor.element_size()
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         if (
             owned
             and value.stride() == tensor.stride()
             and value.storage_offset() == tensor.storage_offset() == 0
             and (value.untyped_storage().nbytes() // value.element_size() == elements)
         ):
-            buffer = value.as_strided((elements,), (1,), 0)
+            flat = value.as_strided((elements,), (1,), 0)
         else:
-            buffer = torch.zeros(elements, dtype=value.dtype, device=tensor.device)
-            buffer.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
-        self._held[storage._cdata] = _Beside(StorageWeakRef(storage), tensor.element_size(), buffer)
-        self._new_bytes += buffer.untyped_storage().nbytes()
-        return buffer.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+            flat = torch.zeros(elements, dtype=value.dtype, device=tensor.device)
+            flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+        self._new_bytes += flat.untyped_storage().nbytes()
+        if self._new_bytes > _SWEEP_BYTES:  # much was added: memory of the dead is wanted soon
+            self._new_bytes = 0
+            self._held.sweep()
+        self._held.put(tensor, _Buffer(tensor.element_size(), flat))
+        return flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def put_storage(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """Seeds a twin for the whole storage of a tensor, because other views of it may be read later."""
-        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        whole = tensor.as_strided((elements,), (1,), 0)
+        """Seeds the whole storage of a tensor, because other views of it may be read later."""
+        whole = whole_storage(tensor)
         self.put(whole, whole.to(dtype, copy=True), owned=True)
         found = self.find(tensor)
         assert found is not None
         return found
 
     def drop(self, tensor: Tensor) -> None:
-        self._held.pop(key_of(tensor), None)
-
-    def sweep(self) -> None:
-        """Forgets what stands beside dead storages: now and then, and soon after much was added."""
-        self._ops += 1
-        if self._ops >= _SWEEP_OPS or self._new_bytes > _SWEEP_BYTES:
-            self._ops = self._new_bytes = 0
-            for key in [key for key, beside in self._held.items() if beside.alive.expired()]:
-                del self._held[key]
+        self._held.drop(tensor)
 
     @property
     def bytes_held(self) -> int:
-        return sum(b.buffer.untyped_storage().nbytes() for b in self._held.values() if not b.alive.expired())
+        return sum(buffer.flat.untyped_storage().nbytes() for buffer in self._held.values())
+
+
+def whole_storage(tensor: Tensor) -> Tensor:
+    """A storage from its first to its last element, as the tensor reads them."""
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)

@@ -1,0 +1,319 @@
+"""Who made the first NaN or infinity: every result is measured where it lies, and read once per step.
+
+Of each operation two numbers stay on the device (smallest and largest result) and, on the host, which earlier operations its
+inputs came from. Reading them at the end of the step tells producers (finite in, not finite out) from those that passed it on,
+without waiting for the device once per operation. Infinities that were written on purpose (masks) are nobody's fault until
+something makes NaN of them; NaN of a mask or of the data (missing labels) in a loss is none until it reaches a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.ops import COPIES, LOGARITHMS, UNWRITTEN
+from .op_facts import bare_name, is_collective, is_view_op, puts_constants, puts_nonfinite
+from .op_stream import Op, guarded
+from .places import Places, Spot
+from .storages import StorageMap, key_of
+from .tensors import is_plain, outside_program, tensors_in
+
+_MOST_WAITING = 1 << 14  # operations between two looks
+_SHOWN = 5  # of those that passed it on
+
+FINITE, EXPECTED, PENDING, BAD = range(4)
+
+
+class Origin:
+    """A result: where it comes from and, once it was read, what it holds. Made for every operation: defaults cost nothing."""
+
+    ends: tuple[Tensor, Tensor] | None = None
+    on_purpose = False
+    partial = False  # written into a part of its memory only
+    name = ""  # of a parameter or buffer, also one that an optimizer wrote, or the collective that it arrived with
+    storage = 0  # of what an optimizer wrote
+    arrived = False  # from another rank
+    low = 0.0
+    high = 0.0
+    state = FINITE
+    root: Origin | None = None
+    kept: Any = None  # what `keep` gave, as long as it may be asked for
+    passed_on: tuple[str, ...] = ()
+    passed_on_count = 0
+
+    def __init__(self, func: Any, spot: Spot, inputs: tuple[Any, ...], tensor: Tensor) -> None:
+        self.func = func  # None: it came in from outside
+        self.spot = spot
+        self.inputs: tuple[tuple[Origin, Any, Any], ...] = inputs  # with shape and dtype
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+        self.device = tensor.device
+
+    @property
+    def nan(self) -> bool:
+        return self.low != self.low
+
+    @property
+    def extreme(self) -> bool:
+        return max(abs(self.low), abs(self.high)) >= torch.finfo(self.dtype).max / 2
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+class _Kind(NamedTuple):
+    """What must be known of an operation at each call."""
+
+    name: str
+    is_view: bool
+    writes: bool
+    is_copy: bool
+    is_uninitialised: bool
+    is_collective: bool
+    puts_constants: bool
+
+
+@cache
+def _kind_of(func: Any) -> _Kind:
+    name = bare_name(func)
+    writes = func._schema.is_mutable or "batch_norm" in name
+    return _Kind(name, is_view_op(func), writes, name in COPIES, name in UNWRITTEN, is_collective(func), puts_constants(func))
+
+
+class _Before(NamedTuple):
+    kind: _Kind
+    spot: Spot
+    inputs: tuple[tuple[Origin, Any, Any], ...]
+    kept: Any
+
+
+class NonfiniteOrigins:
+    """Follows non-finite values to their producers, which `on_origin` is told.
+
+    With `keep` it looks after every operation and, beside each result, keeps what `keep(op)` gave before it ran.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        on_origin: Callable[[Origin], None],
+        on_op: Callable[[Op, Spot], None] | None = None,
+        on_trouble: Callable[[Exception], None] | None = None,
+        keep: Callable[[Op], Any] | None = None,
+    ) -> None:
+        self._places, self._keep = places, keep
+        self._on_origin, self._on_op, self.on_trouble = on_origin, on_op, on_trouble
+        self._active = True
+        self._forget()
+        self.operations = 0
+
+    def _forget(self) -> None:
+        self._held: StorageMap[Origin] = StorageMap()
+        self._waiting: list[Origin] = []
+        self._arriving: StorageMap[str] = StorageMap()
+        self._names: dict[int, str] | None = None
+
+    @property
+    def active(self) -> bool:
+        return self._active
+
+    @active.setter
+    def active(self, on: bool) -> None:
+        if on and not self._active:
+            self._forget()  # what was written in between is not known
+        self._active = on
+
+    def before(self, op: Op) -> _Before | None:
+        kind = _kind_of(op.func)
+        if not self._active or kind.is_view:
+            return None
+        spot = self._places.spot()
+        if self._on_op is not None:
+            self._on_op(op, spot)
+        return _Before(kind, spot, self._inputs(op.inputs, spot), self._keep(op) if self._keep is not None else None)
+
+    def after(self, op: Op, state: _Before) -> None:
+        self._results(op, state)
+        if self._keep is not None or len(self._waiting) > _MOST_WAITING:
+            self._deliver()
+
+    def passed_by(self, op: Op) -> None:
+        self.operations += self._active
+
+    def deliver(self) -> None:
+        """Tells what has been found since the last look."""
+        guarded(self, self._deliver)
+
+    def _deliver(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        found = self._producers(waiting) if waiting else []
+        try:
+            for origin in found:
+                self._on_origin(origin)
+        finally:
+            for origin in (*waiting, *found):
+                origin.inputs = ()  # the chain ends here: what is known is in the state
+                if origin.state != PENDING:
+                    origin.kept = None
+            if self._keep is None:  # once per step; else the map sees to itself
+                self._held.sweep()
+                self._arriving.sweep()
+
+    def _inputs(self, tensors: list[Tensor], spot: Spot) -> tuple[tuple[Origin, Any, Any], ...]:
+        found = []
+        for tensor in tensors:
+            if _measurable(tensor):
+                origin = self._held.find(tensor)
+                found.append((self._from_outside(tensor, spot) if origin is None else origin, tensor.shape, tensor.dtype))
+        return tuple(found)
+
+    def _from_outside(self, tensor: Tensor, spot: Spot) -> Origin:
+        arrived = self._arriving.drop(tensor)
+        origin = Origin(None, spot, (), tensor)
+        origin.name, origin.arrived = self._named(key_of(tensor)) if arrived is None else arrived, arrived is not None
+        origin.ends = _ends(tensor)
+        self._enter(tensor, origin)
+        return origin
+
+    def _enter(self, tensor: Tensor, origin: Origin) -> None:
+        self._held.put(tensor, origin)
+        if origin.ends is not None:
+            self._waiting.append(origin)
+
+    def _results(self, op: Op, state: _Before) -> None:
+        self.operations += 1
+        kind, spot, inputs, kept = state
+        made = tensors_in(op.out)
+        if kind.writes:
+            made = op.written + [t for t in made if not any(t is w for w in op.written)]
+        for tensor in made:
+            if not _measurable(tensor):
+                continue
+            if kind.is_collective:  # still under way: what arrives is looked at when it is used
+                self._held.drop(tensor)
+                self._arriving.put(tensor, kind.name)
+                continue
+            if kind.is_copy and len(inputs) == 1:
+                self._held.put(tensor, inputs[0][0])
+                continue
+            origin = Origin(op.func, spot, inputs, tensor)
+            if not kind.is_uninitialised:
+                origin.ends = _ends(tensor)
+                if kind.puts_constants:
+                    origin.on_purpose = puts_nonfinite(op.func, op.args, op.kwargs, tensor.dtype)
+                origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
+                if spot.place.phase == "optimizer":
+                    origin.storage = key_of(tensor)
+            if kept is not None:
+                origin.kept = (kept, op.out)
+            self._enter(tensor, origin)
+
+    def _producers(self, waiting: list[Origin]) -> list[Origin]:
+        """Looks at everything since the last look: one transfer from the device. Gives the new producers, in order."""
+        with outside_program():  # at the end of a step the stream itself is on
+            _read_ends(waiting)
+        found: list[Origin] = []
+        for origin in waiting:
+            if not origin.finite:
+                self._judge(origin, found)
+            elif origin.partial:
+                worst = max((i[0] for i in origin.inputs), key=lambda i: i.state, default=origin)
+                origin.state, origin.root = worst.state, worst.root  # the rest of its memory is what it was
+            elif origin.extreme and (self._is_given(origin) or any(i[0].state == EXPECTED for i in origin.inputs)):
+                origin.state = EXPECTED  # finfo.min as a mask: two of them make an infinity
+            origin.ends = None
+        self._names = None  # weights may have got other storages
+        for origin in found:
+            if origin.storage:
+                origin.name = self._named(origin.storage)
+        return found
+
+    def _named(self, storage: int) -> str:
+        if self._names is None:
+            self._names = self._places.storages()
+        return self._names.get(storage, "")
+
+    def _judge(self, origin: Origin, found: list[Origin]) -> None:
+        worst = max((i[0] for i in origin.inputs if i[0].state != FINITE), key=lambda i: (i.state, i.nan), default=None)
+        if worst is None:
+            self._judge_producer(origin, found)
+            return
+        origin.state, origin.root = worst.state, worst.root or worst
+        if worst.state == PENDING and _confirms(origin, origin.root):
+            origin.state = BAD
+            if origin.root.state == PENDING:
+                origin.root.state = BAD
+                found.append(origin.root)
+        elif worst.state == EXPECTED and origin.nan:  # a mask became NaN here
+            origin.root = origin
+            origin.state = BAD if _confirms(origin, origin) else PENDING
+            if origin.state == BAD:
+                found.append(origin)
+            return
+        self._pass_on(origin)
+
+    def _judge_producer(self, origin: Origin, found: list[Origin]) -> None:
+        origin.root = origin
+        if self._is_given(origin):
+            origin.state = PENDING if origin.nan else EXPECTED
+        elif not origin.nan and origin.func is not None and origin.high < math.inf and bare_name(origin.func) in LOGARITHMS:
+            origin.state = PENDING
+        else:
+            origin.state = BAD
+            found.append(origin)
+
+    def _is_given(self, origin: Origin) -> bool:
+        """Put there on purpose: a constant, or something from outside that is no weight, such as a mask kept as a buffer."""
+        if origin.func is None:
+            return not origin.arrived and origin.name not in self._places.parameter_names()
+        return origin.on_purpose
+
+    def _pass_on(self, origin: Origin) -> None:
+        root = origin.root
+        assert root is not None
+        root.passed_on_count += 1
+        if len(root.passed_on) < _SHOWN:
+            place = origin.spot.place
+            what = "NaN" if origin.nan else "Inf"
+            root.passed_on += (f"{bare_name(origin.func)} {place.site or place.phase} ({what})",)
+
+
+def _confirms(origin: Origin, root: Origin) -> bool:
+    """Does what comes of it show that it was a fault? NaN that is left out of a loss again is none; in a gradient it is."""
+    if root.nan:
+        return origin.nan and origin.spot.place.phase != "loop"
+    return origin.nan or origin.high == math.inf
+
+
+def _measurable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor)
+
+
+def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    if tensor.dtype.itemsize == 1:  # no kernel for fp8
+        tensor = tensor.float()
+    return torch.aminmax(tensor.detach())
+
+
+def _read_ends(waiting: list[Origin]) -> None:
+    """All numbers to the host in one transfer per device; fp64, whose range fp32 cannot hold, goes by itself."""
+    groups: dict[tuple[Any, torch.dtype], list[int]] = {}
+    for at, origin in enumerate(waiting):
+        assert origin.ends is not None
+        groups.setdefault((origin.device, origin.ends[0].dtype), []).append(at)
+    parts: dict[tuple[Any, bool], list[tuple[list[int], Tensor]]] = {}
+    for (device, dtype), members in groups.items():
+        stacked = torch.stack([end for at in members for end in waiting[at].ends])  # type: ignore[union-attr]
+        double = dtype == torch.float64
+        parts.setdefault((device, double), []).append((members, stacked if double else stacked.float()))
+    for listed in parts.values():
+        values = torch.cat([stacked for _, stacked in listed]).tolist()
+        order = [at for members, _ in listed for at in members]
+        for i, at in enumerate(order):
+            waiting[at].low, waiting[at].high = values[2 * i], values[2 * i + 1]

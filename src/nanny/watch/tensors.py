@@ -1,0 +1,131 @@
+"""Tensors of a program: found in whatever holds them, asked what they are, and computed with outside the program.
+
+Three questions are asked of a tensor, and they differ:
+
+    is_plain      strided values on a device and no class with a dispatch of its own: an operation may be run again on it
+    has_storage   plain, and its memory is not empty: something can be kept beside its storage
+    is_readable   floating-point and not empty, at the edge of a module: here a class such as DTensor may answer for itself
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+LOW = frozenset(
+    {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+)
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_MOST_LEAVES = 64
+_STRIDED = torch.strided
+_PLAIN_DISPATCH = Tensor.__torch_dispatch__
+_HOLD_NOTHING = frozenset(
+    {int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """In order, in tuples, lists, dataclasses and whatever behaves like a mapping (ModelOutput)."""
+    found: list[Tensor] = []
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif type(item) in _HOLD_NOTHING:
+            continue
+        elif isinstance(item, (tuple, list)):
+            stack.extend(reversed(item))
+        elif isinstance(item, Mapping):
+            stack.extend(reversed(list(item.values())))
+        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+            stack.extend(getattr(item, f.name) for f in reversed(dataclasses.fields(item)))
+    return found
+
+
+def float_leaves(value: Any) -> Iterator[Tensor]:
+    """The first readable tensors in what a module takes or returns."""
+    return islice(filter(is_readable, tensors_in(value)), _MOST_LEAVES)
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tuples, lists and dicts with every leaf changed; a container of another class is a leaf."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind([map_leaves(item, change) for item in value])
+    if kind is dict:
+        return {key: map_leaves(item, change) for key, item in value.items()}
+    return change(value)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH or tensor.layout is not _STRIDED:
+        return False
+    return not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+
+
+def has_storage(tensor: Tensor) -> bool:
+    return is_plain(tensor) and tensor.untyped_storage().nbytes() > 0
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Not a stand-in of a tracer, a batch of vmap, a lazy or nested one."""
+    if not tensor.is_floating_point() or tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_nested:
+        return False
+    if is_lazy(tensor) or type(tensor).__name__ == "FakeTensor" or _is_functorch_wrapped(tensor):
+        return False
+    return tensor.numel() > 0
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    return dtype in LOW
+
+
+def widen(dtype: torch.dtype, wide: torch.dtype) -> torch.dtype:
+    """The type of a reference: `wide` for 16 bits and less; with float64, single precision becomes double."""
+    if dtype in LOW:
+        return wide
+    return WIDER.get(dtype, dtype) if wide == torch.float64 else dtype
+
+
+def short_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def being_traced() -> bool:
+    """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return True
+    level = getattr(torch._C._functorch, "maybe_current_level", None)
+    return level is not None and level() is not None
+
+
+class outside_program:
+    """Outside the modes, the graph and autocast of the program: what is computed here is neither seen nor changed by them.
+
+    For plain tensors. Entered once per operation, so it is not made of torch's own context managers: those take ten times as
+    long.
+    """
+
+    __slots__ = ("_autocast", "_dispatch", "_grad")
+
+    def __enter__(self) -> None:
+        self._grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        self._dispatch = torch._C._DisableTorchDispatch()
+        self._autocast = torch._C._DisableAutocast()
+
+    def __exit__(self, *_: object) -> None:
+        del self._autocast, self._dispatch
+        torch._C._set_grad_enabled(self._grad)
