@@ -152,9 +152,9 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
 
 def _chosen(suspect: Suspect) -> str:
     """What was decided by the damaged numbers: a target, or which way to go."""
-    if "target" in suspect.met or not suspect.differentiable:
+    if suspect.target or not suspect.differentiable:
         return "target_in_low_precision"
-    return "router_low_precision" if "choice" in suspect.met else ""
+    return "router_low_precision" if suspect.chose else ""
 
 
 def _of_choice(suspect: Suspect, step: Step, cause: str) -> Verdict:
