@@ -1,12 +1,18 @@
-"""What the sanitizer saw of one operation: the numbers from which hazards are judged (`judge/hazards`). Plain data, no torch."""
+"""`Suspect`: an operation of an examined step that may be wrong. It grows while the step runs; at the end it is plain data.
+
+Hazards are judged from suspects alone (`hazards/`), so nothing here imports torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..core.examination import Place
+from ..core.ops import SAME_VALUE, SELECT
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class Operand:
     nonfinite: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Suspect:
     """An operation under suspicion. `trouble` says why:
 
@@ -36,6 +42,7 @@ class Suspect:
     decision   a choice or comparison that the twin makes differently
     absorbed   an addition that leaves its larger operand as it was
     state      a tensor that outlives the step and stood still while its twin moved
+    purpose    an infinity that the program wants (a mask): never told
     """
 
     trouble: str
@@ -43,7 +50,6 @@ class Suspect:
     place: Place
     order: int
     dtype: str = ""
-    calls: int = 1
     scalars: tuple[float, ...] = ()
     operands: tuple[Operand, ...] = ()
     count: int = 0  # elements of the result
@@ -65,15 +71,87 @@ class Suspect:
     differentiable: bool = True  # gradients were asked for
     forward: str = ""  # in backward: the forward operation whose derivative is computed
     after: frozenset[str] = frozenset()  # operations that it descends from, the recent ones
-    met: frozenset[str] = frozenset()  # operations that met its damage
-    next: tuple[str, ...] = ()  # the first three of these
-    then: tuple[str, ...] = ()  # what broke because of it, as text
+    wide_angle: bool = False  # the angle that it is taken of was made in FP32
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    # what became of it, known at the end of the step
+    met: dict[str, None] = field(default_factory=dict)  # operations that met its damage, in order
+    chose: bool = False  # its damage met what a choice had picked
+    target: bool = False  # its damage is in what a loss compares a prediction with
+    then: list[str] = field(default_factory=list)  # operations that broke because of it
+    reached: set[str] = field(default_factory=set)  # `loss` and names of parameters
     destroyed: bool = False  # what it made reached loss, gradients, weights or buffers as NaN or infinity
-    reached: tuple[str, ...] = ()  # `loss` and names of parameters
+    destroyed_reference: bool = False
     consequence: float = 0.0  # relative, energy-weighted error that it put into the gradients
     silenced: float = 0.0  # share of all parameters whose gradient it made zero throughout
-    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    # only while the step runs
+    spot: Any = None  # a watch.places.Spot
+    root: Suspect | None = None  # the earlier suspect that it broke because of
+    error_energy: float = 0.0  # squared absolute error that arrived in gradients
+    silenced_elements: int = 0
 
     @property
     def in_backward(self) -> bool:
         return self.place.phase == "backward"
+
+    @property
+    def next(self) -> tuple[str, ...]:
+        """The first three operations that met its damage."""
+        return tuple(self.met)[:3]
+
+    def note(self, **facts: Any) -> Suspect:
+        for name, value in facts.items():
+            setattr(self, name, value)
+        return self
+
+    def meets(self, op: str) -> None:
+        if op not in SAME_VALUE:
+            self.met[op] = None
+
+    def jumped(self, times: float) -> bool:
+        """It made its error itself; else a slowly growing one only became visible there."""
+        made = self.trouble != "error" or self.level >= times * self.input_level
+        return made and self.op not in SELECT
+
+    def first(self) -> Suspect:
+        one, steps = self, 0
+        while one.root is not None and steps < 64:
+            one, steps = one.root, steps + 1
+        return one
+
+
+def plain_suspects(found: Sequence[Suspect], gradient_size: float, elements: int) -> tuple[Suspect, ...]:
+    """The first causes, as plain data. What broke because of an earlier suspect is told with that one."""
+    repeats: Counter[Hashable] = Counter()
+    for suspect in found:
+        line = _line_of(suspect)
+        repeats[line] = max(repeats[line], suspect.repeats)
+        root = suspect.first()
+        if root is not suspect:
+            root.then.append(suspect.op)
+            root.destroyed |= suspect.destroyed
+            root.destroyed_reference |= suspect.destroyed_reference
+            root.error_energy += suspect.error_energy
+            root.reached |= suspect.reached
+            root.silenced_elements += suspect.silenced_elements
+            root.met |= {suspect.op: None, **suspect.met}
+            root.chose |= suspect.chose
+            root.target |= suspect.target
+            root.wide_angle |= suspect.wide_angle
+    roots = [suspect for suspect in found if suspect.first() is suspect]
+    for suspect in roots:
+        suspect.repeats = repeats[_line_of(suspect)]
+        size = math.sqrt(suspect.error_energy) / gradient_size if gradient_size else 0.0
+        suspect.consequence = math.inf if suspect.destroyed else size
+        suspect.silenced = suspect.silenced_elements / elements if elements else 0.0
+    for suspect in roots:
+        suspect.place = suspect.spot.resolved() if suspect.spot is not None else suspect.place
+    for suspect in found:
+        suspect.spot = suspect.root = None
+    return tuple(roots)
+
+
+def _line_of(suspect: Suspect) -> Hashable:
+    spot = suspect.spot
+    return (suspect.trouble, suspect.op, suspect.place.site, None if spot is None else (spot.code, spot.instruction))

@@ -45,15 +45,13 @@ from ..watch.places import Places
 from ..watch.storages import key_of
 from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
-from .damage_bad import check_given
-from .damage_ledger import Ledger
-from .damage_numbers import extent
-from .damage_states import States
-from .damage_tags import Doing, Roles, suspects_of
-from .damage_trail import Follower
-from .examined_end import first_bad, overflowed_by_scale, poisoned_buffer
-from .gradient_errors import GradientNumbers, gradient_errors, measured_gradient
-from .step_extras import Extras
+from .facts import StepFacts
+from .follow import Follower
+from .measure import GradientNumbers, extent, gradient_errors, gradient_numbers
+from .nonfinite import check_given, first_bad, overflowed_by_scale, poisoned_buffer
+from .records import Suspect, plain_suspects
+from .states import States
+from .tags import Ledger, Roles, Tag
 
 TWIN_BYTES = 4 << 30  # twins may take this much
 _CHECK_OPS = 64
@@ -99,10 +97,11 @@ class Sanitizer:
         self._shadows = Twins(on_op=self._on_op, before_write=self._before_write, on_trouble=None if self._strict else self._end)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
-        self._states, self._extras, self._places = States(), Extras(), Places(self._models)
+        self._states, self._facts, self._places = States(), StepFacts(), Places(self._models)
         self._overwritten: dict[int, Tensor] = {}
         self._dirty: set[str] = set()
         self._gradients: dict[str, GradientNumbers] = {}
+        self._gradient_tags: dict[str, Tag | None] = {}
         self._accumulated: Counter[str] = Counter()
         self._losses: list[dict[str, Any]] = []
         self._outputs: list[Tensor] = []
@@ -210,7 +209,7 @@ class Sanitizer:
             self._updating = True
             self._gradients_now()
         self._follower.see(op, spot, self._overwritten)
-        self._extras.see(op, spot)
+        self._facts.see(op, spot)
         if self._overwritten:
             self._states.note(op, spot, self._ledger.order, self._overwritten)
             self._overwritten = {}
@@ -260,13 +259,13 @@ class Sanitizer:
         numbers = [float(a) for a in op.args if not (isinstance(a, Tensor) and (a.requires_grad or a.numel() != 1))]
         self._loss_factor = next((n for n in numbers if abs(n) >= _HAND_MADE_SCALE), self._loss_factor)
 
-    def _arrived(self, bad: Doing | None, reference_bad: Doing | None, name: str) -> None:
-        for doing, in_reference in ((bad, False), (reference_bad, True)):
-            if doing is None or doing.on_purpose:
+    def _arrived(self, bad: Suspect | None, reference_bad: Suspect | None, name: str) -> None:
+        for suspect, in_reference in ((bad, False), (reference_bad, True)):
+            if suspect is None or suspect is self._ledger.purpose:
                 continue
-            doing.reached.add(name)
-            doing.destroyed |= not in_reference
-            doing.destroyed_reference |= in_reference
+            suspect.reached.add(name)
+            suspect.destroyed |= not in_reference
+            suspect.destroyed_reference |= in_reference
 
     # after backward
 
@@ -280,8 +279,8 @@ class Sanitizer:
                 if grad is None or not has_storage(grad) or not grad.is_floating_point():
                     continue
                 self._known(grad, "gradient", name)
-                tag = self._ledger.tags.find(grad)
-                self._gradients[name] = measured_gradient(grad, self._shadows.twin(grad), scale, tag)
+                self._gradients[name] = gradient_numbers(grad, self._shadows.twin(grad), scale)
+                self._gradient_tags[name] = self._ledger.tags.find(grad)
 
     def _gradients_now(self) -> None:
         """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
@@ -289,10 +288,10 @@ class Sanitizer:
             parameter = self._owners[name]()
             grad = None if parameter is None else parameter.grad
             tag = self._ledger.tags.find(grad) if grad is not None and has_storage(grad) else None
-            if tag is None or tag is measured.tag or tag.origin is None or tag.level < _RUINED:
+            if tag is None or tag is self._gradient_tags[name] or tag.origin is None or tag.level < _RUINED:
                 continue
             self._ruined.add(name)
-            tag.origin.energy += (min(tag.level, 1.0) * measured.reference_norm) ** 2
+            tag.origin.error_energy += (min(tag.level, 1.0) * measured.reference_norm) ** 2
             tag.origin.reached.add(name)
 
     def _concluded(self) -> Examination:
@@ -304,10 +303,10 @@ class Sanitizer:
             return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
     def _assembled(self) -> Examination:
-        facts: dict[str, Any] = self._extras.facts()
+        facts: dict[str, Any] = self._facts.facts()
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
-        self._guarded(self._settle_consequences, facts)
-        doings = self._ledger.suspects
+        self._guarded(self._measure_consequences, facts)
+        suspects = self._ledger.suspects
         low = self._ledger.low_dtype
         facts |= {
             key: value
@@ -319,7 +318,7 @@ class Sanitizer:
                 "unscaled_by_torch": self._unscaled,
                 "left_out": self._shadows.left_out or (f"{self._states.left_out} states" if self._states.left_out else ""),
                 "failed": self._failure,
-                "scale_overflow": self._only_the_scale(doings),
+                "scale_overflow": self._only_the_scale(suspects),
             }.items()
             if value
         }
@@ -334,28 +333,28 @@ class Sanitizer:
             loss_reference=None if loss is None else loss["reference"],
             gradient_error=total,
             gradients=errors,
-            first_bad=first_bad([d for d in doings if d.destroyed]),
-            first_bad_reference=first_bad([d for d in doings if d.destroyed_reference]),
+            first_bad=first_bad(s for s in suspects if s.destroyed),
+            first_bad_reference=first_bad(s for s in suspects if s.destroyed_reference),
             facts=facts,
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
-            suspects=suspects_of(doings, size, sum(g.elements for g in self._gradients.values())),
+            suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),
         )
 
-    def _settle_consequences(self, facts: dict[str, Any]) -> None:
+    def _measure_consequences(self, facts: dict[str, Any]) -> None:
         loudest = max((g.reference_rms for g in self._gradients.values() if not g.reference_nonfinite), default=0.0)
         for name, gradient in self._gradients.items():
-            tag = gradient.tag
+            tag = self._gradient_tags[name]
             if tag is None:
                 continue
             self._arrived(
                 tag.bad if gradient.nonfinite else None, tag.reference_bad if gradient.reference_nonfinite else None, name
             )
             if not gradient.nonfinite and tag.origin is not None and math.isfinite(gradient.error_norm):
-                tag.origin.energy += gradient.error_norm**2
+                tag.origin.error_energy += gradient.error_norm**2
                 tag.origin.reached.add(name)
                 if gradient.zero_share == 1 and gradient.reference_rms > _NOISE * loudest:
-                    tag.origin.silenced += gradient.elements
+                    tag.origin.silenced_elements += gradient.elements
         with outside_program():
             poisoned = []
             for name, owner in (*self._owners.items(), *self._buffers.items()):
@@ -374,15 +373,15 @@ class Sanitizer:
                     tag = self._ledger.tags.find(tensor) if has_storage(tensor) else None
                     if tag is not None and not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
-            still = self._states.doings(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
-        self._ledger.suspects += [d for d in still if not self._had_no_update(d)]
-        given = [d.facts["operands"][0] for d in self._ledger.suspects if d.trouble == "given"]
+            still = self._states.suspects(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
+        self._ledger.suspects += [s for s in still if not self._had_no_update(s)]
+        given = [s.operands[0] for s in self._ledger.suspects if s.trouble == "given"]
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
 
-    def _had_no_update(self, still: Doing) -> bool:
+    def _had_no_update(self, still: Suspect) -> bool:
         """It stood still because the gradient was wrong before the optimizer met it."""
-        state = still.facts["operands"][0]
+        state = still.operands[0]
         gradient = self._gradients.get(state.name) if state.role == "parameter" else None
         wrong = gradient is not None and gradient.error_norm > _RUINED * gradient.reference_norm
         return wrong or (bool(self._ruined) and state.role != "")
@@ -391,8 +390,8 @@ class Sanitizer:
         """In this very step: then the operation that made the numbers is the one to blame."""
         tensor = self._buffers[buffer]()
         tag = None if tensor is None else self._ledger.tags.find(tensor)
-        return any(d.destroyed for d in self._ledger.suspects) or (tag is not None and tag.bad is not None)
+        return any(s.destroyed for s in self._ledger.suspects) or (tag is not None and tag.bad is not None)
 
-    def _only_the_scale(self, doings: list[Doing]) -> bool:
-        bad = [d for d in doings if d.destroyed]
-        return bool(bad) and all(overflowed_by_scale(d, self._scale) for d in bad)
+    def _only_the_scale(self, suspects: list[Suspect]) -> bool:
+        bad = [s for s in suspects if s.destroyed]
+        return bool(bad) and all(overflowed_by_scale(s, self._scale) for s in bad)

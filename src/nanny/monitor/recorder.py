@@ -84,7 +84,7 @@ class Recorder:
         self._probe: UpdateProbe | None = None
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        self.examining = False  # every operation of this step is watched: ours must run aside
+        self.examining = False  # every operation of this step is watched: ours must run outside_program
         self.stepped_late = False  # the optimizer has run after the user's block
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
@@ -365,7 +365,7 @@ class Recorder:
 
     def gradients_cleared(self) -> None:
         if self.stepped_late and self.when_cleared is not None:
-            self.when_cleared()  # not aside: an examination ends here
+            self.when_cleared()  # not outside_program: an examination ends here
         self._note("zero_grad")
 
     def _note(self, call: str) -> None:

@@ -121,7 +121,6 @@ def _hazard(kind: str, suspect: Suspect, verdict: Verdict) -> Hazard:
         place=suspect.place if verdict.site is None else replace(suspect.place, site=verdict.site),
         order=suspect.order,
         dtype=suspect.dtype,
-        calls=suspect.calls,
         share=suspect.share,
         value=verdict.value,
         limit=verdict.limit,
@@ -142,8 +141,8 @@ def _numbers(suspect: Suspect) -> Mapping[str, Any]:
         "kept": suspect.kept,
         "unchanged": suspect.unchanged,
         "reference_absmax": suspect.reference_absmax or None,
-        "reached": list(suspect.reached[:8]) or None,
-        "then": list(suspect.then) or None,
+        "reached": sorted(suspect.reached)[:8] or None,
+        "then": suspect.then[:8] or None,
         **suspect.numbers,
     }
     return {key: value for key, value in numbers.items() if value is not None}

@@ -15,7 +15,7 @@ def integers(suspect: Suspect, step: Step) -> Verdict | None:
         return None
     form = step.format_of(suspect)
     largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
-    angles = bool({"sin", "cos"} & suspect.met) and "wide angle" not in suspect.met  # rounded before there was an angle
+    angles = bool(suspect.met.keys() & {"sin", "cos"}) and not suspect.wide_angle  # rounded before there was an angle
     return Verdict(
         f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
         + (
@@ -40,7 +40,7 @@ def decision(suspect: Suspect, step: Step) -> Verdict | None:
     ties = suspect.numbers.get("ties", 0.0)
     if suspect.share < step.limits.damage_flips and ties < step.limits.damage_ties:
         return None
-    target = not suspect.differentiable or "target" in suspect.met
+    target = not suspect.differentiable or suspect.target
     return Verdict(
         f"{suspect.op} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
         + (f"; {share(ties)} of the choices are ties" if ties else ""),

@@ -125,5 +125,5 @@ def _broke(suspect: Suspect, step: Step) -> bool:
 
 
 def _then(suspect: Suspect) -> str:
-    ops = list(dict.fromkeys(text.partition(": ")[2] for text in suspect.then))
+    ops = list(dict.fromkeys(suspect.then[:8]))
     return f"{', '.join(ops[:3]) or 'what follows'} breaks on it"

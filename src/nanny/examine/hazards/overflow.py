@@ -90,7 +90,7 @@ def _cause(suspect: Suspect, step: Step) -> str:
         return "input_out_of_range_fp16"
     in_loss = suspect.place.phase == "loop" and not suspect.place.site
     weighs = any(o.role == "parameter" for o in suspect.operands)
-    if (suspect.op in MATMULS and suspect.met & _WEIGHS and not weighs) or suspect.op in ATTENTIONS:
+    if (suspect.op in MATMULS and suspect.met.keys() & _WEIGHS and not weighs) or suspect.op in ATTENTIONS:
         return "attention_logit_overflow_fp16"
     if suspect.op in LOSS_OPS:
         return "loss_computed_in_fp16"
@@ -101,10 +101,10 @@ def _cause(suspect: Suspect, step: Step) -> str:
     squares = suspect.op in ("pow", "square") or (suspect.op == "mul" and suspect.numbers.get("of_itself"))
     largest = max((o.rms for o in suspect.operands), default=0.0)
     if suspect.op in REDUCTIONS and suspect.op != "prod" and largest <= 256:
-        return "norm_square_overflow_fp16" if suspect.met & _NORM_ENDS and not in_loss else "reduction_overflow_fp16"
+        return "norm_square_overflow_fp16" if suspect.met.keys() & _NORM_ENDS and not in_loss else "reduction_overflow_fp16"
     if in_loss and (squares or suspect.op in REDUCTIONS | {"sub", "add", "div"}):
         return "loss_computed_in_fp16"
-    if suspect.op in PRODUCTS | REDUCTIONS and suspect.met & _NORM_ENDS:
+    if suspect.op in PRODUCTS | REDUCTIONS and suspect.met.keys() & _NORM_ENDS:
         return "norm_square_overflow_fp16"
     if suspect.op in REDUCTIONS:
         return "reduction_overflow_fp16"

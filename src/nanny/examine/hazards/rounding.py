@@ -9,7 +9,7 @@ from . import Step, Verdict, hazard
 
 
 def _jumps(suspect: Suspect, step: Step) -> bool:
-    """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
+    """The error is made here, not has_storage here: healthy errors grow slowly from layer to layer."""
     made = suspect.level >= step.limits.damage_made * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
     return suspect.trouble == "error" and made and suspect.op not in SELECT
 
@@ -152,9 +152,9 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
 
 def _chosen(suspect: Suspect) -> str:
     """What was decided by the damaged numbers: a target, or which way to go."""
-    if "target" in suspect.met or not suspect.differentiable:
+    if suspect.target or not suspect.differentiable:
         return "target_in_low_precision"
-    return "router_low_precision" if "choice" in suspect.met else ""
+    return "router_low_precision" if suspect.chose else ""
 
 
 def _of_choice(suspect: Suspect, step: Step, cause: str) -> Verdict:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,9 +14,8 @@ from ..watch.places import Spot
 from ..watch.storages import key_of
 from ..watch.tensors import has_storage, short_dtype
 from ..watch.twins import Operation
-from .damage_numbers import scalars_in
-from .damage_tags import Doing
-from .records import Operand
+from .measure import scalars_in
+from .records import Operand, Suspect
 
 _REPLACES = frozenset(["copy", "fill", "zero", "set", "uniform", "normal", "resize"])  # not added to, but made anew
 _MOST_BYTES = 1 << 29
@@ -69,7 +67,7 @@ class States:
                 if name == "mul" and factor != 1 and old is not None and old.shape == tensor.shape and torch.equal(old, tensor):
                     state.lost_factors.append(factor)
 
-    def doings(self, twin_of: Callable[[Tensor], Tensor], kept_limit: float, unchanged_limit: float) -> list[Doing]:
+    def suspects(self, twin_of: Callable[[Tensor], Tensor], kept_limit: float, unchanged_limit: float) -> list[Suspect]:
         """States that stood still while their twins moved, and factors that did nothing."""
         out = []
         for state in self._held.values():
@@ -85,20 +83,24 @@ class States:
             kept = float((moved * meant).sum()) / size
             lost = [f for f in state.lost_factors if f != 1]
             if (kept < kept_limit and unchanged > unchanged_limit) or lost:
-                out.append(_doing(state, unchanged, kept, lost))
+                out.append(_suspect(state, unchanged, kept, lost))
         return out
 
 
-def _doing(state: State, unchanged: float, kept: float, lost: list[float]) -> Doing:
+def _suspect(state: State, unchanged: float, kept: float, lost: list[float]) -> Suspect:
     assert state.spot is not None
-    facts: dict[str, Any] = {
-        "dtype": short_dtype(state.before.dtype),
-        "count": state.before.numel(),
-        "share": unchanged,
-        "kept": kept,
-        "unchanged": unchanged,
-        "repeats": len(state.ops),
-        "operands": (Operand(state.role, state.name, dtype=short_dtype(state.before.dtype)),),
-        "numbers": {"ops": tuple(state.ops[:8]), "factors": tuple(state.factors[:4]), "lost_factors": tuple(lost[:4])},
-    }
-    return Doing("state", state.ops[-1], state.spot, state.order, facts)
+    return Suspect(
+        "state",
+        state.ops[-1],
+        state.spot.place,
+        state.order,
+        dtype=short_dtype(state.before.dtype),
+        count=state.before.numel(),
+        share=unchanged,
+        kept=kept,
+        unchanged=unchanged,
+        repeats=len(state.ops),
+        operands=(Operand(state.role, state.name, dtype=short_dtype(state.before.dtype)),),
+        numbers={"ops": tuple(state.ops[:8]), "factors": tuple(state.factors[:4]), "lost_factors": tuple(lost[:4])},
+        spot=state.spot,
+    )

@@ -1,4 +1,4 @@
-"""What else one step tells that causes ask for: attention, dead units, growth along repeated operations, inputs."""
+"""What else one step tells that causes ask for: attention, dead units, biased products, growth along repeated operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..core.ops import ATTENTIONS, MATMULS, RELUS, bare_op
 from ..watch.places import Spot
 from ..watch.tensors import LOW
 from ..watch.twins import Operation
-from .damage_numbers import extent
+from .measure import extent
 
 _MOST_ROWS = 4096
 _MOST_CALLS = 64
@@ -25,7 +25,7 @@ _FEWEST_FOR_BIAS = 256
 _MASKED = -1e4  # a score this low is a mask, not a score
 
 
-class Extras:
+class StepFacts:
     """Collects; `facts()` tells."""
 
     def __init__(self) -> None:

@@ -1,13 +1,15 @@
-"""One operation beside its FP32 twin: tensors to plain numbers. Cheap ones for every operation, dear ones for suspects."""
+"""Tensors beside their FP32 twins, as plain numbers: cheap ones for every operation, dear ones for suspects, and gradients."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core.examination import GradientError
 from ..core.formats import format_of
 from ..watch.tensors import LOW, tensors_in
 
@@ -252,3 +254,76 @@ def bias_of(real: Tensor, twin: Tensor) -> float | None:
         if 0 < spread < math.inf:
             biases.append(float(one.mean()) / spread)
     return max(biases, key=abs, default=None)
+
+
+class GradientNumbers(NamedTuple):
+    """Unscaled."""
+
+    norm: float
+    reference_norm: float
+    error_norm: float
+    zero_share: float
+    reference_zero_share: float
+    nonfinite: bool
+    reference_nonfinite: bool
+    elements: int
+
+    @property
+    def reference_rms(self) -> float:
+        return self.reference_norm / math.sqrt(max(self.elements, 1))
+
+
+def gradient_numbers(grad: Tensor, twin: Tensor, scale: float) -> GradientNumbers:
+    real, wide = grad.detach(), twin.detach()
+    same = wide is real or twin is grad
+    norm = _wide_norm(real) / scale
+    reference = norm if same else _wide_norm(wide) / scale
+    finite, reference_finite = _is_finite(real, norm), _is_finite(wide, reference)
+    error = 0.0 if same else _wide_norm(wide.float() - real.float()) / scale if finite and reference_finite else math.inf
+    zeros = 1 - int(torch.count_nonzero(real)) / max(real.numel(), 1)
+    return GradientNumbers(
+        norm=norm,
+        reference_norm=reference if reference_finite else math.inf,
+        error_norm=error,
+        zero_share=zeros,
+        reference_zero_share=zeros if same else 1 - int(torch.count_nonzero(wide)) / max(wide.numel(), 1),
+        nonfinite=not finite,
+        reference_nonfinite=not reference_finite,
+        elements=real.numel(),
+    )
+
+
+def _wide_norm(tensor: Tensor) -> float:
+    """In FP64 where FP32 would lose it."""
+    value = float(torch.linalg.vector_norm(tensor, dtype=torch.float32)) if tensor.dtype != torch.float64 else math.nan
+    return value if 1e-15 < value < math.inf else float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+
+
+def _is_finite(tensor: Tensor, norm: float) -> bool:
+    return math.isfinite(norm) or bool(torch.isfinite(tensor).all())
+
+
+def gradient_errors(measured: Mapping[str, GradientNumbers]) -> tuple[tuple[GradientError, ...], float | None]:
+    """Each gradient with its share of the whole, and the error of the whole; None without a finite reference."""
+    squares = sum(g.reference_norm**2 for g in measured.values() if not g.reference_nonfinite)
+    each = tuple(
+        GradientError(
+            name=name,
+            norm=g.norm,
+            reference_norm=g.reference_norm,
+            error=math.nan if g.reference_nonfinite else _ratio(g.error_norm, g.reference_norm),
+            energy_share=g.reference_norm**2 / squares if squares and not g.reference_nonfinite else 0.0,
+            zero_share=g.zero_share,
+            reference_zero_share=g.reference_zero_share,
+            nonfinite=g.nonfinite,
+            reference_nonfinite=g.reference_nonfinite,
+        )
+        for name, g in measured.items()
+    )
+    if not measured or any(g.reference_nonfinite for g in measured.values()):
+        return each, None
+    return each, _ratio(math.sqrt(sum(g.error_norm**2 for g in measured.values())), math.sqrt(squares))
+
+
+def _ratio(error: float, size: float) -> float:
+    return error / size if size else math.inf if error else 0.0

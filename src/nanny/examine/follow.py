@@ -1,0 +1,413 @@
+"""Follows damage through a step: which operation made it, and where it arrived.
+
+Every tensor that low precision reached has a tag beside its storage: how far it is from its FP32 twin, and which earlier
+operation (suspect) is to blame for that. An operation whose inputs are close to their twins and whose output is not becomes a
+suspect; one that only passes damage on inherits the blame; where the damage fades, so does the blame. At the end the tags of
+loss, gradients and weights tell what each suspect did to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.formats import format_of
+from ..core.ops import (
+    ADDITIVE,
+    CHOICES,
+    COUNT,
+    JOINS,
+    LOOKUPS,
+    LOSS_OPS,
+    PROTECT,
+    SAME_VALUE,
+    SCATTERS,
+    SINGULAR_AT_ZERO,
+    UNWRITTEN,
+    bare_op,
+)
+from ..watch.op_facts import written_by
+from ..watch.places import Spot
+from ..watch.storages import key_of
+from ..watch.tensors import LOW, has_storage, short_dtype, tensors_in
+from ..watch.twins import Operation
+from .measure import (
+    EXACT,
+    SPOILED,
+    Extent,
+    Level,
+    absorption,
+    bias_of,
+    extent,
+    flips,
+    flush_numbers,
+    level_of,
+    lost_to_zero,
+    own_error,
+    rms_of,
+    tied_rows,
+    whole_numbers_lost,
+)
+from .nonfinite import maker_of_nonfinite, note_nonfinite
+from .records import Suspect
+from .tags import Ledger, Tag, TaggedOp
+
+_MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
+_ADDITIONS = ("add", "sub")
+_Line = tuple[str, Any, int, str]
+
+
+class Follower:
+    """`see` every operation of a step, in order."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._lines: Counter[_Line] = Counter()
+        self._last_at: dict[_Line, int] = {}  # line -> the operation that ran there last
+        self._sums: dict[_Line, Suspect] = {}  # line of a running sum -> its suspect
+
+    def see(self, op: Operation, spot: Spot, overwritten: Mapping[int, Tensor]) -> None:
+        """`overwritten`: values of low-precision tensors as they were before this operation wrote into them."""
+        self._ledger.order += 1
+        name = bare_op(op.name)
+        self._ledger.names.append(name)
+        if op.is_view or name in UNWRITTEN:
+            return
+        outs, twins = self._results(op)
+        inputs = [t for t in tensors_in((op.args, dict(op.kwargs))) if has_storage(t)]
+        tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
+        concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
+        if not concerned and not tags and not outs:
+            return
+        line = self._line(spot, name)
+        step = TaggedOp(op, name, spot, inputs, tags, overwritten, self._lines[line] + 1, self._last_at.get(line, -1))
+        if concerned:
+            self._lines[line] += 1
+            if line in self._sums and step.continues:
+                self._sums[line].repeats = step.repeats
+            if name not in SAME_VALUE:
+                self._last_at[line] = self._ledger.order
+        ids = next((tag.ids for tag in tags if tag.ids is not None), None)
+        if ids is not None and name in LOOKUPS:
+            ids.meets(name)
+        for real, twin in zip(outs, twins):
+            if real.is_floating_point():
+                self._floating(step, real, twin)
+            elif concerned and twin is not None and not real.is_complex() and real.numel():
+                decision(self._ledger, step, real, twin)
+                stored_numbers(self._ledger, step, real)
+            elif ids is not None:
+                self._ledger.tags.put(real, Tag(name, order=self._ledger.order, ids=ids))
+
+    @staticmethod
+    def _line(spot: Spot, name: str) -> _Line:
+        return (spot.place.site, spot.code, spot.instruction, name)
+
+    def _results(self, op: Operation) -> tuple[list[Tensor], list[Tensor | None]]:
+        outs = [t for t in tensors_in(op.out) if has_storage(t)]
+        if outs or op.out is not None:
+            made = [t for t in tensors_in(op.twin_out) if has_storage(t)] if op.twin_out is not None else []
+            return outs, [*made] if len(made) == len(outs) else [None] * len(outs)
+        outs = [t for t in written_by(op.func, op.args, op.kwargs) if has_storage(t)]
+        return outs, [self._ledger.twin_of(t) for t in outs]
+
+    def _floating(self, step: TaggedOp, real: Tensor, twin: Tensor | None) -> None:
+        if real.dtype in LOW:
+            self._ledger.low_dtype = real.dtype
+        span = extent(real)
+        same = twin is real
+        wide = span if same or twin is None else extent(twin)
+        if same and span.finite and not step.tags:
+            return
+        bad, quiet = maker_of_nonfinite(self._ledger, step, real, span, reference=False)
+        if same:
+            reference_bad, reference_quiet = bad, quiet
+        else:
+            reference_bad, reference_quiet = maker_of_nonfinite(
+                self._ledger, step, twin if twin is not None else real, wide, reference=True
+            )
+        if bad is not None and bad is not self._ledger.purpose:
+            note_nonfinite(self._ledger, step, bad, real, twin, span, wide, reference_bad is not None)
+        tag = Tag(
+            producer=self._ledger.producer(step),
+            source=self._ledger.role(step.inputs[0]) if step.name in SAME_VALUE and step.inputs else ("", ""),
+            order=self._ledger.order,
+            made=self._ledger.made(step),
+            factor=step.factor,
+            of_gradient=step.spot.place.phase == "loop" and any(self._ledger.role(t)[0] == "gradient" for t in step.inputs),
+            bad=bad,
+            quiet=quiet,
+            reference_bad=reference_bad,
+            reference_quiet=reference_quiet,
+            ancestors=self._ledger.ancestors(step),
+            whole=next((t.whole for t in step.tags if t.whole is not None), None),
+        )
+        if not same and twin is not None and real.numel():
+            tag = self._compared(step, real, twin, span, tag)
+        self._ledger.tags.put(real, tag)
+
+    def _compared(self, step: TaggedOp, real: Tensor, twin: Tensor, span: Extent, tag: Tag) -> Tag:
+        if step.spot.place.phase == "optimizer" and real.dtype not in LOW:
+            return tag
+        spoiled = tag.bad is not None and tag.reference_bad is None and not tag.quiet
+        level = SPOILED if spoiled else level_of(real, twin) if span.finite or tag.quiet else EXACT
+        graded = self._ledger.graded(level, real.dtype)
+        if step.name in JOINS and not spoiled:
+            graded = max((t.level for t in step.tags), default=0.0)
+        lost = zeros(self._ledger, step, real, twin)
+        whole = tag.whole or whole_numbers(self._ledger, step, real, twin)
+        missing = self._missing(step, real)
+        origin = None
+        if spoiled:
+            origin = tag.bad
+        elif graded > self._ledger.threshold(real.dtype) / self._ledger.limits.damage_fades:
+            origin = self._blame(step, real, twin, level, graded, whole or missing)
+        return replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
+
+    def _missing(self, step: TaggedOp, real: Tensor) -> Suspect | None:
+        """An addend that did not arrive, here or in a sum that this one continues."""
+        if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | _ADDITIONS:
+            return None
+        before = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
+        here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in _ADDITIONS else None
+        return before or here
+
+    def _blame(
+        self, step: TaggedOp, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Suspect | None
+    ) -> Suspect | None:
+        given = [t for t in step.tags if t.origin is not None]
+        for tag in given:
+            assert tag.origin is not None
+            tag.origin.meets(step.name)
+            if tag.choice and step.spot.place.phase != "backward":
+                tag.origin.target |= step.name in LOSS_OPS
+                tag.origin.chose |= step.name not in LOSS_OPS
+        wanted = self._wanted(step)
+        if wanted is not None and wanted.origin is not None:
+            wanted.origin.target = True
+        if given and not self._made_by_kernel(step, real, level):
+            additive, jump = step.name in ADDITIVE, self._ledger.limits.damage_jump
+            worst = max(given, key=lambda t: t.error if additive else t.level)
+            passes_on = worst.level >= graded / jump or (additive and worst.error >= level.error / jump)
+            if worst.origin is not None and (passes_on or worst.origin.jumped(self._ledger.limits.damage_made)):
+                return worst.origin
+        if graded <= self._ledger.threshold(real.dtype):
+            return None
+        same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
+        return same or self._error_suspect(step, real, twin, level, graded, behind)
+
+    def _made_by_kernel(self, step: TaggedOp, real: Tensor, level: Level) -> bool:
+        """A scatter that adds up in 16 bits is wrong by itself, whatever the error of what it adds."""
+        if step.name not in SCATTERS or real.dtype not in LOW or step.written:
+            return False
+        own = own_error(step.op.func, step.op.args, step.op.kwargs, [real])
+        return own is not None and own >= max(self._ledger.threshold(real.dtype), level.plain / self._ledger.limits.damage_made)
+
+    def _wanted(self, step: TaggedOp) -> Tag | None:
+        """What a loss compares a prediction with: it carries no gradient, the prediction does."""
+        args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and has_storage(a)]
+        by_hand = step.name == "sub" and step.spot.place.phase == "loop"
+        if len(args) < 2 or not (step.name in LOSS_OPS or by_hand) or args[0].requires_grad == args[1].requires_grad:
+            return None
+        tag = self._ledger.tags.find(args[args[0].requires_grad])
+        logs = tag is not None and tag.origin is not None and "log_softmax" in tag.origin.after
+        return None if by_hand and logs else tag  # a margin of two policies has no target
+
+    def _is_residual(self, step: TaggedOp) -> bool:
+        """The smaller addend was computed from the larger one."""
+        pairs = [(rms_of(t), self._ledger.tags.find(t) or Tag()) for t in step.inputs[:2]]
+        (_, small), (_, large) = sorted(pairs, key=lambda pair: pair[0]) if len(pairs) == 2 else ((0.0, Tag()), (0.0, Tag()))
+        return large.made > 0 and large.made in small.ancestors
+
+    def _error_suspect(
+        self, step: TaggedOp, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Suspect | None
+    ) -> Suspect:
+        suspect = self._ledger.suspect(step, "error")
+        if step.name in _ADDITIONS:
+            self._sums[self._line(step.spot, step.name)] = suspect
+        missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
+        suspect.root = behind or missing or zeros_behind(step)
+        outs = [t for t in tensors_in(step.op.out) if t.is_floating_point()]
+        seeded = torch.Tag.nondeterministic_seeded in step.op.func.tags
+        numbers = flush_numbers(real, twin)
+        numbers |= {"bias": b} if (b := bias_of(real, twin)) is not None else {}
+        if step.name in ("sin", "cos") and step.inputs:
+            suspect.wide_angle = step.inputs[0].dtype not in LOW
+            # not the median: of frequencies that span decades only the fast ones turn far enough to go wrong
+            numbers["phase_error"] = rms_of(step.inputs[0].double() - self._ledger.twin_of(step.inputs[0]).double())
+        return suspect.note(
+            dtype=short_dtype(real.dtype),
+            count=real.numel(),
+            plain=level.plain,
+            centred=level.centred,
+            level=graded,
+            input_level=max((t.level for t in step.tags), default=0.0),
+            absmax=extent(real).absmax,
+            reference_absmax=extent(twin).absmax,
+            reference_rms=rms_of(twin),
+            own=None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
+            operands=self._ledger.operands(step),
+            residual=step.name in _ADDITIONS and self._is_residual(step),
+            numbers=numbers,
+        )
+
+
+# clues at single operations: zeros and whole numbers that are lost, addends that vanish, decisions that flip
+
+
+def zeros_behind(step: TaggedOp) -> Suspect | None:
+    return next((t.zeros for t in step.tags if t.zeros is not None), None) if step.name in SINGULAR_AT_ZERO else None
+
+
+def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect | None:
+    inherited = next((t.zeros for t in step.tags if t.zeros is not None), None)
+    if real.dtype not in LOW and inherited is None:
+        return None
+    if lost_to_zero(real, twin) <= 0:
+        return inherited if step.name in PROTECT and step.scalars else None  # a zero plus eps is still no number to divide by
+    tiny = _tiny_constant(ledger, step, real)
+    if inherited is not None and tiny is None:
+        return inherited
+    return ledger.suspect(step, "zeros").note(
+        dtype=short_dtype(real.dtype),
+        count=real.numel(),
+        operands=ledger.named(step),
+        numbers=flush_numbers(real, twin) | ({"constant": tiny} if tiny is not None else {}),
+    )
+
+
+def _tiny_constant(ledger: Ledger, step: TaggedOp, real: Tensor) -> float | None:
+    """A number given to protect from zero that is itself zero in this format."""
+    if step.name not in PROTECT or real.dtype not in LOW:
+        return None
+    smallest = format_of(real.dtype).flush_at
+    return next((s for s in step.scalars if 0 < abs(s) <= smallest), None)
+
+
+def whole_numbers(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect | None:
+    if real.dtype not in LOW or step.name not in COUNT or step.spot.place.phase == "backward":
+        return None
+    lost = whole_numbers_lost(real, twin)
+    return None if lost is None else _integers(ledger, step, real, lost)
+
+
+def _whole_numbers_cast(ledger: Ledger, step: TaggedOp) -> Suspect | None:
+    """Read back as integers: they were meant to be whole, whatever they were stored with."""
+    source = step.inputs[0]
+    lost = whole_numbers_lost(source, ledger.twin_of(source)) if source.dtype in LOW else None
+    return None if lost is None else _integers(ledger, step, source, lost)
+
+
+def stored_numbers(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
+    """Whole numbers that were stored in 16 bits before the step, beyond what these count, and are read back as integers."""
+    source = step.inputs[0] if step.inputs else real
+    if step.name != "to_copy" or source.dtype not in LOW or real.dtype not in (torch.int64, torch.int32):
+        return
+    if ledger.tags.find(real) is not None:  # rounded within the step: that has its suspect
+        return
+    beyond = source.abs() > format_of(source.dtype).exact_integers
+    share = float(beyond.double().mean())
+    if not share or not bool((source == source.round()).all()) or not _are_rounded(source[beyond], ledger):
+        return
+    numbers = {"largest": float(source.abs().max()), "stored": True, "collisions": 0.0}
+    suspect = _integers(ledger, step, source, {"changed": share, **numbers})
+    ledger.tags.put(real, Tag("to_copy", order=ledger.order, ids=suspect))
+
+
+def _are_rounded(numbers: Tensor, ledger: Ledger) -> bool:
+    """Ids use the last bit of the format half of the time; multiples of a power of two, which it holds exactly, never."""
+    last_bits = torch.frexp(numbers.float()).mantissa.abs() / format_of(numbers.dtype).unit_roundoff % 2
+    return len(numbers.unique()) >= _MANY_NUMBERS and float(last_bits.mean()) >= ledger.limits.damage_last_bit
+
+
+def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]) -> Suspect:
+    return ledger.suspect(step, "integers").note(
+        dtype=short_dtype(real.dtype),
+        count=real.numel(),
+        share=lost["changed"],
+        operands=ledger.named(step),
+        numbers=lost,
+    )
+
+
+def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
+    """An addition of which less than half of the smaller addend arrives."""
+    args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
+    if len(args) < 2 or not has_storage(args[0]) or not has_storage(args[1]):
+        return None
+    values = [step.overwritten.get(key_of(a), a) if id(a) in step.written else a for a in args]
+    if any(id(a) in step.written and key_of(a) not in step.overwritten for a in args):
+        return None
+    tags = [ledger.tags.find(a) or Tag() for a in args]
+    for large, small in ((0, 1), (1, 0)):
+        if values[large].shape != real.shape:
+            continue
+        sign = -1.0 if step.name == "sub" and small == 1 else 1.0
+        alpha = float(step.op.kwargs.get("alpha", 1)) if small == 1 else 1.0
+        lost = absorption(values[large], values[small].float() * (sign * alpha), real)
+        if lost is None or lost.kept >= ledger.limits.damage_kept:
+            continue
+        return ledger.suspect(step, "absorbed").note(
+            dtype=short_dtype(real.dtype),
+            count=real.numel(),
+            share=lost.unchanged,
+            kept=lost.kept,
+            unchanged=lost.unchanged,
+            repeats=step.repeats if tags[large].made == step.previous else 1,
+            residual=tags[large].made in tags[small].ancestors and tags[large].made > 0,
+            operands=ledger.operands(step),
+            numbers={"ratio": lost.ratio, "factor": tags[large].factor, "in_place": bool(step.written)},
+        )
+    return None
+
+
+def decision(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None:
+    count = 0 if twin is real else flips(real, twin)
+    if not count:
+        return
+    worst = max(step.tags, key=lambda t: t.level, default=None)
+    origin = worst.origin if worst is not None else None
+    if origin is not None:
+        origin.meets(step.name)
+    chooses = step.name in CHOICES or step.name == "to_copy"
+    if origin is None and (not (chooses or real.dtype == torch.bool) or step.spot.place.phase == "backward"):
+        return
+    if origin is None and step.name == "to_copy":
+        origin = next((t.whole for t in step.tags if t.whole is not None), None) or _whole_numbers_cast(ledger, step)
+    if origin is None:
+        origin = ledger.suspect(step, "decision")
+        origin.note(
+            dtype=short_dtype(step.inputs[0].dtype) if step.inputs else "",
+            count=real.numel(),
+            share=count / real.numel(),
+            input_level=worst.level if worst is not None else 0.0,
+            operands=ledger.named(step),
+            numbers={"flips": count, "ties": _ties(ledger, step)},
+        )
+    ledger.tags.put(
+        real,
+        Tag(
+            ledger.producer(step),
+            order=ledger.order,
+            level=count / real.numel(),
+            error=count,
+            origin=origin,
+            choice=chooses or any(t.choice for t in step.tags),
+        ),
+    )
+
+
+def _ties(ledger: Ledger, step: TaggedOp) -> float:
+    if step.name not in ("argmax", "topk") or not step.inputs or not step.inputs[0].dim():
+        return 0.0
+    values, args = step.inputs[0], step.op.args
+    if step.name == "topk":
+        k, dim = int(args[1]), int(args[2]) if len(args) > 2 else -1
+    else:
+        k, dim = 1, int(args[1]) if len(args) > 1 and args[1] is not None else -1
+    return tied_rows(values, ledger.twin_of(values), dim, k)

@@ -1,0 +1,207 @@
+"""What is known of the values of an examined step as they pass: tags beside their storages, and the list of suspects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ..core.examination import Place
+from ..core.formats import format_of
+from ..core.limits import Limits
+from ..core.ops import SAME_VALUE
+from ..watch.op_facts import written_by
+from ..watch.places import Spot, running_derivative
+from ..watch.storages import key_of
+from ..watch.tensors import LOW, short_dtype
+from ..watch.twins import Operation
+from .measure import Level, operand_numbers, scalars_in
+from .records import Operand, Suspect
+
+_SWEEP_OPS = 256
+_ANCESTORS = 48
+_MOST_SUSPECTS = 4096
+
+
+@dataclass(frozen=True)
+class Tag:
+    """What is known of the values in a storage."""
+
+    producer: str = ""
+    source: tuple[str, str] = ("", "")  # role and name of what it is a copy of
+    order: int = 0
+    made: int = 0  # the operation that computed it, copies passed over
+    choice: bool = False  # a decision, not a value
+    of_gradient: bool = False  # computed from gradients in the loop's own code
+    factor: float | None = None  # the number it was multiplied with
+    level: float = 0.0
+    error: float = 0.0
+    origin: Suspect | None = None  # to blame for the level
+    bad: Suspect | None = None  # to blame for NaN or infinities
+    quiet: bool = False  # they are such as masks have
+    reference_bad: Suspect | None = None
+    reference_quiet: bool = False
+    zeros: Suspect | None = None
+    whole: Suspect | None = None
+    ids: Suspect | None = None  # whole numbers that were stored in 16 bits
+    absorbed: Suspect | None = None  # an addend is missing in it
+    ancestors: frozenset[int] = frozenset()
+
+
+class Tags:
+    """By storage, for as long as it lives."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[StorageWeakRef, Tag]] = {}
+        self._new = 0
+
+    def find(self, tensor: Tensor) -> Tag | None:
+        held = self._held.get(key_of(tensor))
+        if held is None:
+            return None
+        if held[0].expired():
+            del self._held[key_of(tensor)]
+            return None
+        return held[1]
+
+    def put(self, tensor: Tensor, tag: Tag) -> None:
+        storage = tensor.untyped_storage()
+        self._held[storage._cdata] = (StorageWeakRef(storage), tag)
+        self._new += 1
+        if self._new > _SWEEP_OPS:
+            self._new = 0
+            for key in [key for key, (alive, _) in self._held.items() if alive.expired()]:
+                del self._held[key]
+
+
+class Roles:
+    """What a storage is to the model, for as long as it lives: parameter, buffer, input or gradient, and its name."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[StorageWeakRef, tuple[str, str]]] = {}
+
+    def put(self, tensor: Tensor, role: str, name: str) -> None:
+        self._held[key_of(tensor)] = (StorageWeakRef(tensor.untyped_storage()), (role, name))
+
+    def find(self, tensor: Tensor) -> tuple[str, str] | None:
+        held = self._held.get(key_of(tensor))
+        return None if held is None or held[0].expired() else held[1]
+
+
+class TaggedOp:
+    """One operation with what is known of its inputs."""
+
+    def __init__(
+        self,
+        op: Operation,
+        name: str,
+        spot: Spot,
+        inputs: list[Tensor],
+        tags: list[Tag],
+        overwritten: Mapping[int, Tensor],
+        repeats: int,
+        previous: int,
+    ) -> None:
+        self.op, self.name, self.spot, self.inputs, self.tags = op, name, spot, inputs, tags
+        self.overwritten, self.repeats, self.previous = overwritten, repeats, previous
+        self.written = {id(t) for t in written_by(op.func, op.args, op.kwargs)}
+        self.scalars = scalars_in(op.args, op.kwargs)
+
+    @property
+    def continues(self) -> bool:
+        """It takes what the same source line made just before: a running sum."""
+        return any(tag.made == self.previous for tag in self.tags)
+
+    @property
+    def factor(self) -> float | None:
+        return self.scalars[0] if self.name in ("mul", "lerp") and self.scalars else None
+
+
+class Ledger:
+    """What one step has told so far."""
+
+    def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: Roles) -> None:
+        self.limits = limits
+        self.twin_of = twin_of
+        self.roles = roles
+        self.tags = Tags()
+        self.suspects: list[Suspect] = []
+        self.order = 0
+        self.names: list[str] = []
+        self.low_dtype: torch.dtype | None = None
+        self.purpose = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
+
+    def unit_roundoff(self, dtype: torch.dtype) -> float:
+        low = dtype if dtype in LOW else self.low_dtype
+        return format_of(low).unit_roundoff if low is not None else 0.0
+
+    def threshold(self, dtype: torch.dtype) -> float:
+        return min(self.limits.rel_l2_warn_roundoffs * self.unit_roundoff(dtype), self.limits.diff_centred_warn)
+
+    def graded(self, level: Level, dtype: torch.dtype) -> float:
+        """The plain error, or the centred one brought to its scale."""
+        coarse = self.unit_roundoff(dtype) * 2**8  # the centred limit is that of bf16
+        return level.graded(self.threshold(dtype) / (self.limits.diff_centred_warn * coarse) if coarse else 0.0)
+
+    def suspect(self, step: TaggedOp, trouble: str) -> Suspect:
+        suspect = Suspect(
+            trouble,
+            step.name,
+            step.spot.place,
+            self.order,
+            scalars=step.scalars,
+            after=frozenset(self.names[o - 1] for t in step.tags for o in t.ancestors),
+            repeats=step.repeats,
+            differentiable=torch.is_grad_enabled(),
+            forward=running_derivative() if step.spot.place.phase == "backward" else "",
+            spot=step.spot,
+        )
+        if len(self.suspects) < _MOST_SUSPECTS:
+            self.suspects.append(suspect)
+        return suspect
+
+    def producer(self, step: TaggedOp) -> str:
+        if step.name in SAME_VALUE:
+            source = next((self.tags.find(t) for t in step.inputs if t.is_floating_point()), None)
+            return source.producer if source is not None else ""
+        return step.name
+
+    def made(self, step: TaggedOp) -> int:
+        return step.tags[0].made if step.name in SAME_VALUE and step.tags else self.order
+
+    def ancestors(self, step: TaggedOp) -> frozenset[int]:
+        if step.spot.place.phase == "backward":
+            return frozenset()
+        older = frozenset().union(*(t.ancestors for t in step.tags))
+        if len(older) >= _ANCESTORS:
+            older = frozenset(sorted(older)[-_ANCESTORS + 1 :])
+        return older | {self.order}
+
+    def named(self, step: TaggedOp) -> tuple[Operand, ...]:
+        out = []
+        for tensor in step.inputs[:4]:
+            role, name = self.role(tensor)
+            tag = self.tags.find(tensor)
+            out.append(
+                Operand(role, name, tag.producer if tag else "", short_dtype(tensor.dtype), level=tag.level if tag else 0.0)
+            )
+        return tuple(out)
+
+    def operands(self, step: TaggedOp) -> tuple[Operand, ...]:
+        """With their sizes; a tensor that was overwritten tells none."""
+        return tuple(
+            replace(operand, **({} if id(tensor) in step.written else operand_numbers(tensor)))
+            for operand, tensor in zip(self.named(step), step.inputs)
+        )
+
+    def role(self, tensor: Tensor) -> tuple[str, str]:
+        known = self.roles.find(tensor)
+        if known is not None:
+            return known
+        tag = self.tags.find(tensor)
+        if tag is None:
+            return "given", ""
+        return ("gradient", "") if tag.of_gradient else tag.source
