@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
 from ...core.ops import SHAPE
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule
-from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors, constant
 from .half import is_position, stored, stored_name
 
 _NORMALIZE_EPS = 1e-12  # the default of F.normalize

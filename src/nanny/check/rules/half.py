@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import FP16
 from ...core.ops import LOSSES, NORM_LAYERS, SHAPE
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..training import half_parameters, has_master_copy, is_trained, trains_after
-from ..values import HALF, Value, ancestors
+from .training import half_parameters, has_master_copy, is_trained, trains_after
 
 _COUNTS = frozenset(
     {"arange", "range", "randint", "argmax", "argsort", "nonzero", "randperm", "cumsum", "multinomial", "bincount"}

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import LOSSES, SHAPE
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import HALF, Value
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..values import HALF, Value
 
 _ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "loss"})
 _CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",

@@ -7,7 +7,11 @@ import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ..protocol import (  # fmt: skip
+from ..interpreter.source import dotted
+from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.values import Value, ancestors
+from ..registry import Hit, rule
+from .protocol import (  # fmt: skip
     after,
     backward_for,
     before,
@@ -19,10 +23,6 @@ from ..protocol import (  # fmt: skip
     scaler_of,
     window_keys,
 )
-from ..registry import Hit, rule
-from ..source import dotted
-from ..trace import Event, FileView, Trace, can_meet
-from ..values import Value, ancestors
 
 _NONLINEAR = frozenset(
     [

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
-from ..guards import AMP
-from ..protocol import is_disabled, scaler_of
+from ..interpreter.guards import AMP
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..values import Value, ancestors
+from .protocol import is_disabled, scaler_of
 
 _LIMITS = Limits()
 _DTYPE_TEST = re.compile(r"16|dtype|half|precision", re.I)

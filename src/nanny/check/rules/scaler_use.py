@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ..guards import AMP
-from ..protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
+from ..interpreter.guards import AMP
+from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace, can_meet
-from ..values import Value, ancestors
+from .protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import Value
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..values import Value
 from .scaler_state import bad_settings
 
 _LIMITS = Limits()

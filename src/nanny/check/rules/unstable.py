@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import NEEDS_FLOAT, SHAPE, autocast_list
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors
 
 _PASS = SHAPE | {"getitem", "view", "cast", "clamp", "clamp_min", "add", "part", "clone"}
 _LOGS = ("log", "log2", "log10")

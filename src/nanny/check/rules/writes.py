@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors
 
 _SOURCE = {"index_add_": 3, "index_copy_": 3, "scatter_": 3, "scatter_add_": 3, "index_put_": 2, "masked_scatter_": 2,
            "index_add": 3, "index_copy": 3, "masked_scatter": 2, "scatter": 3}  # fmt: skip

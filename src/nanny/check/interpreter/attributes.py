@@ -1,4 +1,4 @@
-"""Attributes and items of values: `self.x`, `t.dtype`, `torch.float16`, and what a loop or an unpacking binds."""
+"""Attributes and items of values: `t.dtype`, `torch.float16`, and what a loop or an unpacking binds."""
 
 from __future__ import annotations
 
@@ -6,59 +6,22 @@ import ast
 import re
 from dataclasses import replace
 
-from ..core.formats import FORMATS
-from ..core.ops import DTYPES, TENSOR_TYPES
-from . import calls
+from ...core.formats import FORMATS
+from ...core.ops import DTYPES, TENSOR_TYPES
 from .source import ClassInfo, dotted
 from .trace import Frame
-from .values import NOTHING, UNKNOWN, Thing, Value, constant, join, tensor
+from .values import UNKNOWN, Thing, Value, constant, join, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
+
+
 INTEGER_NAME = re.compile(r"^(?:position(?:s|_ids)?|pos_ids|input_ids|token_ids|timesteps?|time_steps?|step_ids|indices|idx)$")
+
+
 _OBJECTS = ("tensor", "module", "optimizer", "scaler", "instance")
 
 
-def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
-    if base.kind == "external":
-        return _external_attribute(f"{base.ref}.{name}")
-    if base.kind == "project":
-        found = base.ref.env.get(name)
-        if found is not None and found.kind == "lazy":
-            found = calls.resolve_lazy(frame, found, name)
-        return found if found is not None else Value(thing=Thing(name))
-    if base.kind == "finfo":
-        return _finfo(base, name)
-    if base.kind == "instance":
-        return _instance_attribute(frame, base, name, node)
-    if base.kind == "class" and isinstance(base.ref, ClassInfo):
-        method = base.ref.find(name)
-        found = base.ref.field_of(name)
-        return (
-            Value("function", ref=method, tags=frozenset({"unbound"}))
-            if method
-            else found or Value(op=f"class.{name}", ref=base.ref)
-        )
-    if name == "grad" and base.kind in ("tensor", "", "instance", "module"):
-        value = Value("tensor", op="grad", inputs=(base,), line=getattr(node, "lineno", 0), node=node, tags=frozenset({"grad"}))
-        return frame.emit("grad_read", node, (base,), out=value)
-    if name == "dtype":
-        kind = base.dtype or (base.thing.dtype if base.thing else "")
-        return Value("dtype", const=kind, op="dtype", inputs=(base,), sure=base.sure)
-    if name in ("shape", "ndim"):
-        return Value("const" if name == "ndim" else "", dtype="int")
-    if name == "type" and base.kind == "device":
-        return constant(base.const) if base.const is not NOTHING else UNKNOWN
-    if base.kind == "dict" and isinstance(base.ref, dict) and name in base.ref:
-        return base.ref[name]
-    if base.kind == "tensor":
-        return _tensor_attribute(frame, base, name, node)
-    if base.thing is not None:
-        return _thing_attribute(frame, base, name, node)
-    path = dotted(node)
-    return frame.unknown(path) if path else Value(thing=Thing(name))
-
-
-def _external_attribute(path: str) -> Value:
+def external_attribute(path: str) -> Value:
     head, _, last = path.rpartition(".")
     if head == "torch" and last in DTYPES:
         return Value("dtype", const=DTYPES[last])
@@ -69,7 +32,7 @@ def _external_attribute(path: str) -> Value:
     return Value("external", ref=path)
 
 
-def _finfo(base: Value, name: str) -> Value:
+def finfo_attribute(base: Value, name: str) -> Value:
     known = FORMATS.get(base.const)
     numbers = {
         "min": lambda f: -f.max, "max": lambda f: f.max, "eps": lambda f: f.eps, "tiny": lambda f: f.min_normal,
@@ -80,23 +43,7 @@ def _finfo(base: Value, name: str) -> Value:
     return Value("const", const=numbers[name](known), tags=frozenset({"finfo", f"finfo:{base.const}"}), ref=base)
 
 
-def _instance_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
-    owner = base.ref
-    method = owner.find(name)
-    found = owner.field_of(name)
-    if found is not None:
-        return found
-    if method is not None:
-        decorators = {dotted(d.func if isinstance(d, ast.Call) else d) for d in getattr(method.node, "decorator_list", ())}
-        if decorators & {"property", "cached_property", "functools.cached_property"}:
-            return calls.follow(frame, method, [base], {}, node)
-        return Value("function", ref=method, inputs=(base,))
-    value = Value(thing=Thing(f"self.{name}"))
-    owner.fields[name] = value
-    return value
-
-
-def _tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+def tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     if name in ("T", "mT", "H", "data", "real"):
         return replace(base, op="view", inputs=(base,), node=node)
     if name in ("device", "is_cuda"):
@@ -110,7 +57,7 @@ def _tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Va
     return UNKNOWN
 
 
-def _thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     thing = base.thing
     assert thing is not None
     found = thing.attrs.get(name)

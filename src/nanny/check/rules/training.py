@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .source import ClassInfo
-from .trace import Event, FileView
-from .values import HALF, Thing, Value, ancestors
+from ..interpreter.source import ClassInfo
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")

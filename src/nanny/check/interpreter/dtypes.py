@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Mapping
 
-from ..core.ops import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
+from ...core.ops import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
 from .trace import Frame
 from .values import UNKNOWN, Value, widest
 

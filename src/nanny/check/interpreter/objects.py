@@ -1,4 +1,7 @@
-"""Methods: of scalers, optimizers, models and tensors. What an object is follows from its value, else from its name and use."""
+"""What an object is and what its methods do: scalers, optimizers, frameworks, models and tensors.
+
+What an object is follows from its value, else from how the file uses it.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,94 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
-from ..core.ops import ALIASES, DTYPES, IN_PLACE, LAYERS, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
-from . import calls, managers, statements
-from .attributes import child_of
+from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .dtypes import on_device, result
 from .regions import Region
-from .source import ClassInfo, FunctionInfo, dotted
+from .source import ClassInfo, dotted
 from .trace import Frame
-from .values import UNKNOWN, Thing, Value, constant, tensor
+from .values import UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, tensor
+
+MODULE_NAME = re.compile(
+    r"(?:^|_)(?:model|net|network|module|encoder|decoder|generator|discriminator|backbone|unet|vae|transformer|critic|actor|policy"
+    r"|student|classifier|gen|disc|netg|netd|mlp|llm|lm|engine|ddp_model|resnet|vit|bert|gpt|g|d|proj|fc|head|layer|block|conv)s?\d*$",
+    re.I,
+)
+LOSS_NAME = re.compile(r"criteri|loss(?!es_?list)(?:_?fn|_?func|_?function|_?fct)?\d*$|^lossf|objective", re.I)
+_ONLY_MODULES = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules")
+
+
+@cache
+def _is_model_name(name: str) -> bool:
+    return MODULE_NAME.search(name) is not None
+
+
+def is_module_like(frame: Frame, path: str) -> bool:
+    """Whether something is a model, as far as its name and its use in the file tell."""
+    if not path:
+        return False
+    return _is_model_name(path.rpartition(".")[2]) or frame.module.has_method_call(path, _ONLY_MODULES)
+
+
+_OPTIMIZER = re.compile(
+    r"^(?:\w*(?:Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Lion|LAMB|Lamb|Adafactor|LBFGS|Rprop|ASGD|Muon)\w*|Optimizer)$"
+)
+
+
+def builds_optimizer(path: str, last: str) -> bool:
+    if last.endswith(("LR", "Scheduler")):
+        return False
+    return (path.startswith("torch.optim.") and "." not in path[12:]) or _OPTIMIZER.match(last) is not None
+
+
+def optimizer_base(info: ClassInfo) -> str:
+    """`AdamW` for a class of the project that derives from torch.optim.AdamW; empty if it is no such class."""
+    names = [base for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
+    found = next((n.rpartition(".")[2] for n in names if not n.endswith("Optimizer")), "")
+    return found or next((b for parent in info.parents if parent is not info and (b := optimizer_base(parent))), "")
+
+
+def new_optimizer(frame: Frame, node: ast.Call, last: str, args: Args, kwargs: Kwargs) -> Value:
+    params = args[0] if args else kwargs.get("params", UNKNOWN)
+    owners = parameter_owners(params)
+    for owner in owners:
+        owner.is_trained = True
+    value = Value("optimizer", ref=last, inputs=(params,), thing=Thing("", "optimizer"), line=node.lineno, node=node)
+    return frame.emit("optimizer.new", node, (params, *args[1:]), kwargs, value)
+
+
+def parameter_owners(params: Value) -> list[Thing]:
+    """The modules (or parameters) whose tensors are handed to an optimizer or a clip."""
+    found: list[Thing] = []
+    stack = [params]
+    while stack:
+        for value in ancestors(stack.pop()):
+            if (value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None) or (
+                value.kind in ("instance", "module") and value.thing is not None
+            ):
+                found.append(value.thing)
+            if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
+                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
+    return found
+
 
 _SCALER_NAME = re.compile(r"scaler", re.I)
+
+
 _OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:_?\w{0,3})?$", re.I)
-_FRAMEWORK_NAME = re.compile(r"^(?:accelerator|fabric|engine|model_engine|booster)$", re.I)
+
+
+FRAMEWORK_NAME = re.compile(r"^(?:accelerator|fabric|engine|model_engine|booster)$", re.I)
+
+
 _SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict", "is_enabled"})
-_CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
-_MODULE_METHODS = frozenset(
+
+
+CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
+
+
+MODULE_METHODS = frozenset(
     [
         "train",
         "eval",
@@ -41,9 +116,13 @@ _MODULE_METHODS = frozenset(
         "register_parameter",
     ]
 )
+
+
 _TENSOR_METHODS = (
     SAME_DTYPE | TO_BOOL | TO_INT | IN_PLACE | NEEDS_FLOAT | frozenset({"item", "tolist", "numpy", "type_as", "masked_fill"})
 )
+
+
 _OTHER = frozenset(
     {"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync",
      "register_hook", "register_post_accumulate_grad_hook", "to_numpy"}
@@ -51,70 +130,27 @@ _OTHER = frozenset(
 
 
 def knows(name: str) -> bool:
-    return name in _CASTS or name in _MODULE_METHODS or name in _TENSOR_METHODS or name in _OTHER or name in _SCALER_METHODS
+    return name in CASTS or name in MODULE_METHODS or name in _TENSOR_METHODS or name in _OTHER or name in _SCALER_METHODS
 
 
-def call_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if name == "backward":
-        return _backward(frame, node, base, args, kwargs)
-    if base.kind == "framework" or (base.kind == "" and _FRAMEWORK_NAME.search(_name(base))):
-        return _framework(frame, node, base, name, args, kwargs)
-    if _is_scaler(frame, base, name):
-        return _scaler(frame, node, base, name, args, kwargs)
-    if name == "enter_context" and args:
-        statements.enter(frame, args[0])
-        return managers.enter_by_hand(frame, args[0])
-    if base.kind == "context" and name == "__enter__":
-        statements.enter(frame, base)
-        return managers.enter_by_hand(frame, base)
-    if base.kind == "context" and name == "__exit__":
-        return managers.leave_by_hand(frame, base)
-    if name in ("register_hook", "register_post_accumulate_grad_hook") and args and isinstance(args[0].ref, FunctionInfo):
-        return _gradient_hook(frame, node, base, name, args[0])
-    if name == "step" and _is_optimizer(frame, base) and args and args[0].kind == "function":  # LBFGS calls the closure itself
-        calls.follow(frame, args[0].ref, list(args[0].inputs), {}, node)
-    if name in ("step", "zero_grad", "state_dict", "load_state_dict") and _is_optimizer(frame, base):
-        if base.thing is not None:
-            base.thing.kind = base.thing.kind or "optimizer"
-        return frame.emit(f"optimizer.{name}", node, (base, *args), kwargs, Value(op=f"optimizer.{name}", inputs=(base,)))
-    if "autocast" in name and base.kind in ("", "instance"):
-        region = Region(
-            "",
-            frame.run.options.amp_dtype or "half",
-            None,
-            node.lineno,
-            dotted(node.func),
-            file=frame.module.filename,
-            is_framework=True,
-        )
-        return Value("context", ref=region)
-    if name == "from_pretrained":
-        return call_pretrained(frame, node, name, kwargs) or UNKNOWN
-    if name in ("to", "type") or name in _CASTS:
-        return _cast(frame, node, base, name, args, kwargs)
-    if is_module(frame, base, node) and (name in _MODULE_METHODS or name in ("cuda", "cpu")):
-        return _module_method(frame, node, base, name, args, kwargs)
-    return _tensor_method(frame, node, base, name, args, kwargs)
-
-
-def _name(value: Value) -> str:
+def last_name(value: Value) -> str:
     return value.thing.name.rpartition(".")[2] if value.thing else ""
 
 
-def _is_scaler(frame: Frame, base: Value, name: str) -> bool:
+def is_scaler(frame: Frame, base: Value, name: str) -> bool:
     if base.kind == "scaler":
         return True
     if base.kind or name not in _SCALER_METHODS or base.thing is None:
         return False
-    if not _SCALER_NAME.search(_name(base)) and not frame.module.uses_as_scaler(base.thing.name):
+    if not _SCALER_NAME.search(last_name(base)) and not frame.module.uses_as_scaler(base.thing.name):
         return False
     return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
 
 
-def _is_optimizer(frame: Frame, base: Value) -> bool:
+def is_optimizer(frame: Frame, base: Value) -> bool:
     if base.kind == "optimizer":
         return True
-    name = _name(base)
+    name = last_name(base)
     is_named = _OPTIMIZER_NAME.search(name) is not None or name in frame.module.stepped
     return base.kind == "" and is_named and "sched" not in name.lower()
 
@@ -124,10 +160,10 @@ def is_module(frame: Frame, base: Value, node: ast.Call | None = None) -> bool:
         return True
     if base.kind == "tensor" or base.thing is None:
         return False
-    return base.thing.kind == "module" or calls.is_module_like(frame, base.thing.name) or frame.module.is_called(base.thing.name)
+    return base.thing.kind == "module" or is_module_like(frame, base.thing.name) or frame.module.is_called(base.thing.name)
 
 
-def _scaler(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def scaler_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     if base.thing is not None:
         base.thing.kind = base.thing.kind or "scaler"
     if name == "scale" and args:
@@ -142,14 +178,14 @@ def _scaler(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Val
     return frame.emit(f"scaler.{name}", node, (base, *args), kwargs, out)
 
 
-def _backward(frame: Frame, node: ast.Call, base: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    is_loss = base.kind == "tensor" or "loss" in _name(base).lower() or not args
+def backward(frame: Frame, node: ast.Call, base: Value, args: Args, kwargs: Kwargs) -> Value:
+    is_loss = base.kind == "tensor" or "loss" in last_name(base).lower() or not args
     if base.kind == "framework" or not is_loss:
         return frame.emit("framework.backward", node, (base, *args), kwargs)
     return frame.emit("backward", node, (base, *args), kwargs)
 
 
-def _framework(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def framework_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     if name in ("prepare", "setup"):
         frame.emit("framework.prepare", node, (base, *args), kwargs)
         for value in args:
@@ -159,7 +195,7 @@ def _framework(frame: Frame, node: ast.Call, base: Value, name: str, args: list[
     if name == "autocast":
         region = Region(
             "",
-            frame.run.options.amp_dtype or "half",
+            frame.options.amp_dtype or "half",
             None,
             node.lineno,
             "accelerator.autocast",
@@ -176,15 +212,7 @@ def _framework(frame: Frame, node: ast.Call, base: Value, name: str, args: list[
     return frame.emit(f"framework.{name}", node, (base, *args), kwargs, Value(inputs=tuple(args)))
 
 
-def _gradient_hook(frame: Frame, node: ast.Call, base: Value, name: str, hook: Value) -> Value:
-    """Runs a hook on the gradient it will get: it fires inside backward, so the gradient is scaled if the loss is."""
-    gradient = Value("tensor", op="grad", inputs=(base,), tags=frozenset({"grad", "hook"}), line=node.lineno, node=node)
-    given = gradient if name == "register_hook" else Value("tensor", op="param", thing=Thing("p"))
-    calls.follow(frame, hook.ref, [*hook.inputs, given], {}, node)
-    return UNKNOWN
-
-
-def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: dict[str, Value]) -> Value | None:
+def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: Kwargs) -> Value | None:
     if name != "from_pretrained":
         return None
     asked = kwargs.get("torch_dtype", kwargs.get("dtype", UNKNOWN))
@@ -196,10 +224,10 @@ def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: dict[str, V
     return frame.emit("from_pretrained", node, (), kwargs, value)
 
 
-def _wanted_dtype(name: str, args: list[Value], kwargs: dict[str, Value]) -> str | None:
+def _wanted_dtype(name: str, args: Args, kwargs: Kwargs) -> str | None:
     """The dtype a cast asks for; None if it is no cast, the empty string if it cannot be told."""
-    if name in _CASTS:
-        return _CASTS[name]
+    if name in CASTS:
+        return CASTS[name]
     for value in (*args, *(kwargs[k] for k in ("dtype", "other") if k in kwargs)):
         if value.kind == "dtype":
             return value.const if isinstance(value.const, str) else ""
@@ -208,12 +236,12 @@ def _wanted_dtype(name: str, args: list[Value], kwargs: dict[str, Value]) -> str
         if name == "type" and isinstance(value.const, str):
             last = value.const.rpartition(".")[2]
             return TENSOR_TYPES.get(last) or DTYPES.get(last, "")
-    if "dtype" in kwargs or (args and args[0].kind == "" and "dtype" in _name(args[0])):
+    if "dtype" in kwargs or (args and args[0].kind == "" and "dtype" in last_name(args[0])):
         return ""
     return None
 
 
-def _cast(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def cast(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     wanted = _wanted_dtype(name, args, kwargs)
     device = next((v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and isinstance(v.const, str)), "")
     if is_module(frame, base, node):
@@ -223,13 +251,13 @@ def _cast(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value
         if name == "to" and base.kind == "" and args and args[0].kind == "":
             return replace(base, op="moved", inputs=(base,))
         return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor", tags=tags)
-    text = f"`.{name}()` at line {node.lineno}" if name in _CASTS else f"cast at line {node.lineno}"
+    text = f"`.{name}()` at line {node.lineno}" if name in CASTS else f"cast at line {node.lineno}"
     sure = all(v.sure for v in (*args, *kwargs.values()))
     out = tensor(wanted, text, node.lineno, sure=sure, op="cast", inputs=(base,), tags=tags, node=node, thing=base.thing)
     return frame.emit("cast", node, (base, *args), kwargs, out)
 
 
-def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, device: str, kwargs: dict[str, Value]) -> Value:
+def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, device: str, kwargs: Kwargs) -> Value:
     thing = base.thing
     if thing is None:
         return base
@@ -260,34 +288,7 @@ def _parts(value: Value, depth: int = 0) -> Iterator[Thing]:
             yield from _parts(item, depth + 1)
 
 
-def _module_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    thing = base.thing
-    if thing is not None:
-        if name == "eval" or (name == "requires_grad_" and args and args[0].const is False):
-            thing.is_frozen = True
-        elif name == "train" and not (args and args[0].const is False):
-            thing.is_set_to_train = True
-        elif name in ("cuda", "cpu"):
-            thing.device = name
-    if name in ("parameters", "named_parameters"):
-        return Value(op=name, inputs=(base,), thing=thing, node=node)
-    if name == "clip_grad_norm_":
-        return frame.emit("clip_grad", node, (Value(op="parameters", thing=thing), *args), kwargs)
-    if name == "register_buffer" and len(args) > 1:
-        if base.kind == "instance" and isinstance(args[0].const, str):
-            base.ref.fields[args[0].const] = args[1]
-        return frame.emit("register_buffer", node, (base, *args), kwargs)
-    if name == "state_dict":
-        return Value(op="module.state_dict", inputs=(base,))
-    frame.emit(f"module.{name}", node, (base, *args), kwargs)
-    if name == "apply" and thing is not None and args and isinstance(args[0].ref, FunctionInfo):
-        calls.follow(frame, args[0].ref, [*args[0].inputs, child_of(base)], {}, node)
-    return (
-        base if name in ("train", "eval", "requires_grad_", "cuda", "cpu", "apply") else Value(op=f"call:{name}", inputs=(base,))
-    )
-
-
-def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
     """A call of a model whose inside is not known: half under autocast by convention, or because the model was cast."""
     thing = target.thing
     region = frame.at.region
@@ -319,7 +320,7 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], 
     return emit_call(frame, node, target, args, kwargs, out)
 
 
-def emit_call(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value], out: Value) -> Value:
+def emit_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs, out: Value) -> Value:
     """Records the call of a module, with the device that the module is on right now."""
     device = constant(target.thing.device if target.thing is not None else "")
     return frame.emit("module_call", node, (target, *args), {**kwargs, "": device}, out)
@@ -329,31 +330,7 @@ def _shown(node: ast.Call) -> str:
     return f"{dotted(node.func) or 'model'}(...)"
 
 
-def call_layer(frame: Frame, node: ast.Call, target: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    """A call of a torch.nn layer, or of a Sequential of them."""
-    if target.ref == "Sequential" and target.inputs and args:
-        value = args[0]
-        for layer in target.inputs:
-            value = calls.call_value(frame, node, layer, [value], {})
-        emit_call(frame, node, target, args, kwargs, value)
-        return replace(value, inputs=(*value.inputs, target))
-    op = LAYERS.get(target.ref) if isinstance(target.ref, str) else None
-    if op is None:
-        return module_call(frame, node, target, args, kwargs)
-    out = result(frame, op, node, tuple(args), {})
-    half = _layer_half(frame, target)
-    if op == "embedding" and frame.at.region is not None and not half:  # a lookup keeps the dtype of the weights
-        out = replace(out, dtype="fp32", why=f"{target.ref} keeps float32 weights", line=node.lineno)
-    if half and frame.at.region is None and op not in ("cross_entropy", "mse_loss"):
-        out = replace(out, dtype=half, why=f"{target.ref} holds {half} weights", line=node.lineno)
-    emit_call(frame, node, target, args, kwargs, out)
-    frame.emit(op, node, tuple(args), {**kwargs, "": target}, out)
-    if op in ("lstm", "gru", "multi_head_attention"):
-        return Value("tuple", inputs=(out, replace(out, op="part")))
-    return out
-
-
-def _layer_half(frame: Frame, target: Value) -> str:
+def layer_half(frame: Frame, target: Value) -> str:
     owner = frame.env.get("self", UNKNOWN)
     for thing in (target.thing, owner.thing):
         if thing is not None and thing.dtype in ("fp16", "bf16"):
@@ -361,7 +338,7 @@ def _layer_half(frame: Frame, target: Value) -> str:
     return ""
 
 
-def _tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     if name == "type_as" and args:
         return frame.emit(
             "cast",

@@ -10,13 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 HALF = frozenset({"fp16", "bf16", "half"})  # "half": one of the two, not known which
 FLOATS = HALF | {"fp32", "fp64"}
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
-_serial = count(1)
 
 
 @dataclass(eq=False, repr=False)
@@ -35,7 +33,6 @@ class Thing:
     is_trained: bool = False  # its parameters are in an optimizer
     is_set_to_train: bool = False  # train() was called
     attrs: dict[str, Value] = field(default_factory=dict)
-    serial: int = field(default_factory=lambda: next(_serial))
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -71,6 +68,8 @@ class Value:
         return self.kind == "const" and self.const is None
 
 
+Args = list[Value]
+Kwargs = dict[str, Value]
 UNKNOWN = Value()
 NONE = Value("const", const=None)
 

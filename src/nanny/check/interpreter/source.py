@@ -50,6 +50,12 @@ class FunctionInfo:
     def name(self) -> str:
         return getattr(self.node, "name", "<lambda>")
 
+    @property
+    def decorators(self) -> set[str]:
+        """Dotted names, without arguments."""
+        found = getattr(self.node, "decorator_list", ())
+        return {dotted(d.func if isinstance(d, ast.Call) else d) for d in found}
+
 
 @dataclass(eq=False, repr=False)
 class ClassInfo:

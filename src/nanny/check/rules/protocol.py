@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from .guards import AMP
-from .optimizers import parameter_owners
-from .trace import Event, Trace, can_meet
-from .values import UNKNOWN, Value, ancestors
+from ..interpreter.guards import AMP
+from ..interpreter.objects import parameter_owners
+from ..interpreter.trace import Event, Trace, can_meet
+from ..interpreter.values import UNKNOWN, Value, ancestors
 
 
 def is_scaled(event: Event) -> bool:
