@@ -10,20 +10,20 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ..core.finding import Finding
 from .interpreter.interpreter import Interpreter
-from .interpreter.source import ModuleInfo, Project, parse_module, says_half, span
+from .interpreter.source import ModuleInfo, Project, SourceFile, says_half, span
 from .interpreter.trace import FileView, Options
 from .registry import Hit, Rule, event_rules, rules_on
 
 
 def check_source(source: str, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
     """The findings of one Python source text. Raises SyntaxError like `ast.parse`."""
-    if not says_half(source):
-        ast.parse(source, filename)
-        return []
-    options = options or Options()
-    module = parse_module(source, filename)
-    found = _check_module(module, Project({filename: source}), options)
-    return found.get(filename, [])
+    tree = ast.parse(source, filename)
+    return check_tree(tree, filename, options) if says_half(source) else []
+
+
+def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
+    """The findings of one parsed file."""
+    return _check_file(SourceFile(filename, tree), Project({filename: ""}), options or Options()).get(filename, [])
 
 
 def check_project(
@@ -39,10 +39,10 @@ def check_project(
     for filename in only or sources:
         if not says_half(sources[filename]):
             continue
-        module = project.module(filename)
-        if module is None:
+        source = project.file(filename)
+        if source is None:
             continue
-        for file, findings in _check_module(module, project, options).items():
+        for file, findings in _check_file(source, project, options).items():
             merged.setdefault(file, {}).update({(f.code, f.line, f.column): f for f in findings})
     return {file: sorted(found.values(), key=_position) for file, found in merged.items()}
 
@@ -51,13 +51,19 @@ def _position(finding: Finding) -> tuple[int, int, str]:
     return finding.line or 0, finding.column or 0, finding.code
 
 
-def _check_module(module: ModuleInfo, project: Project, options: Options) -> dict[str, list[Finding]]:
-    view = Interpreter(project, options).walk(module)
+def _check_file(source: SourceFile, project: Project, options: Options) -> dict[str, list[Finding]]:
+    view = Interpreter(project, options).walk(ModuleInfo(source))
     found: dict[tuple[object, ...], Finding] = {}
     for rule, hit, file in _hits(view):
         severity = hit.severity or rule.severity
         finding = Finding(
-            rule.code, severity, hit.message, hit.hint, file=hit.file or file, evidence=hit.evidence, **span(hit.node)
+            rule.code,
+            severity,
+            hit.message,
+            hit.hint,
+            file=getattr(hit.node, "file", file),
+            evidence=hit.evidence,
+            **span(hit.node),
         )
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)

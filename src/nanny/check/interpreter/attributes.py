@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 
 from ...core.formats import FORMATS
 from ...core.ops import DTYPES, TENSOR_TYPES
-from .source import ClassInfo, dotted
+from .source import ClassInfo
 from .trace import Frame
+from .uses import dotted
 from .values import UNKNOWN, Thing, Value, constant, join, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
-
-
-INTEGER_NAME = re.compile(r"^(?:position(?:s|_ids)?|pos_ids|input_ids|token_ids|timesteps?|time_steps?|step_ids|indices|idx)$")
 
 
 _OBJECTS = ("tensor", "module", "optimizer", "scaler", "instance")
@@ -60,6 +57,8 @@ def tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Val
 def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     thing = base.thing
     assert thing is not None
+    if base.op == "key" and name == "values":  # of a column of a table
+        return base
     found = thing.attrs.get(name)
     if found is None and isinstance(base.ref, ClassInfo):
         found = base.ref.field_of(name)
@@ -90,9 +89,8 @@ def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value
     shared = _one_of(value)
     if shared is not None:
         return shared
-    name = dotted(target)
-    is_integer = value.dtype == "int" or bool(INTEGER_NAME.match(name))
-    return Value(thing=Thing(name), op="part", inputs=(value,), dtype="int" if is_integer else "", tags=value.tags & {"scaled"})
+    dtype = "int" if value.dtype == "int" else ""
+    return Value(thing=Thing(dotted(target)), op="part", inputs=(value,), dtype=dtype, tags=value.tags & {"scaled"})
 
 
 def child_of(module: Value) -> Value:

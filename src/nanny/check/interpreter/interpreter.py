@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,21 +16,22 @@ from . import attributes, objects, torch_calls
 from .dtypes import result
 from .guards import guards_of, window_guard
 from .regions import AUTOCAST, NO_GRAD, Region
-from .relevance import relevant_functions
-from .source import ClassInfo, FunctionInfo, ModuleInfo, Project, dotted
+from .source import ClassInfo, FunctionInfo, ModuleInfo, Project
+from .torch_names import FRAMEWORK_REGIONS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
+from .uses import dotted
 from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, join
 
 
 def _heirs(function: FunctionInfo, module: ModuleInfo) -> Iterator[ClassInfo]:
     """Classes that inherit this method, override others that it may call, and are instantiated nowhere in the file."""
     owner = function.owner
-    if owner is None or function.name.startswith("__") or f"self.{function.name}" in module.called:
+    if owner is None or function.name.startswith("__") or f"self.{function.name}" in module.uses.called:
         return
     for heir in module.classes:
-        if heir is owner or heir.find(function.name) is not function or heir.name in module.called:
+        if heir is owner or heir.find(function.name) is not function or heir.name in module.uses.called:
             continue
-        if any(f"self.{name}" in module.called and owner.find(name) for name in heir.methods if name != "__init__"):
+        if any(f"self.{name}" in module.uses.called and owner.find(name) for name in heir.methods if name != "__init__"):
             yield heir
 
 
@@ -57,13 +57,13 @@ def merge(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]:
     return out
 
 
-def truth(test: ast.expr, value: Value) -> bool | None:
+def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
     """The outcome of a test if the code itself fixes it."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
     if isinstance(test, ast.Compare) and dotted(test.left) == "__name__":
-        return True
-    if dotted(test).endswith("TYPE_CHECKING"):
+        return frame.module.is_entry
+    if dotted(test).rpartition(".")[2] == "TYPE_CHECKING":
         return False
     if isinstance(test, ast.Compare) and value.kind == "const" and isinstance(value.const, bool):
         return value.const
@@ -121,6 +121,17 @@ _BUILTINS = frozenset(
 )
 
 
+def _accepts(function: FunctionInfo, given: int, kwargs: Kwargs) -> bool:
+    """Whether a method can be called with so many arguments, and with these by name."""
+    spec: Any = function.node.args
+    names = [a.arg for a in (*spec.posonlyargs, *spec.args)][1:]
+    needed = len(names) - len(spec.defaults)
+    known = {*names, *(a.arg for a in spec.kwonlyargs)}
+    if not spec.kwarg and not known.issuperset(kwargs):
+        return False
+    return given + len(kwargs) >= needed and (given <= len(names) or spec.vararg is not None)
+
+
 def _fold(op: ast.operator, left: Value, right: Value) -> Value:
     try:
         if isinstance(op, ast.Pow) and abs(right.const) > 512:
@@ -166,15 +177,6 @@ _PROTOCOL = (
     "autograd.grad",
     "module_call",
 )
-
-
-# a callable given as a parameter and called under autocast is a model, unless its name says what else it does
-_NO_MODEL = re.compile(
-    r"token|collat|^get|load|log|print|metric|sched|augment|transform|time|sampl|callback|hook|norm|fn$|func", re.I
-)
-
-
-_ANY_MODEL = re.compile(r"^(?:model|net|network|module|self)$", re.I)
 
 
 def signature(values: list[Value], kwargs: Kwargs) -> tuple[object, ...]:
@@ -234,21 +236,22 @@ class Interpreter:
         self.project = project
         self.options = options
         self.follows_imports = True
+        self.modules: dict[str, ModuleInfo | None] = {}
         self.traces: list[Trace] = []
         self.statements = 0  # a generated monster must not hang the check
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
 
     def walk(self, module: ModuleInfo) -> FileView:
         """Runs the module body, then every function that nothing has called yet, and keeps what was seen."""
-        self.follows_imports = module.is_active
+        self.follows_imports = module.uses.is_active
+        self.modules[module.filename] = module
+        module.is_loaded = module.is_entry = True
         body = Trace("<module>", module)
         self.traces.append(body)
-        if not module.is_loaded:
-            module.is_loaded = True
-            self.run_block(Frame(self.options, module, body, module.env), module.tree.body)
-        called = {path.rpartition(".")[2] for path in module.called}
-        own = relevant_functions(module, [f for f in module.functions if f.module is module])
-        for function in sorted(own, key=lambda f: f.name in called):  # entry points first: they run their helpers
+        self.run_block(Frame(self.options, module, body, module.env), module.tree.body)
+        called = {path.rpartition(".")[2] for path in module.uses.called}
+        own = [f for f in module.functions if f.module is module]
+        for function in sorted(own, key=lambda f: f.called_as in called):  # entry points first: they run their helpers
             if function.runs == 0:
                 self._run_entry(function, function.owner)
         for function in own:
@@ -382,34 +385,34 @@ class Interpreter:
 
     def run_if(self, frame: Frame, node: ast.If) -> None:
         test = self.evaluate(frame, node.test)
-        known = truth(node.test, test)
+        known = truth(frame, node.test, test)
         if known is not None:
             self.run_block(frame, node.body if known else node.orelse)
             return
-        before = frame.env
+        before = frame.env.copy()
         saved = frame.at
         yes, no = (guards_of(frame, node.test, test, arm) + window_guard(frame, node, arm) for arm in (True, False))
 
-        frame.env = before.copy()
         self.narrow(frame, node.test, True)
         frame.at = replace(saved, guards=saved.guards + yes)
         self.run_block(frame, node.body)
-        env_yes, over_yes = frame.env, frame.is_over
+        env_yes, over_yes = frame.env.copy(), frame.is_over
 
-        frame.env = before.copy()
+        frame.set_env(before)
         self.narrow(frame, node.test, False)
         frame.at = replace(saved, guards=saved.guards + no)
         self.run_block(frame, node.orelse)
-        env_no, over_no = frame.env, frame.is_over
+        env_no, over_no = frame.env.copy(), frame.is_over
 
         frame.at = saved
         frame.is_over = over_yes and over_no
         if over_yes and not over_no:
-            frame.env, frame.at = env_no, _after_exit(saved, no)
+            frame.at = _after_exit(saved, no)
         elif over_no and not over_yes:
-            frame.env, frame.at = env_yes, _after_exit(saved, yes)
+            frame.at = _after_exit(saved, yes)
+            frame.set_env(env_yes)
         else:
-            frame.env = merge(env_yes, env_no)
+            frame.set_env(merge(env_yes, env_no))
 
     def _loop(self, frame: Frame, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(frame, node.iter)
@@ -463,9 +466,9 @@ class Interpreter:
             self.run_block(frame, node.orelse)
             over = frame.is_over
         saved = frame.at
-        env = frame.env
+        env = frame.env.copy()
         for handler in node.handlers:
-            frame.env = env.copy()
+            frame.set_env(env)
             frame.at = replace(saved, guards=(*saved.guards, (f"except@{handler.lineno}", True)))
             if handler.name:
                 frame.env[handler.name] = UNKNOWN
@@ -473,22 +476,25 @@ class Interpreter:
             if not frame.is_over:  # what the body bound wins: the handler is the fallback
                 env = {**frame.env, **env}
                 over = False
-        frame.env, frame.at = env, saved
+        frame.set_env(env)
+        frame.at = saved
         self.run_block(frame, node.finalbody)
         frame.is_over = frame.is_over or over
 
     def run_match(self, frame: Frame, node: ast.Match) -> None:
         self.evaluate(frame, node.subject)
-        saved, env = frame.at, frame.env
-        merged: dict[str, Value] = env.copy()
+        saved, env = frame.at, frame.env.copy()
+        merged = env.copy()
         for position, case in enumerate(node.cases):
-            frame.env = env.copy()
+            frame.set_env(env)
             frame.at = replace(saved, guards=(*saved.guards, (f"match@{node.lineno}:{position}", True)))
             self.run_block(frame, case.body)
             merged = merge(merged, frame.env)
-        frame.env, frame.at, frame.is_over = merged, saved, False
+        frame.set_env(merged)
+        frame.at, frame.is_over = saved, False
 
     def run_functiondef(self, frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        frame.mark(node)
         info = FunctionInfo(node, frame.module, None, frame.env if frame.at.stack else None)
         frame.module.functions.append(info)
         for decorator in node.decorator_list:
@@ -516,6 +522,7 @@ class Interpreter:
         body = Frame(self.options, frame.module, frame.trace, info.attrs, frame.at, frame.env, info)
         for statement in node.body:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                frame.mark(statement)
                 method = FunctionInfo(statement, frame.module, info, frame.env if frame.at.stack else None)
                 info.methods[statement.name] = method
                 frame.module.functions.append(method)
@@ -599,6 +606,7 @@ class Interpreter:
         return handler(self, frame, node) if handler else UNKNOWN
 
     def value_constant(self, frame: Frame, node: ast.Constant) -> Value:
+        frame.mark(node)
         return Value("const", const=node.value, node=node)
 
     def value_name(self, frame: Frame, node: ast.Name) -> Value:
@@ -681,7 +689,7 @@ class Interpreter:
 
     def value_ifexp(self, frame: Frame, node: ast.IfExp) -> Value:
         test = self.evaluate(frame, node.test)
-        known = truth(node.test, test)
+        known = truth(frame, node.test, test)
         if known is not None:
             return self.evaluate(frame, node.body if known else node.orelse)
         saved = frame.at
@@ -725,8 +733,8 @@ class Interpreter:
             return replace(base, op=name, inputs=(base, index), node=node)
         path = dotted(node.value)
         if path and isinstance(index.const, str):
-            value = frame.unknown(f"{path}[{index.const}]")
-            return replace(value, dtype="int") if attributes.INTEGER_NAME.match(index.const) and not value.dtype else value
+            found = frame.unknown(f"{path}[{index.const}]")
+            return found if found.kind or found.op else replace(found, op="key", ref=index.const, inputs=(base,))
         if base.thing is not None and base.thing.dtype:
             return Value(thing=base.thing)
         return Value(thing=Thing(""), op="getitem", inputs=(base,), tags=base.tags & {"scaled", "grad"})
@@ -943,7 +951,7 @@ class Interpreter:
 
     def _call_class_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
         owner = base.ref
-        if name == "apply" and owner.derives_from(("autograd.Function", ".Function")):
+        if name == "apply" and owner.derives_from(("Function",)):
             forward = owner.find("forward")
             out = Value("tensor", op="custom_function", inputs=tuple(args), node=node)
             frame.emit("custom_function", node, (base, *args), kwargs, out)
@@ -978,35 +986,28 @@ class Interpreter:
         method = method or target.ref.find("__call__") or target.ref.find("forward")
         if method is None:
             return self._call_unknown(frame, node, target, args, kwargs)
-        if objects.LOSS_NAME.search(target.ref.name) or objects.LOSS_NAME.search(dotted(node.func).rpartition(".")[2]):
-            frame.emit("loss_call", node, tuple(args), kwargs)
-        if not target.ref.is_module:
-            return self.follow(frame, method, [target, *args], kwargs, node)
         value = self.follow(frame, method, [target, *args], kwargs, node)
-        made = objects.module_call(frame, node, target, args, kwargs)
-        if value.kind == "tensor" and value.dtype:
-            return replace(value, inputs=(*value.inputs, made), tags=value.tags | made.tags)
-        if value.kind in ("tuple", "dict", "list"):
-            return value
-        return replace(made, inputs=(*made.inputs, value))
+        if target.ref.is_module:
+            made = objects.module_call(frame, node, target, args, kwargs)
+            if value.kind == "tensor" and value.dtype:
+                value = replace(value, inputs=(*value.inputs, made))
+            elif value.kind not in ("tuple", "dict", "list"):
+                value = replace(made, inputs=(*made.inputs, value))
+        if len(args) + len(kwargs) > 1:
+            frame.emit("loss_call", node, tuple(args), kwargs, value)
+        return value
 
-    def guess_class(self, frame: Frame, target: Value, name: str) -> Value | None:
-        """The file's own model behind a parameter such as `model`: a class that the file defines but does not instantiate.
-
-        Its name must match the parameter's, or it must be the only such class and the parameter be called `model` or `net`.
-        """
+    def guess_class(self, frame: Frame, target: Value, args: Args, kwargs: Kwargs) -> Value | None:
+        """The file's own model behind a parameter: the only class whose forward takes such a call and that is instantiated
+        nowhere in the file."""
         if target.thing is None or target.kind:
             return None
         if "class" in target.thing.attrs:
             return target.thing.attrs["class"]
-        loose = [c for c in frame.module.classes if c.is_module and "forward" in c.methods and c.name not in frame.module.called]
-        found = [
-            c
-            for c in loose
-            if len(name) > 2 and (name.lower().replace("_", "") in c.name.lower() or c.name.lower() in name.lower())
+        loose = [
+            c for c in frame.module.classes if c.is_module and "forward" in c.methods and c.name not in frame.module.uses.called
         ]
-        if not found and len(loose) == 1 and _ANY_MODEL.match(name):
-            found = loose
+        found = [c for c in loose if _accepts(c.methods["forward"], len(args), kwargs)]
         if len(found) != 1 or frame.owner is found[0]:
             return None
         value = Value("instance", ref=found[0], thing=target.thing)
@@ -1016,21 +1017,22 @@ class Interpreter:
 
     def _call_unknown(self, frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
         path = dotted(node.func) or (target.thing.name if target.thing else "")
-        last = path.rpartition(".")[2]
-        if objects.LOSS_NAME.search(last):
-            out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
-            return frame.emit("loss", node, tuple(args), kwargs, out)
-        in_module = frame.owner is not None and frame.owner.is_module and path.startswith("self.")
-        is_given = bool(frame.at.region and isinstance(node.func, ast.Name) and args and not _NO_MODEL.search(last))
-        guessed = self.guess_class(frame, target, last)
+        uses = frame.module.uses
+        is_part = frame.owner is not None and frame.owner.is_module and path.startswith("self.") and "." not in path[5:]
+        is_model = uses.is_module(path) or (is_part and target.thing is not None)
+        if not is_model and objects.is_loss(args, kwargs):
+            return objects.emit_loss(frame, node, args, kwargs)
+        is_piece = any(uses.is_module(path[:at]) for at in range(len(path)) if path[at] == ".")  # `model.head(x)`
+        is_given = (isinstance(node.func, ast.Name) or is_piece) and bool(args)
+        guessed = self.guess_class(frame, target, args, kwargs) if is_model or (is_given and frame.at.region) else None
         if guessed is not None:
             return self._call_instance(frame, node, guessed, args, kwargs)
-        if objects.is_module_like(frame, path) or (in_module and target.thing is not None and "." not in path[5:]) or is_given:
+        if is_model or (is_given and frame.at.region):
             return objects.module_call(frame, node, target, args, kwargs)
         frame.emit("unknown_call", node, (target, *args), kwargs)
         inputs = (*args, *kwargs.values())
         tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
-        return Value(op=f"call:{last}", inputs=inputs, thing=frame.fresh(node), node=node, tags=tags)
+        return Value(op=f"call:{path.rpartition('.')[2]}", inputs=inputs, thing=frame.fresh(node), node=node, tags=tags)
 
     def construct(self, frame: Frame, info: ClassInfo, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
         """An instance of a class of the project; its __init__ is run the first time."""
@@ -1059,7 +1061,7 @@ class Interpreter:
     def resolve_lazy(self, frame: Frame, value: Value, name: str) -> Value:
         """The definition behind a name imported from another file of the project."""
         filename, attribute, path = value.ref
-        target = self.project.module(filename)
+        target = self._module(filename)
         if target is None or target is frame.module:
             return Value("external", ref=path)
         self.load(frame, target)
@@ -1069,6 +1071,13 @@ class Interpreter:
         resolved = found if found is not None else Value("external", ref=path)
         frame.env[name] = resolved
         return resolved
+
+    def _module(self, filename: str) -> ModuleInfo | None:
+        """A file of the project as this walk sees it; what another walk has defined in it is not known here."""
+        if filename not in self.modules:
+            source = self.project.file(filename)
+            self.modules[filename] = ModuleInfo(source) if source is not None else None
+        return self.modules[filename]
 
     def load(self, frame: Frame, module: ModuleInfo) -> None:
         """Runs a module's body once, so that its functions, classes and constants are known."""
@@ -1203,7 +1212,7 @@ class Interpreter:
         path = value.ref if value.kind == "external" else ""
         if path in NO_GRAD:
             return Value("context", tags=frozenset({"no_grad"}))
-        if isinstance(path, str) and path.endswith("custom_fwd"):
+        if isinstance(path, str) and path.rpartition(".")[2] == "custom_fwd":
             return torch_calls.custom_fwd(decorator, path)
         if isinstance(decorator, ast.Call):
             return self.evaluate(frame, decorator)
@@ -1217,7 +1226,7 @@ class Interpreter:
     def _known_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
         if name == "backward":
             return objects.backward(frame, node, base, args, kwargs)
-        if base.kind == "framework" or (base.kind == "" and objects.FRAMEWORK_NAME.search(objects.last_name(base))):
+        if objects.is_framework(frame, base):
             return objects.framework_method(frame, node, base, name, args, kwargs)
         if objects.is_scaler(frame, base, name):
             return objects.scaler_method(frame, node, base, name, args, kwargs)
@@ -1239,7 +1248,7 @@ class Interpreter:
             if base.thing is not None:
                 base.thing.kind = base.thing.kind or "optimizer"
             return frame.emit(f"optimizer.{name}", node, (base, *args), kwargs, Value(op=f"optimizer.{name}", inputs=(base,)))
-        if "autocast" in name and base.kind in ("", "instance"):
+        if name in FRAMEWORK_REGIONS and base.kind in ("", "instance"):
             region = Region(
                 "",
                 self.options.amp_dtype or "half",
@@ -1254,7 +1263,7 @@ class Interpreter:
             return objects.call_pretrained(frame, node, name, kwargs) or UNKNOWN
         if name in ("to", "type") or name in objects.CASTS:
             return objects.cast(frame, node, base, name, args, kwargs)
-        if objects.is_module(frame, base, node) and (name in objects.MODULE_METHODS or name in ("cuda", "cpu")):
+        if objects.is_module(frame, base) and (name in objects.MODULE_METHODS or name in ("cuda", "cpu")):
             return self._module_method(frame, node, base, name, args, kwargs)
         return objects.tensor_method(frame, node, base, name, args, kwargs)
 
@@ -1309,7 +1318,8 @@ class Interpreter:
         if op == "embedding" and frame.at.region is not None and not half:  # a lookup keeps the dtype of the weights
             out = replace(out, dtype="fp32", why=f"{target.ref} keeps float32 weights", line=node.lineno)
         if half and frame.at.region is None and op not in ("cross_entropy", "mse_loss"):
-            out = replace(out, dtype=half, why=f"{target.ref} holds {half} weights", line=node.lineno)
+            tags = out.tags - {"autocast"}
+            out = replace(out, dtype=half, why=f"{target.ref} holds {half} weights", line=node.lineno, tags=tags)
         objects.emit_call(frame, node, target, args, kwargs, out)
         frame.emit(op, node, tuple(args), {**kwargs, "": target}, out)
         if op in ("lstm", "gru", "multi_head_attention"):

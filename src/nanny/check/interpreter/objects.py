@@ -6,48 +6,21 @@ What an object is follows from its value, else from how the file uses it.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .dtypes import on_device, result
 from .regions import Region
-from .source import ClassInfo, dotted
+from .source import ClassInfo
+from .torch_names import OPTIMIZERS
 from .trace import Frame
+from .uses import dotted
 from .values import UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, tensor
-
-MODULE_NAME = re.compile(
-    r"(?:^|_)(?:model|net|network|module|encoder|decoder|generator|discriminator|backbone|unet|vae|transformer|critic|actor|policy"
-    r"|student|classifier|gen|disc|netg|netd|mlp|llm|lm|engine|ddp_model|resnet|vit|bert|gpt|g|d|proj|fc|head|layer|block|conv)s?\d*$",
-    re.I,
-)
-LOSS_NAME = re.compile(r"criteri|loss(?!es_?list)(?:_?fn|_?func|_?function|_?fct)?\d*$|^lossf|objective", re.I)
-_ONLY_MODULES = ("parameters", "named_parameters", "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules")
-
-
-@cache
-def _is_model_name(name: str) -> bool:
-    return MODULE_NAME.search(name) is not None
-
-
-def is_module_like(frame: Frame, path: str) -> bool:
-    """Whether something is a model, as far as its name and its use in the file tell."""
-    if not path:
-        return False
-    return _is_model_name(path.rpartition(".")[2]) or frame.module.has_method_call(path, _ONLY_MODULES)
-
-
-_OPTIMIZER = re.compile(
-    r"^(?:\w*(?:Adam|AdamW|SGD|RMSprop|Adagrad|Adadelta|Lion|LAMB|Lamb|Adafactor|LBFGS|Rprop|ASGD|Muon)\w*|Optimizer)$"
-)
 
 
 def builds_optimizer(path: str, last: str) -> bool:
-    if last.endswith(("LR", "Scheduler")):
-        return False
-    return (path.startswith("torch.optim.") and "." not in path[12:]) or _OPTIMIZER.match(last) is not None
+    return (path.startswith("torch.optim.") and "." not in path[12:] and not last.endswith("LR")) or last in OPTIMIZERS
 
 
 def optimizer_base(info: ClassInfo) -> str:
@@ -79,15 +52,6 @@ def parameter_owners(params: Value) -> list[Thing]:
             if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
                 stack.extend(v for v in value.ref.values() if isinstance(v, Value))
     return found
-
-
-_SCALER_NAME = re.compile(r"scaler", re.I)
-
-
-_OPTIMIZER_NAME = re.compile(r"optim|(?:^|_)opt(?:_?\w{0,3})?$", re.I)
-
-
-FRAMEWORK_NAME = re.compile(r"^(?:accelerator|fabric|engine|model_engine|booster)$", re.I)
 
 
 _SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict", "is_enabled"})
@@ -133,16 +97,21 @@ def knows(name: str) -> bool:
     return name in CASTS or name in MODULE_METHODS or name in _TENSOR_METHODS or name in _OTHER or name in _SCALER_METHODS
 
 
-def last_name(value: Value) -> str:
-    return value.thing.name.rpartition(".")[2] if value.thing else ""
+def is_loss(args: Args, kwargs: Kwargs) -> bool:
+    """Whether an unknown call compares the output of a model with something; whether it is trained on, its backward tells."""
+    given = (*args, *kwargs.values())
+    return len(given) > 1 and any(v.op == "module_call" for value in given for v in ancestors(value, 12))
+
+
+def emit_loss(frame: Frame, node: ast.Call, args: Args, kwargs: Kwargs) -> Value:
+    out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
+    return frame.emit("loss", node, tuple(args), kwargs, out)
 
 
 def is_scaler(frame: Frame, base: Value, name: str) -> bool:
     if base.kind == "scaler":
         return True
-    if base.kind or name not in _SCALER_METHODS or base.thing is None:
-        return False
-    if not _SCALER_NAME.search(last_name(base)) and not frame.module.uses_as_scaler(base.thing.name):
+    if base.kind or name not in _SCALER_METHODS or base.thing is None or base.thing.name not in frame.module.uses.scalers:
         return False
     return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
 
@@ -150,17 +119,22 @@ def is_scaler(frame: Frame, base: Value, name: str) -> bool:
 def is_optimizer(frame: Frame, base: Value) -> bool:
     if base.kind == "optimizer":
         return True
-    name = last_name(base)
-    is_named = _OPTIMIZER_NAME.search(name) is not None or name in frame.module.stepped
-    return base.kind == "" and is_named and "sched" not in name.lower()
+    return base.kind == "" and base.thing is not None and base.thing.name in frame.module.uses.optimizers
 
 
-def is_module(frame: Frame, base: Value, node: ast.Call | None = None) -> bool:
+def is_framework(frame: Frame, base: Value) -> bool:
+    if base.kind == "framework":
+        return True
+    return base.kind == "" and base.thing is not None and base.thing.name in frame.module.uses.frameworks
+
+
+def is_module(frame: Frame, base: Value) -> bool:
     if base.kind == "module" or (base.kind == "instance" and base.ref.is_module):
         return True
     if base.kind == "tensor" or base.thing is None:
         return False
-    return base.thing.kind == "module" or is_module_like(frame, base.thing.name) or frame.module.is_called(base.thing.name)
+    name = base.thing.name
+    return base.thing.kind == "module" or frame.module.uses.is_module(name) or frame.module.uses.is_called(name)
 
 
 def scaler_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
@@ -179,8 +153,7 @@ def scaler_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
 
 
 def backward(frame: Frame, node: ast.Call, base: Value, args: Args, kwargs: Kwargs) -> Value:
-    is_loss = base.kind == "tensor" or "loss" in last_name(base).lower() or not args
-    if base.kind == "framework" or not is_loss:
+    if base.kind == "framework" or (args and base.kind != "tensor"):
         return frame.emit("framework.backward", node, (base, *args), kwargs)
     return frame.emit("backward", node, (base, *args), kwargs)
 
@@ -236,7 +209,7 @@ def _wanted_dtype(name: str, args: Args, kwargs: Kwargs) -> str | None:
         if name == "type" and isinstance(value.const, str):
             last = value.const.rpartition(".")[2]
             return TENSOR_TYPES.get(last) or DTYPES.get(last, "")
-    if "dtype" in kwargs or (args and args[0].kind == "" and "dtype" in last_name(args[0])):
+    if "dtype" in kwargs:
         return ""
     return None
 
@@ -244,7 +217,7 @@ def _wanted_dtype(name: str, args: Args, kwargs: Kwargs) -> str | None:
 def cast(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     wanted = _wanted_dtype(name, args, kwargs)
     device = next((v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and isinstance(v.const, str)), "")
-    if is_module(frame, base, node):
+    if is_module(frame, base):
         return _cast_module(frame, node, base, wanted, device, kwargs)
     tags = on_device(base.tags, device.partition(":")[0]) if device and name == "to" else base.tags
     if wanted is None:
@@ -253,7 +226,9 @@ def cast(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwarg
         return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor", tags=tags)
     text = f"`.{name}()` at line {node.lineno}" if name in CASTS else f"cast at line {node.lineno}"
     sure = all(v.sure for v in (*args, *kwargs.values()))
-    out = tensor(wanted, text, node.lineno, sure=sure, op="cast", inputs=(base,), tags=tags, node=node, thing=base.thing)
+    out = tensor(
+        wanted, text, node.lineno, sure=sure, op="cast", inputs=(base,), tags=tags - {"autocast"}, node=node, thing=base.thing
+    )
     return frame.emit("cast", node, (base, *args), kwargs, out)
 
 
@@ -302,6 +277,7 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs:
             False,
             "module_call",
             inputs,
+            tags=frozenset({"autocast"}),
             node=node,
         )
     elif thing is not None and thing.dtype in ("fp16", "bf16", "half"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,12 +11,10 @@ from ...core.ops import ALIASES, CONTAINERS, CREATES
 from . import objects
 from .dtypes import result
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
-from .source import dotted
+from .torch_names import CLIPS, GRAD_SCALERS, WRAPPERS
 from .trace import Frame
+from .uses import dotted
 from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, tensor
-
-GRAD_SCALERS = ("GradScaler", "ShardedGradScaler")
-
 
 _FRAMEWORK = {
     "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
@@ -25,21 +22,9 @@ _FRAMEWORK = {
 }  # fmt: skip
 
 
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DDP", "FSDP", "fully_shard")
-
-
 _ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
             "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter",
             "builtins.next"}  # fmt: skip
-
-
-# calls of other packages that return a model: torchvision.models.resnet50, timm.create_model, SomeNet(...)
-_FACTORY = re.compile(
-    r"\.models\.\w+$|(?:create|build|make|get|load)_(?:\w*_)?(?:model|net|network|encoder|backbone)$|[A-Z]\w*(?:Model|Net)$"
-)
-
-
-_CLIPS = re.compile(r"clip_?grad", re.I)
 
 
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
@@ -63,16 +48,13 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
         asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))
         value = Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework"), const=asked.const)
         return frame.emit("framework.new", node, tuple(args), kwargs, value)
-    if path in _ADOPTED or last in _WRAPPERS:
+    if path in _ADOPTED or last in WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
         return _copied(frame, source) if "copy" in path and source.thing else source
-    if _CLIPS.search(last) or path == "torch.nn.utils.get_total_norm":
+    if last in CLIPS:
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
     if last == "from_pretrained":
-        owner = path.rpartition(".")[0]
-        if re.search(r"Token|Processor|Config|Extractor|Scheduler", owner):
-            return UNKNOWN
         return objects.call_pretrained(frame, node, last, kwargs) or UNKNOWN
     if last in ("MixedPrecision", "MixedPrecisionPolicy"):
         return frame.emit("reduce_policy", node, tuple(args), _named(("param_dtype", "reduce_dtype"), args, kwargs))
@@ -281,14 +263,11 @@ def _other(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) 
         return _builtin(frame, node, path, args, kwargs)
     frame.emit("external", node, (Value("external", ref=path), *args), kwargs)
     name = path.rpartition(".")[2]
-    if objects.LOSS_NAME.search(name) and name[:1].islower():
-        out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
-        return frame.emit("loss", node, tuple(args), kwargs, out)
+    if objects.is_loss(args, kwargs):
+        return objects.emit_loss(frame, node, args, kwargs)
     inputs = (*args, *kwargs.values())
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
     thing = frame.fresh(node)
-    if _FACTORY.search(path):
-        thing.kind = "module"
     if name.endswith("Trainer") and "peft_config" not in kwargs:
         model = kwargs.get("model", args[0] if args else UNKNOWN)
         if model.thing is not None:

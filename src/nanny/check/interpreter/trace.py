@@ -160,6 +160,12 @@ class Frame:
     spine: tuple[ast.AST | None, str] = (None, "")  # the call that starts what is being assigned, and the name it will get
     is_over: bool = False  # the current block has returned, raised, continued or broken
 
+    def set_env(self, env: Mapping[str, Value]) -> None:
+        """Puts other bindings into the environment that everything defined here sees: there is one for each activation."""
+        bindings = dict(env)
+        self.env.clear()
+        self.env.update(bindings)
+
     def lookup(self, name: str) -> Value | None:
         found = self.env.get(name)
         if found is None and self.closure is not None:
@@ -184,8 +190,13 @@ class Frame:
         self, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value] | None = None,
         out: Value = UNKNOWN,
     ) -> Value:  # fmt: skip
+        self.mark(node)
         self.trace.events.append(Event(op, node, self.module, args, kwargs or {}, out, self.at))
         return out
+
+    def mark(self, node: ast.AST) -> None:
+        """Notes on a node in which file it stands: what is said about it may be said while walking another."""
+        node.file = self.module.filename  # type: ignore[attr-defined]
 
     def inside(self, **changes: object) -> Context:
         return replace(self.at, **changes)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..interpreter.source import ClassInfo
 from ..interpreter.trace import Event, FileView
@@ -32,8 +32,6 @@ def is_trained(thing: Thing, view: FileView) -> bool:
 
 def has_master_copy(view: FileView) -> bool:
     """Whether the file keeps float32 copies of half parameters, as a mixed-precision optimizer written by hand does."""
-    if "master" in view.module.text.lower():
-        return True
     return any(
         e.out.dtype == "fp32" and any(v.op in _MASTERS for v in ancestors(e.arg(0), 8)) and "grad" not in e.arg(0).tags
         for e in view.of("cast")
@@ -75,3 +73,9 @@ def half_parameters(params: Value, event: Event) -> str:
             if value.kind == "instance" and isinstance(value.ref, ClassInfo):
                 stack.extend(value.ref.fields.values())
     return ""
+
+
+def goes_backward(value: Value, events: Iterable[Event]) -> bool:
+    """Whether a value is (a part of) a loss that one of the events scales or takes the gradient of."""
+    losses = (e.arg(1) if e.op in ("scaler.scale", "framework.backward") else e.arg(0) for e in events)
+    return any(v is value for loss in losses for v in ancestors(loss))
