@@ -10,7 +10,7 @@ from ...core.ops import DTYPES, TENSOR_TYPES
 from .source import ClassInfo
 from .trace import Frame
 from .uses import dotted
-from .values import UNKNOWN, Thing, Value, constant, join, tensor
+from .values import UNKNOWN, Thing, Value, constant, copied, join, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
 
@@ -54,6 +54,12 @@ def tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Val
     return UNKNOWN
 
 
+def field_of(instance: Value, name: str) -> Value | None:
+    """What an instance of a class of the project has under a name: its own, else its class's."""
+    own = instance.thing.attrs.get(name) if instance.thing is not None else None
+    return own if own is not None else instance.ref.field_of(name)
+
+
 def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     thing = base.thing
     assert thing is not None
@@ -77,7 +83,7 @@ def _one_of(source: Value) -> Value | None:
     item = source.inputs[0]
     if item.kind == "tensor" or item.thing is None:
         return replace(item)
-    return replace(item, thing=Thing("", item.thing.kind, item.thing.dtype, device=item.thing.device))
+    return copied(item)
 
 
 def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value:

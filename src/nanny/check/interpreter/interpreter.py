@@ -265,7 +265,8 @@ class Interpreter:
         outer = Frame(self.options, function.module, trace, {}, closure=function.closure, owner=owner)
         args: list[Value] = []
         if owner is not None:
-            this = Value("instance", ref=owner, thing=Thing("self", "module" if owner.is_module else ""))
+            owner.example = owner.example or Thing("self", "module" if owner.is_module else "")
+            this = Value("instance", ref=owner, thing=owner.example)
             self.build(outer, owner, this, [], {}, owner.node)
             args = [] if "staticmethod" in function.decorators else [this]
         if function.runs == 0 or owner is not function.owner:
@@ -329,10 +330,10 @@ class Interpreter:
         path = dotted(target)
         if value.thing is not None and not value.thing.name:
             value.thing.name = path
-        if base.kind == "instance" and isinstance(base.ref, ClassInfo):
-            known = base.ref.fields.get(target.attr)
+        if base.kind == "instance" and base.thing is not None:
+            known = base.thing.attrs.get(target.attr)
             is_conditional = bool(frame.at.guards) or value.is_none
-            base.ref.fields[target.attr] = join(known, value) if known is not None and is_conditional else value
+            base.thing.attrs[target.attr] = join(known, value) if known is not None and is_conditional else value
             return
         if target.attr == "data" and base.thing is not None and value.is_half:
             base.thing.dtype = value.dtype
@@ -864,15 +865,16 @@ class Interpreter:
     def _instance_attribute(self, frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
         owner = base.ref
         method = owner.find(name)
-        found = owner.field_of(name)
+        found = attributes.field_of(base, name)
         if found is not None:
             return found
         if method is not None:
             if method.decorators & {"property", "cached_property", "functools.cached_property"}:
                 return self.follow(frame, method, [base], {}, node)
             return Value("function", ref=method, inputs=(base,))
-        value = Value(thing=Thing(f"self.{name}"))
-        owner.fields[name] = value
+        value = Value(thing=Thing(dotted(node) or f"self.{name}"))
+        if base.thing is not None:
+            base.thing.attrs[name] = value
         return value
 
     def value_call(self, frame: Frame, node: ast.Call) -> Value:
@@ -916,7 +918,7 @@ class Interpreter:
             return self._call_super(frame, node, base, name, args, kwargs)
         if base.kind == "instance":
             method = base.ref.find(name)
-            field = base.ref.field_of(name)
+            field = attributes.field_of(base, name)
             if field is not None and field.kind:
                 return self.call_value(frame, node, field, args, kwargs)
             if method is not None:
@@ -943,10 +945,11 @@ class Interpreter:
             method = parent.find(name)
             if method is not None:
                 return self.follow(frame, method, [base.inputs[0], *args], kwargs, node)
-        if name == "__init__":
+        this = base.inputs[0].thing
+        if name == "__init__" and this is not None:
             if objects.optimizer_base(base.ref):
-                base.ref.fields[SUPER] = Value("dict", ref=kwargs, inputs=tuple(args))
-            self.remember_base(frame, base.ref, args, kwargs, node)
+                this.attrs[SUPER] = Value("dict", ref=kwargs, inputs=tuple(args))
+            self.remember_base(frame, base.ref, this, args, kwargs, node)
         return UNKNOWN
 
     def _call_class_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
@@ -1035,12 +1038,14 @@ class Interpreter:
         return Value(op=f"call:{path.rpartition('.')[2]}", inputs=inputs, thing=frame.fresh(node), node=node, tags=tags)
 
     def construct(self, frame: Frame, info: ClassInfo, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
-        """An instance of a class of the project; its __init__ is run the first time."""
-        value = Value("instance", ref=info, thing=Thing("", kind="module" if info.is_module else ""), node=node)
+        """An instance of a class of the project; its __init__ is run."""
+        thing = Thing("", kind="module" if info.is_module else "")
+        info.example = info.example or thing
+        value = Value("instance", ref=info, thing=thing, node=node)
         self.build(frame, info, value, args, kwargs, node)
         base = objects.optimizer_base(info)
         if base and isinstance(node, ast.Call) and info.find("step") is None:
-            passed = info.fields.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
+            passed = thing.attrs.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
             return objects.new_optimizer(frame, node, base, list(passed.inputs) or args, passed.ref)
         for item in (*args, *kwargs.values()):
             if item.kind in ("scaler", "optimizer"):
@@ -1048,15 +1053,16 @@ class Interpreter:
         return value
 
     def build(self, frame: Frame, info: ClassInfo, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None:
-        if info.is_built:
+        thing = value.thing
+        if thing is None or thing.is_built:
             return
-        info.is_built = True
+        thing.is_built = True
         init = info.find("__init__")
         if init is not None:
             self.follow(frame, init, [value, *args], kwargs, node)
-        for statement in info.node.body:  # dataclass fields
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.target.id in kwargs:
-                info.fields.setdefault(statement.target.id, kwargs[statement.target.id])
+            return
+        fields = [s.target.id for s in info.node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
+        thing.attrs.update({**dict(zip(fields, args)), **{name: kwargs[name] for name in fields if name in kwargs}})
 
     def resolve_lazy(self, frame: Frame, value: Value, name: str) -> Value:
         """The definition behind a name imported from another file of the project."""
@@ -1182,13 +1188,13 @@ class Interpreter:
         method = next((m for name in _ENTERS if (m := value.ref.find(name)) is not None), None)
         if method is not None:
             return self.follow(frame, method, [value], {}, method.node)
-        return value.ref.field_of(INNER) or UNKNOWN
+        return attributes.field_of(value, INNER) or UNKNOWN
 
-    def remember_base(self, frame: Frame, owner: ClassInfo, args: Args, kwargs: Kwargs, node: ast.Call) -> None:
+    def remember_base(self, frame: Frame, owner: ClassInfo, this: Thing, args: Args, kwargs: Kwargs, node: ast.Call) -> None:
         """`super().__init__("cuda", dtype=...)` in a class derived from autocast."""
         path = next((base for base in owner.bases if base in AUTOCAST), "")
         if path:
-            owner.fields[INNER] = self.call_external(frame, node, path, args, kwargs)
+            this.attrs[INNER] = self.call_external(frame, node, path, args, kwargs)
 
     def _getattr(self, frame: Frame, node: ast.Call, args: list[Value]) -> Value:
         if len(args) >= 2 and isinstance(args[1].const, str):
@@ -1288,8 +1294,8 @@ class Interpreter:
         if name == "clip_grad_norm_":
             return frame.emit("clip_grad", node, (Value(op="parameters", thing=thing), *args), kwargs)
         if name == "register_buffer" and len(args) > 1:
-            if base.kind == "instance" and isinstance(args[0].const, str):
-                base.ref.fields[args[0].const] = args[1]
+            if base.kind == "instance" and thing is not None and isinstance(args[0].const, str):
+                thing.attrs[args[0].const] = args[1]
             return frame.emit("register_buffer", node, (base, *args), kwargs)
         if name == "state_dict":
             return Value(op="module.state_dict", inputs=(base,))

@@ -257,7 +257,7 @@ def _parts(value: Value, depth: int = 0) -> Iterator[Thing]:
         yield value.thing
     if depth > 5:
         return
-    inner = value.ref.fields.values() if isinstance(value.ref, ClassInfo) else value.inputs if value.kind == "module" else ()
+    inner = value.inputs if value.kind == "module" else value.thing.attrs.values() if value.thing is not None else ()
     for item in list(inner):
         if item.kind in ("module", "instance") and item.thing is not value.thing:
             yield from _parts(item, depth + 1)

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from .uses import Uses, dotted, uses_in
-from .values import Value
+from .values import Thing, Value
 
 EVIDENCE = re.compile(
     r"autocast|GradScaler|\bhalf\b|HalfTensor|BFloat16Tensor|float16|\b[fb]f?p?16\b|fp16|bf16|mixed_precision|MixedPrecision"
@@ -60,8 +60,7 @@ class ClassInfo:
     parents: tuple[ClassInfo, ...] = ()
     methods: dict[str, FunctionInfo] = field(default_factory=dict)
     attrs: dict[str, Value] = field(default_factory=dict)
-    fields: dict[str, Value] = field(default_factory=dict)  # self.x, shared by all instances
-    is_built: bool = False
+    example: Thing | None = None  # the first instance; methods that nobody calls are run on it
 
     @property
     def name(self) -> str:
@@ -77,9 +76,8 @@ class ClassInfo:
         return None
 
     def field_of(self, name: str, depth: int = 0) -> Value | None:
-        for table in (self.fields, self.attrs):
-            if name in table:
-                return table[name]
+        if name in self.attrs:
+            return self.attrs[name]
         for parent in self.parents if depth < 6 else ():
             found = parent.field_of(name, depth + 1)
             if found is not None:

@@ -14,7 +14,7 @@ from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .torch_names import CLIPS, GRAD_SCALERS, WRAPPERS
 from .trace import Frame
 from .uses import dotted
-from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, tensor
+from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, tensor
 
 _FRAMEWORK = {
     "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
@@ -51,7 +51,7 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
     if path in _ADOPTED or last in WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
-        return _copied(frame, source) if "copy" in path and source.thing else source
+        return _copied(frame, source) if last in ("copy", "deepcopy") and source.thing else source
     if last in CLIPS:
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
     if last == "from_pretrained":
@@ -64,11 +64,10 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
 
 
 def _copied(frame: Frame, source: Value) -> Value:
-    """A copy is an object of its own: what is trained or cast later is one of the two."""
-    thing = source.thing
-    assert thing is not None
-    kind = "module" if objects.is_module(frame, source) else thing.kind
-    return replace(source, thing=Thing("", kind, thing.dtype, device=thing.device))
+    made = copied(source)
+    if made.thing is not None and objects.is_module(frame, source):
+        made.thing.kind = "module"
+    return made
 
 
 def _named(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Value]:

@@ -32,6 +32,7 @@ class Thing:
     is_frozen: bool = False  # eval() or requires_grad_(False)
     is_trained: bool = False  # its parameters are in an optimizer
     is_set_to_train: bool = False  # train() was called
+    is_built: bool = False  # its __init__ has been run
     attrs: dict[str, Value] = field(default_factory=dict)
 
 
@@ -80,6 +81,19 @@ def constant(value: Any) -> Value:
 
 def tensor(dtype: str = "", why: str = "", line: int = 0, **rest: Any) -> Value:
     return Value("tensor", dtype, why, line, **rest)
+
+
+def copied(value: Value, known: dict[int, Thing] | None = None) -> Value:
+    """A copy of an object, with copies of the modules inside it: what is trained or cast later is one of the two."""
+    thing = value.thing
+    known = {} if known is None else known
+    if thing is None or value.kind == "tensor":
+        return value
+    if id(thing) not in known:
+        known[id(thing)] = new = Thing("", thing.kind, thing.dtype, device=thing.device, is_built=thing.is_built)
+        new.attrs = {k: copied(v, known) if v.kind in ("module", "instance") else v for k, v in thing.attrs.items()}
+    inputs = tuple(copied(v, known) for v in value.inputs) if value.kind == "module" else value.inputs
+    return replace(value, thing=known[id(thing)], inputs=inputs)
 
 
 def join_dtype(left: str, right: str) -> str:

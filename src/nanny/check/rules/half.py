@@ -38,13 +38,26 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if has_master_copy(view):
+    if has_master_copy(view) or _is_cast_back(event, view):
         return
     yield Hit(
         event.node,
         f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained",
         "keep the weights in float32 and use torch.autocast",
     )
+
+
+def _is_cast_back(event: Event, view: FileView) -> bool:
+    """Whether the model is float32 again before it is trained."""
+    for trace in view.traces:
+        later = False
+        for other in trace.events:
+            if later and other.op in ("backward", "framework.backward"):
+                break
+            if later and other.op == "module_cast" and other.arg(0).thing is event.arg(0).thing and other.out.const not in HALF:
+                return True
+            later = later or other is event
+    return False
 
 
 @rule("HALF_CALL", Severity.WARNING, on="trace")
@@ -237,6 +250,9 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
         if not isinstance(eps, (int, float)) or eps > FP16.flush_at:
             continue
         if half_parameters(params, event) != "fp16" or has_master_copy(view):
+            continue
+        casts = [e for e in view.of("module_cast") if e.out.const == "fp16"]
+        if casts and not any(trains_after(e, view) for e in casts):  # an export at the end
             continue
         named = "its default eps" if given is None else "eps"
         yield Hit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..interpreter.source import ClassInfo
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Thing, Value, ancestors
 
@@ -16,7 +15,7 @@ def is_trained(thing: Thing, view: FileView) -> bool:
     if thing.is_trained:
         return True
     if thing.owner is not None:
-        return is_trained(thing.owner, view)
+        return not thing.is_frozen and is_trained(thing.owner, view)
     if not view.of("optimizer.new", "optimizer.step", "scaler.step", "framework.backward"):
         return False
     if thing.is_set_to_train:
@@ -61,17 +60,20 @@ def _until_float32(value: Value) -> Iterator[Value]:
 
 def half_parameters(params: Value, event: Event) -> str:
     """`fp16` or `bf16` if the parameters handed to an optimizer are known to be that."""
-    stack, seen = [params], 0
-    while stack and seen < 300:
-        seen += 1
-        for value in _until_float32(stack.pop()):
+    stack, seen = [params], set[int]()
+    while stack and len(seen) < 300:
+        root = stack.pop()
+        if id(root) in seen:
+            continue
+        seen.add(id(root))
+        for value in _until_float32(root):
             for kind in (value.thing.dtype if value.thing else "", value.dtype if value.op in ("parameter", "param") else ""):
                 if kind in HALF:
                     return kind
             if value.kind == "dict" and isinstance(value.ref, dict):
                 stack.extend(v for v in value.ref.values() if isinstance(v, Value))
-            if value.kind == "instance" and isinstance(value.ref, ClassInfo):
-                stack.extend(value.ref.fields.values())
+            if value.kind == "instance" and value.thing is not None:
+                stack.extend(value.thing.attrs.values())
     return ""
 
 
