@@ -1,6 +1,7 @@
 """Finds mixed-precision mistakes in source code, before the first GPU hour: `nanny check PATH`. Never imports torch."""
 
-from .engine import Options, check_project, check_source
+from .engine import check_project, check_source
+from .interpreter.trace import Options
 from .registry import Rule, all_rules, rule
 
 __all__ = ["Options", "Rule", "all_rules", "check_project", "check_source", "rule"]

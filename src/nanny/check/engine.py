@@ -7,34 +7,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 
 from ..core.finding import Finding
-from . import calls, statements
+from .interpreter.interpreter import Interpreter
+from .interpreter.source import ModuleInfo, Project, SourceFile, says_half, span
+from .interpreter.trace import FileView, Options
 from .registry import Hit, Rule, event_rules, rules_on
-from .relevance import relevant_functions
-from .source import ClassInfo, FunctionInfo, ModuleInfo, Project, parse_module, says_half, span
-from .trace import Context, FileView, Frame, Run, Trace
-from .values import Thing, Value
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user knows and the code does not say."""
-
-    device: str | None = None  # cuda, cpu, ...
-    amp_dtype: str | None = None  # fp16 or bf16
 
 
 def check_source(source: str, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
     """The findings of one Python source text. Raises SyntaxError like `ast.parse`."""
-    if not says_half(source):
-        ast.parse(source, filename)
-        return []
-    options = options or Options()
-    module = parse_module(source, filename)
-    found = _check_module(module, Project({filename: source}), options)
-    return found.get(filename, [])
+    tree = ast.parse(source, filename)
+    return check_tree(tree, filename, options) if says_half(source) else []
+
+
+def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
+    """The findings of one parsed file."""
+    return _check_file(SourceFile(filename, tree), Project({filename: ""}), options or Options()).get(filename, [])
 
 
 def check_project(
@@ -50,10 +39,10 @@ def check_project(
     for filename in only or sources:
         if not says_half(sources[filename]):
             continue
-        module = project.module(filename)
-        if module is None:
+        source = project.file(filename)
+        if source is None:
             continue
-        for file, findings in _check_module(module, project, options).items():
+        for file, findings in _check_file(source, project, options).items():
             merged.setdefault(file, {}).update({(f.code, f.line, f.column): f for f in findings})
     return {file: sorted(found.values(), key=_position) for file, found in merged.items()}
 
@@ -62,13 +51,19 @@ def _position(finding: Finding) -> tuple[int, int, str]:
     return finding.line or 0, finding.column or 0, finding.code
 
 
-def _check_module(module: ModuleInfo, project: Project, options: Options) -> dict[str, list[Finding]]:
-    view = walk(module, project, options)
+def _check_file(source: SourceFile, project: Project, options: Options) -> dict[str, list[Finding]]:
+    view = Interpreter(project, options).walk(ModuleInfo(source))
     found: dict[tuple[object, ...], Finding] = {}
     for rule, hit, file in _hits(view):
         severity = hit.severity or rule.severity
         finding = Finding(
-            rule.code, severity, hit.message, hit.hint, file=hit.file or file, evidence=hit.evidence, **span(hit.node)
+            rule.code,
+            severity,
+            hit.message,
+            hit.hint,
+            file=getattr(hit.node, "file", file),
+            evidence=hit.evidence,
+            **span(hit.node),
         )
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)
@@ -93,49 +88,3 @@ def _hits(view: FileView) -> Iterator[tuple[Rule, Hit, str]]:
     for rule in rules_on("file"):
         for hit in rule.function(view):
             yield rule, hit, view.module.filename
-
-
-def walk(module: ModuleInfo, project: Project, options: Options) -> FileView:
-    """Runs the module body, then every function that nothing has called yet, and keeps what was seen."""
-    run = Run(project, options, module.is_active)
-    body = Trace("<module>", module)
-    run.traces.append(body)
-    if not module.is_loaded:
-        module.is_loaded = True
-        statements.run_block(Frame(run, module, body, module.env), module.tree.body)
-    called = {path.rpartition(".")[2] for path in module.called}
-    own = relevant_functions(module, [f for f in module.functions if f.module is module])
-    for function in sorted(own, key=lambda f: f.name in called):  # entry points first: they run their helpers
-        if function.runs == 0:
-            _enter(run, function, function.owner)
-    for function in own:
-        for owner in _heirs(function, module):
-            _enter(run, function, owner)
-    return FileView(module, run.traces, options)
-
-
-def _heirs(function: FunctionInfo, module: ModuleInfo) -> Iterator[ClassInfo]:
-    """Classes that inherit this method, override others that it may call, and are instantiated nowhere in the file."""
-    owner = function.owner
-    if owner is None or function.name.startswith("__") or f"self.{function.name}" in module.called:
-        return
-    for heir in module.classes:
-        if heir is owner or heir.find(function.name) is not function or heir.name in module.called:
-            continue
-        if any(f"self.{name}" in module.called and owner.find(name) for name in heir.methods if name != "__init__"):
-            yield heir
-
-
-def _enter(run: Run, function: FunctionInfo, owner: ClassInfo | None) -> None:
-    trace = Trace(function.name, function.module, owner)
-    run.traces.append(trace)
-    outer = Frame(run, function.module, trace, {}, closure=function.closure, owner=owner)
-    args: list[Value] = []
-    if owner is not None:
-        this = Value("instance", ref=owner, thing=Thing("self", "module" if owner.is_module else ""))
-        calls.build(outer, owner, this, [], {}, owner.node)
-        args = [this]
-        decorators = {getattr(d, "id", "") for d in getattr(function.node, "decorator_list", ())}
-        args = [] if "staticmethod" in decorators else args
-    if function.runs == 0 or owner is not function.owner:
-        calls.run_function(outer, function, args, {}, Context(stack=(function,)), is_entry=True)

@@ -223,7 +223,7 @@ def _quiet_interpreter() -> Iterator[None]:
 
 def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config) -> Report:
     """Parses each of `paths`, then checks those that could have findings, together with what they import."""
-    from .source import says_half
+    from .interpreter.source import says_half
 
     report = Report(files=list(paths))
     worth_it = []
@@ -258,7 +258,8 @@ def _engine_findings(
     sources: Mapping[str, str], paths: list[str], config: Config, is_deep: bool, notes: list[str]
 ) -> list[Finding]:
     """Of all files at once; if that is too deep even with room, one after the other, so that only one is lost."""
-    from .engine import Options, check_project
+    from .engine import check_project
+    from .interpreter.trace import Options
 
     options = Options(device=config.device, amp_dtype=config.amp_dtype)
 

@@ -28,7 +28,6 @@ class Hit:
     hint: str
     severity: Severity | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    file: str = ""  # where the node is, if not in the file of the event
 
 
 @dataclass(frozen=True)

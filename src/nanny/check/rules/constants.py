@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
 from ...core.ops import SHAPE
+from ..interpreter.torch_names import SAME_VALUES
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule
-from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors, constant
-from .half import is_position, stored, stored_name
+from .half import is_position, stored, stored_key
 
 _NORMALIZE_EPS = 1e-12  # the default of F.normalize
 _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
@@ -181,14 +181,14 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     if event.op in ("arange", "range", "linspace"):
         counted: Value | None = event.out
     elif event.op in ("tensor", "as_tensor"):
-        is_key = _is_clock(event.out) or _KEY_NAMES.search(stored_name(event.out)) is not None
-        counted = event.out if is_key or _has_inexact_integers(event.arg(0), _FORMATS.get(kind)) else None
+        counted = event.out if _is_clock(event.out) or _has_inexact_integers(event.arg(0), _FORMATS.get(kind)) else None
     elif _is_clock(event.arg(0)) or (_is_listed(event.arg(0)) and (_largest(event.arg(0)) or 0) > limit):
         counted = event.arg(0)
     else:
         counts = _largest(event.arg(0)) is not None or any(v.op == "arange" for v in ancestors(event.arg(0), 6))
         counted = event.arg(0) if is_position(event.arg(0)) and (counts or _is_explicit(event)) else None
-    if counted is None:
+    if counted is None and not _becomes_integer(event.out, view):
+        yield from _possible_key(event, kind, limit)
         return
     largest = _largest(event.out if event.op != "cast" else event.arg(0))
     if largest is not None and largest <= limit:
@@ -200,13 +200,51 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
+def _becomes_integer(value: Value, view: FileView) -> bool:
+    """Whether the program later takes the half values for whole numbers again: they are ids, positions or counts."""
+    return any(e.out.dtype == "int" and any(v is value for v in _taken_from(e.arg(0))) for e in view.of("cast"))
+
+
+def _taken_from(value: Value) -> Iterator[Value]:
+    """What a value was taken from by reshaping and indexing; the first column of a concatenation is its first part."""
+    stack, left = [value], 40
+    while stack and left:
+        left -= 1
+        current = stack.pop()
+        yield current
+        if current.op == "getitem" and len(current.inputs) == 2:
+            origin, index = current.inputs
+            while origin.op in SHAPE and origin.inputs:
+                origin = origin.inputs[0]
+            last = index.inputs[-1] if index.kind == "tuple" and index.inputs else index
+            if origin.op == "cat" and origin.inputs and origin.inputs[0].inputs and last.const == 0:
+                stack.append(origin.inputs[0].inputs[0])
+        elif current.op in SAME_VALUES | {"cast"} and current.inputs:
+            stack.append(current.inputs[0])
+
+
+_KEY_WORDS = frozenset({"id", "ids", "timestamp", "timestamps", "position", "positions"})
+
+
+def _possible_key(event: Event, kind: str, limit: int) -> Iterator[Hit]:
+    """A column that is called an id or a time stamp may well hold large numbers; its name alone is no proof."""
+    key = stored_key(event.arg(0))
+    if _KEY_WORDS.isdisjoint(key.lower().split("_")[-1:]) or (event.op == "cast" and not _is_explicit(event)):
+        return
+    yield Hit(
+        event.node,
+        f"if the column `{key}` holds whole numbers above {limit}, {kind} does not keep them apart",
+        "keep ids and times integer, or subtract their start first",
+        Severity.INFO,
+    )
+
+
 def _is_explicit(event: Event) -> bool:
     return any(v.kind == "dtype" and v.op != "dtype" for v in (*event.args[1:], *event.kwargs.values())) or getattr(
         getattr(event.node, "func", None), "attr", ""
     ) in ("half", "bfloat16")
 
 
-_KEY_NAMES = re.compile(r"(?:^|_)(?:ids?|time_?stamps?|unix_?times?|positions?|position_ids)$")
 _CLOCKS = ("call:time.time", "call:time.time_ns", "call:time.monotonic_ns", "call:timestamp")
 
 

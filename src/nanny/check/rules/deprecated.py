@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..interpreter.trace import Event, FileView
 from ..registry import Hit, rule
-from ..trace import Event, FileView
 
 
 @rule("REGION_DEPRECATED", Severity.INFO, "autocast", "scaler.new", "decorator")

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import FP16
 from ...core.ops import LOSSES, NORM_LAYERS, SHAPE
+from ..interpreter.torch_names import COUNTING, CREATED, RUNNING
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..training import half_parameters, has_master_copy, is_trained, trains_after
-from ..values import HALF, Value, ancestors
-
-_COUNTS = frozenset(
-    {"arange", "range", "randint", "argmax", "argsort", "nonzero", "randperm", "cumsum", "multinomial", "bincount"}
-)
-_INTEGER_NAMES = re.compile(
-    r"(?:^|_)(?:time_?stamps?|stamps?|unix_?times?|pos|position|positions|ids?|timesteps?|steps?|index|indices|idx|count|counts|labels?)(?:_ids)?$"
-)
+from .training import goes_backward, half_parameters, has_master_copy, is_trained, trains_after
 
 
 @rule("HALF_CALL", Severity.WARNING, "module_cast")
@@ -45,13 +38,26 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if has_master_copy(view):
+    if has_master_copy(view) or _is_cast_back(event, view):
         return
     yield Hit(
         event.node,
         f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained",
         "keep the weights in float32 and use torch.autocast",
     )
+
+
+def _is_cast_back(event: Event, view: FileView) -> bool:
+    """Whether the model is float32 again before it is trained."""
+    for trace in view.traces:
+        later = False
+        for other in trace.events:
+            if later and other.op in ("backward", "framework.backward"):
+                break
+            if later and other.op == "module_cast" and other.arg(0).thing is event.arg(0).thing and other.out.const not in HALF:
+                return True
+            later = later or other is event
+    return False
 
 
 @rule("HALF_CALL", Severity.WARNING, on="trace")
@@ -69,7 +75,6 @@ def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"a tensor is cast to {event.out.dtype} by hand inside {region.label_in(event.file)}",
             "drop the cast: autocast picks the dtype for each operation",
-            file=event.file,
         )
 
 
@@ -98,15 +103,12 @@ def _through_shapes(value: Value) -> Iterator[Value]:
 
 def is_position(value: Value) -> bool:
     """Whether a value counts something: positions, time steps, ids."""
-    if value.dtype == "int" and any(v.op in _COUNTS for v in ancestors(value, 10)):
-        return True
-    return bool(_INTEGER_NAMES.search(stored_name(value)))
+    return value.dtype == "int" and any(v.op in COUNTING for v in ancestors(value, 10))
 
 
-def stored_name(value: Value) -> str:
-    """The last name of what a value was taken from: `user_id` for `torch.as_tensor(table["user_id"].values)`."""
-    name = next((v.thing.name for v in stored(value) if v.thing is not None and v.thing.name), "")
-    return name.removesuffix(".values").rpartition(".")[2].rpartition("[")[2].rstrip("]")
+def stored_key(value: Value) -> str:
+    """The key that a value was taken from a table by: `user_id` for `torch.as_tensor(table["user_id"].values)`."""
+    return next((v.ref for v in stored(value) if v.op == "key" and isinstance(v.ref, str)), "")
 
 
 _HOLDERS = SHAPE | {"getitem", "view", "moved", "tensor", "as_tensor", "from_numpy", "call:to_numpy"}
@@ -249,6 +251,9 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
             continue
         if half_parameters(params, event) != "fp16" or has_master_copy(view):
             continue
+        casts = [e for e in view.of("module_cast") if e.out.const == "fp16"]
+        if casts and not any(trains_after(e, view) for e in casts):  # an export at the end
+            continue
         named = "its default eps" if given is None else "eps"
         yield Hit(
             event.node,
@@ -286,6 +291,9 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     When not: in evaluation.
     """
     if not event.at.has_grad or not view.is_training():
+        return
+    is_known = event.op not in ("loss", "loss_call")
+    if not is_known and not goes_backward(event.out, view.of("backward", "scaler.scale", "framework.backward")):
         return
     for value in event.args[:2]:
         for made in _through_shapes(value):
@@ -335,19 +343,15 @@ def _target(node: ast.AST) -> ast.AST | None:
     return targets[0]
 
 
-_CREATED = ("zeros", "ones", "empty", "full", "tensor")
-_KEPT = ("add", "sub", "mul", "div", "lerp", "add_", "sub_", "mul_", "div_", "lerp_", "getitem", "view", "phi", "moved", "cuda")
-
-
 def _store(value: Value) -> Value | None:
     """What a running value was created as: a tensor made in half on purpose, or a parameter of a half copy of a model."""
     current = value
     for _ in range(12):
-        if current.dtype in HALF and current.op in (*_CREATED, "param"):
+        if current.dtype in HALF and current.op in (*CREATED, "param"):
             return current
         if current.dtype in HALF and current.op == "cast" and current.inputs:
-            return current if current.inputs[0].op in (*_CREATED, "param", "clone", "detach") else None
-        if current.op not in _KEPT or not current.inputs:
+            return current if current.inputs[0].op in (*CREATED, "param", "clone", "detach") else None
+        if current.op not in RUNNING or not current.inputs:
             return None
         current = next((v for v in current.inputs if v.kind == "tensor"), current.inputs[0])
     return None

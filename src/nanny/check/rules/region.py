@@ -7,9 +7,12 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import LOSSES, SHAPE
+from ..interpreter.source import FunctionInfo
+from ..interpreter.torch_names import DEVICE_TYPES, MATRIX_PRODUCTS
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import HALF, Value
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..values import HALF, Value
+from .training import goes_backward
 
 _ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "loss"})
 _CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",
@@ -38,7 +41,8 @@ def loss_outside(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the output is cast with .float() first, or only evaluated.
     """
-    if not trace.of("backward", "scaler.scale", "framework.backward"):
+    trained = trace.of("backward", "scaler.scale", "framework.backward")
+    if not trained:
         return
     for event in trace.of(*LOSSES):
         if event.at.region is not None or event.at.island or not event.at.has_grad:
@@ -49,18 +53,17 @@ def loss_outside(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         if event.op not in _ONE_HALF_INPUT and not target.is_half:
             continue
-        if event.op == "loss" and target.dtype in ("fp32", "fp64"):
+        if event.op == "loss" and (target.dtype in ("fp32", "fp64") or not goes_backward(event.out, trained)):
             continue
         yield Hit(
             event.node,
             f"loss outside autocast on a half tensor: {output.why or output.dtype}, no upcast before line {event.line}",
             "move the loss into the autocast block, or cast the output with .float()",
-            file=event.file,
         )
 
 
 def _is_region_output(value: Value) -> bool:
-    return value.is_half and "autocast" in value.why
+    return value.is_half and "autocast" in value.tags
 
 
 @rule("REGION_BACKWARD_INSIDE", Severity.WARNING, "backward", "optimizer.step", "scaler.step")
@@ -123,34 +126,6 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-_MATRIX = frozenset(
-    {"matmul", "mm", "bmm", "linear", "einsum", "addmm", "baddbmm", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
-)
-_DEVICES = frozenset(
-    [
-        "cpu",
-        "cuda",
-        "ipu",
-        "xpu",
-        "mkldnn",
-        "hip",
-        "ve",
-        "fpga",
-        "maia",
-        "xla",
-        "lazy",
-        "vulkan",
-        "mps",
-        "meta",
-        "hpu",
-        "mtia",
-        "privateuseone",
-        "npu",
-        "musa",
-    ]
-)
-
-
 @rule("REGION_DEVICE", Severity.ERROR, on="trace")
 def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
     """autocast is opened for another device type than the one that the code runs on.
@@ -176,29 +151,23 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
         if given is None:
             continue
         if given.kind == "device":
-            yield Hit(
-                event.node,
-                "device_type is a torch.device object; autocast wants its name and raises",
-                "pass device.type",
-                file=event.file,
-            )
-        elif isinstance(given.const, str) and given.const.partition(":")[0] not in _DEVICES:
-            yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', file=event.file)
-    for event in trace.of("module_call", *_MATRIX):
+            yield Hit(event.node, "device_type is a torch.device object; autocast wants its name and raises", "pass device.type")
+        elif isinstance(given.const, str) and given.const.partition(":")[0] not in DEVICE_TYPES:
+            yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"')
+    for event in trace.of("module_call", *MATRIX_PRODUCTS):
         region = event.at.region
         if region is None or region.node is None or not region.device:
             continue
         devices = {tag.partition(":")[2] for v in event.args for tag in v.tags if tag.startswith("device:")}
         if event.op == "module_call":
             devices.add(str(event.kwargs[""].const))
-        devices &= _DEVICES
+        devices &= DEVICE_TYPES
         if devices and region.device not in devices:
             found = devices.pop()
             yield Hit(
                 region.node,
                 f"autocast is opened for {region.device}, but what runs at line {event.line} is on {found}",
                 f'use torch.autocast("{found}", ...)',
-                file=region.file,
             )
 
 
@@ -255,7 +224,7 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
         if island is None or event.op in _CARRIES:
             continue
         key = (island.line, len(event.at.stack))
-        half = next((v for v in event.args if v.kind == "tensor" and v.is_half and "autocast" in v.why), None)
+        half = next((v for v in event.args if v.kind == "tensor" and v.is_half and "autocast" in v.tags), None)
         if half is None or key in done:
             continue
         done.add(key)
@@ -263,7 +232,6 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"autocast is off (line {island.line}), but this still computes in {half.dtype}: {half.why}",
             "cast with .float() when entering the block",
-            file=event.file,
         )
 
 
@@ -306,7 +274,7 @@ def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
                 found.append((len(event.at.stack), Hit(
                     event.node,
                     f"this module ran under no_grad at {earlier.place_in(event.file)}, in the same {region.label_in(event.file)}",
-                    "move the no_grad call out of the region, or open it with cache_enabled=False", file=event.file,
+                    "move the no_grad call out of the region, or open it with cache_enabled=False"
                 )))  # fmt: skip
                 break
     outermost = min((depth for depth, _ in found), default=0)
@@ -338,10 +306,10 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     forward, backward = owner.find("forward"), owner.find("backward")
     if region is None or forward is None:
         return
-    if _is_decorated(forward.node):
-        if backward is not None and not _is_decorated(backward.node, "custom_bwd"):
+    if _is_decorated(forward, "custom_fwd"):
+        if backward is not None and not _is_decorated(backward, "custom_bwd"):
             text = f"{owner.name}.forward has custom_fwd, but its backward has no custom_bwd: the two run in different dtypes"
-            yield Hit(forward.node, text, "decorate backward with torch.amp.custom_bwd", file=forward.module.filename)
+            yield Hit(forward.node, text, "decorate backward with torch.amp.custom_bwd")
         return
     tensors = [v for v in event.args[1:] if v.kind == "tensor" or (not v.kind and v.dtype != "int" and v.thing is not None)]
     if len(tensors) < 2 and not any(_uses_matrices(f.node) for f in (forward, backward) if f is not None):
@@ -350,18 +318,17 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
         forward.node,
         f"{owner.name} is applied under {region.label_in(event.file)} (line {event.line}) without custom_fwd/custom_bwd",
         "decorate forward with torch.amp.custom_fwd and backward with torch.amp.custom_bwd",
-        file=forward.module.filename,
     )
 
 
-def _is_decorated(node: ast.AST, name: str = "custom_fwd") -> bool:
-    return any(name in ast.unparse(d) for d in getattr(node, "decorator_list", ()))
+def _is_decorated(function: FunctionInfo, name: str) -> bool:
+    return any(decorator.rpartition(".")[2] == name for decorator in function.decorators)
 
 
 def _uses_matrices(node: ast.AST) -> bool:
     for inner in ast.walk(node):
         if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.MatMult):
             return True
-        if isinstance(inner, ast.Attribute) and inner.attr in _MATRIX:
+        if isinstance(inner, ast.Attribute) and inner.attr in MATRIX_PRODUCTS:
             return True
     return False

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ..protocol import (  # fmt: skip
+from ..interpreter.torch_names import LOG_METHODS, NONLINEAR
+from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.uses import dotted
+from ..interpreter.values import Value, ancestors
+from ..registry import Hit, rule
+from .protocol import (  # fmt: skip
     after,
     backward_for,
     before,
     extra_guards,
+    identifiers,
     is_disabled,
     is_scaled,
     loops_over_optimizers,
@@ -19,45 +24,9 @@ from ..protocol import (  # fmt: skip
     scaler_of,
     window_keys,
 )
-from ..registry import Hit, rule
-from ..source import dotted
-from ..trace import Event, FileView, Trace, can_meet
-from ..values import Value, ancestors
 
-_NONLINEAR = frozenset(
-    [
-        "pow",
-        "square",
-        "norm",
-        "linalg.vector_norm",
-        "abs",
-        "std",
-        "var",
-        "max",
-        "min",
-        "amax",
-        "amin",
-        "item",
-        "tolist",
-        "numpy",
-        "clamp",
-        "clamp_",
-        "clamp_min",
-        "clamp_max",
-        "clip_",
-        "sum",
-        "mean",
-        "median",
-        "sqrt",
-        "sign",
-        "sign_",
-        "histc",
-        "log",
-        "exp",
-    ]
-)
+_SCALER_STATE = frozenset({"_per_optimizer_states", "OptState", "UNSCALED", "READY", "STEPPED"})
 _SHIFTS = frozenset({"add_", "sub_"})
-_LOGS = re.compile(r"hist|log(?!ical)|print|scalar|write|record|track|dump", re.I)
 
 
 @rule("SCALER_CLIP_BEFORE_UNSCALE", Severity.ERROR, on="trace")
@@ -88,7 +57,6 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"gradients are clipped while still scaled: backward at {backward.place_in(event.file)}, no unscale_ since",
             "call scaler.unscale_(optimizer) after backward and before clipping",
-            file=event.file,
         )
 
 
@@ -127,7 +95,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         if source is not None and "hook" in source.tags and id(source) not in reported and view.of("scaler.scale"):
             reported.add(id(source))
             text = f"a gradient hook uses ({event.op.rstrip('_')}) the scaled gradient: hooks run inside the scaled backward"
-            yield Hit(event.node, text, "do it after backward and scaler.unscale_(optimizer), on p.grad", file=event.file)
+            yield Hit(event.node, text, "do it after backward and scaler.unscale_(optimizer), on p.grad")
             continue
         if source is None or id(source) not in reads or id(source) in reported:
             continue
@@ -141,13 +109,12 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             read.node,
             f"`.grad` ({event.op.rstrip('_')}) is still scaled: backward at {backward.place_in(event.file)}, no unscale_ since",
             "call scaler.unscale_(optimizer) first",
-            file=read.file,
         )
 
 
 def _used_gradient(event: Event) -> Value | None:
     """The `.grad` that an event uses in a way that the scale changes."""
-    if event.op in _NONLINEAR or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
+    if event.op in NONLINEAR or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
         return _gradient(event.arg(0))
     if event.op in ("mul_", "div_") and _has_gradient(event.arg(1)):
         return _gradient(event.arg(0))
@@ -158,7 +125,7 @@ def _used_gradient(event: Event) -> Value | None:
         return _gradient(value) if value.op in ("add", "sub") and not all(_has_gradient(v) for v in value.inputs) else None
     if event.op in ("unknown_call", "external"):
         name = dotted(getattr(event.node, "func", event.node)).rpartition(".")[2]
-        if _LOGS.search(name):
+        if name in LOG_METHODS:
             return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
     return None
 
@@ -193,14 +160,13 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the two calls are for different optimizers or in branches that exclude each other.
     """
     for index, event in trace.numbered("scaler.unscale_"):
-        if any("stage" in key or "UNSCALED" in key for key, _ in event.at.guards):  # the code asks the scaler itself
+        if any(not _SCALER_STATE.isdisjoint(identifiers(key)) for key, _ in event.at.guards):  # the code asks the scaler itself
             continue
         if _repeats(trace, event):
             yield Hit(
                 event.node,
                 "unscale_ runs again in every pass of this loop for the same optimizer",
                 "call it once, before the loop",
-                file=event.file,
             )
             continue
         for earlier in before(trace, index):
@@ -214,7 +180,6 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     event.node,
                     f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since",
                     "keep one unscale_ per optimizer and step, before clipping",
-                    file=event.file,
                 )
                 break
 
@@ -263,7 +228,6 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"{name}() runs every micro-batch, {anchor.op.partition('.')[2]}() at {anchor.place_in(event.file)} once a window",
             f"move {name}() into the branch that ends the accumulation window",
-            file=event.file,
         )
 
 
@@ -328,7 +292,13 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
         mine = [s for s in steps if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
         reason = _misplaced(trace, index, event, mine)
         if reason:
-            yield Hit(event.node, reason, "call update() once per iteration, after the last step", file=event.file)
+            yield Hit(event.node, reason, "call update() once per iteration, after the last step")
+
+
+def _bound(loop: ast.AST) -> set[str]:
+    """The names that a loop binds."""
+    target = getattr(loop, "target", None)
+    return {n.id for n in ast.walk(target) if isinstance(n, ast.Name)} if target is not None else set()
 
 
 def _is_retry(loop: ast.AST) -> bool:
@@ -352,8 +322,8 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
         return ""
     step = earlier[0]
     over = loops_over_optimizers(step)
-    is_one_picked = any("optim" in key for key in event.at.exits)  # `if i != optim_idx: continue`
-    shared = [] if is_one_picked else [loop for loop in over if loop in event.at.loops]
+    picked = {name for key in event.at.exits for name in identifiers(key)}  # `if i != chosen: continue`
+    shared = [loop for loop in over if loop in event.at.loops and picked.isdisjoint(_bound(loop))]
     if shared and not any(is_scaled(e) and shared[-1] in e.at.loops for e in trace.of("backward")):
         return "update() runs once per optimizer: the scale changes between their steps"
     inner = [loop for loop in step.at.loops if loop not in event.at.loops and loop not in over and not _is_retry(loop)]

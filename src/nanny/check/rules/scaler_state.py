@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
-from ..guards import AMP
-from ..protocol import is_disabled, scaler_of
+from ..interpreter.guards import AMP
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..values import Value, ancestors
+from .protocol import is_disabled, scaler_of
 
 _LIMITS = Limits()
-_DTYPE_TEST = re.compile(r"16|dtype|half|precision", re.I)
-_STEP_FUNCTION = re.compile(r"epoch|(?:^|_)step(?:_|$)|train_batch|training_step|iteration", re.I)
 
 
 @rule("SCALER_WITH_BF16", Severity.WARNING, on="file")
@@ -48,16 +45,15 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
     seen = [r.line for r in regions] + [e.line for e in (*casts, *view.of("framework.new", "reduce_policy"))]
     line = seen[0]
     for event in view.of("scaler.new"):
-        enabled = _argument_node(event.node, "enabled")
-        if enabled is not None and (event.kwargs["enabled"].const is False or _DTYPE_TEST.search(ast.unparse(enabled))):
+        enabled = event.kwargs.get("enabled")
+        if enabled is not None and (enabled.const is False or "dtype_test" in enabled.tags):
             continue
-        if any(_DTYPE_TEST.search(key) and key != "amp" for key, _ in event.at.guards):
+        if any(key.startswith("dtype:") for key, _ in event.at.guards):
             continue
         yield Hit(
             event.node,
             f"GradScaler with bf16: the code runs in bf16 (line {line}), which has float32's range",
             "drop the scaler, or build it with enabled=(dtype == torch.float16)",
-            file=event.file,
         )
 
 
@@ -164,13 +160,6 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
         if any(loops[-1] in e.at.loops for e in fresh):
             return
         yield Hit(event.node, f"GradScaler is built again in every pass of the loop at line {loops[-1].lineno}", hint)
-        return
-    function = event.at.stack[-1] if event.at.stack else None
-    if function is None or not _STEP_FUNCTION.search(function.name) or any(function in e.at.stack for e in fresh):
-        return
-    steps = [e for e in (trace.events if trace else ()) if e.op == "scaler.step" and function in e.at.stack]
-    if any(scaler_of(e).thing is event.out.thing for e in steps):
-        yield Hit(event.node, f"GradScaler is built again in every call of {function.name}()", hint)
 
 
 @rule("SCALER_NOT_SAVED", Severity.WARNING, "save")
@@ -210,8 +199,6 @@ def _holds_optimizer(saved: Value) -> bool:
             if value.op == "optimizer.state_dict":
                 return True
             if value.kind == "dict" and isinstance(value.ref, dict):
-                if any("scaler" in str(key).lower() for key in value.ref):
-                    return False
                 stack.extend(v for v in value.ref.values() if isinstance(v, Value))
     return False
 
@@ -243,5 +230,4 @@ def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"gradients of a scaled loss are used as they are (autograd.grad at line {event.line})",
             "divide them by scaler.get_scale() before building the penalty, and compute it in float32",
-            file=event.file,
         )

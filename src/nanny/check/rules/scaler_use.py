@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ..guards import AMP
-from ..protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
+from ..interpreter.guards import AMP
+from ..interpreter.torch_names import GRAD_SCALERS
+from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace, can_meet
-from ..values import Value, ancestors
+from .protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -46,7 +47,6 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             step.node,
             "scaler.step() without scaler.update() anywhere after it",
             "call scaler.update() once per iteration, after step",
-            file=step.file,
         )
 
 
@@ -98,7 +98,6 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}){beside}",
             "use scaler.step(optimizer), and drop the plain optimizer.step()",
-            file=event.file,
         )
 
 
@@ -136,7 +135,6 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
                     event.node,
                     f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale",
                     "use scaler.scale(loss).backward()",
-                    file=event.file,
                 )
 
 
@@ -161,13 +159,12 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: autocast runs in bf16, which needs no scaler, or a framework scales the loss.
     """
-    text = view.module.text
-    if "GradScaler" in text or "grad_scaler" in text or "loss_scal" in text or view.of("scaler.scale", "scaler.step"):
+    if not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers) or view.of("scaler.scale", "scaler.step"):
         return
     if view.of("framework.new", "framework.backward", "framework.prepare"):
         return
     for index, event in trace.numbered("backward"):
-        if _is_scaled_by_hand(event.arg(0)):
+        if _is_scaled_by_hand(event.arg(0), trace):
             continue
         inside = next(
             (e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
@@ -179,15 +176,13 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"fp16 training without a loss scaler: {inside.at.region.label_in(event.file)}, plain backward at line {event.line}",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
-            file=event.file,
         )
 
 
-def _is_scaled_by_hand(loss: Value) -> bool:
+def _is_scaled_by_hand(loss: Value, trace: Trace) -> bool:
+    """Whether the loss is multiplied by a large number, or by one that the gradients are divided by again."""
+    undone = {id(v.thing) for e in trace.events if "grad" in e.arg(0).tags for v in e.args[1:] if v.thing is not None}
     for value in ancestors(loss, 8):
-        if value.op == "mul":
-            for side in value.inputs:
-                name = side.thing.name.lower() if side.thing else ""
-                if "scale" in name or (side.is_number and side.const >= 64):
-                    return True
+        if value.op == "mul" and any((v.is_number and v.const >= 64) or id(v.thing) in undone for v in value.inputs):
+            return True
     return False

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
+from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.values import Value
 from ..registry import Hit, rule
-from ..trace import Event, FileView, Trace
-from ..values import Value
 from .scaler_state import bad_settings
 
 _LIMITS = Limits()
@@ -99,7 +99,7 @@ def true_half(event: Event, view: FileView) -> Iterator[Hit]:
 
 def _fits(view: FileView, event: Event) -> bool:
     """Whether anything is trained in this file, as far as it shows: a lone settings object counts as training."""
-    called = {path.rpartition(".")[2] for path in view.module.called}
+    called = {path.rpartition(".")[2] for path in view.module.uses.called}
     if called & {"fit", "backward", "manual_backward", "training_step"}:
         return True
     return not called & {"predict", "test", "validate", "generate", "evaluate"}
@@ -235,23 +235,13 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
         if (enabled is None or enabled.const is not False) and kind == "fp16":
-            yield Hit(
-                event.node,
-                f"{name} (line {line}) has a loss scaler of its own",
-                f"remove this one and use {call}",
-                file=event.file,
-            )
+            yield Hit(event.node, f"{name} (line {line}) has a loss scaler of its own", f"remove this one and use {call}")
     if view.of("scaler.new"):
         return
     for trace in view.traces:
         for event in trace.of("backward"):
             if _owned(trace, name) and kind == "fp16":
-                yield Hit(
-                    event.node,
-                    f"{name} (line {line}) scales the loss itself, this backward does not",
-                    f"use {call}",
-                    file=event.file,
-                )
+                yield Hit(event.node, f"{name} (line {line}) scales the loss itself, this backward does not", f"use {call}")
 
 
 def _owned(trace: Trace, name: str) -> bool:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import NEEDS_FLOAT, SHAPE, autocast_list
+from ..interpreter.torch_names import BOUNDED, FFT, LOGARITHMS, MAXIMA, REDUCTIONS
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors
 
 _PASS = SHAPE | {"getitem", "view", "cast", "clamp", "clamp_min", "add", "part", "clone"}
-_LOGS = ("log", "log2", "log10")
 
 
 def _is_promoted(event: Event, op: str | None = None) -> bool:
@@ -58,14 +58,14 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event):
         return
-    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*_LOGS)):
+    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*LOGARITHMS)):
         return
     yield Hit(
         event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()"
     )
 
 
-@rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *_LOGS)
+@rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *LOGARITHMS)
 def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
     """log(softmax(x)) is computed in two steps in half.
 
@@ -88,7 +88,7 @@ def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
     yield Hit(event.node, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
 
 
-@rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *_LOGS, "log1p")
+@rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *LOGARITHMS, "log1p")
 def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     """log(sigmoid(x)) or log(1 - sigmoid(x)) is computed in two steps in half.
 
@@ -119,7 +119,7 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-@rule("NUM_LOGSUMEXP", Severity.WARNING, *_LOGS)
+@rule("NUM_LOGSUMEXP", Severity.WARNING, *LOGARITHMS)
 def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
     """log(sum(exp(x))) is written out in half.
 
@@ -146,17 +146,13 @@ def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-_BOUNDED = frozenset(["clamp", "clamp_max", "clamp_", "log_softmax", "logsigmoid", "tanh", "sigmoid", "minimum", "softmax"])
-_MAXIMA = ("max", "amax", "logsumexp", "maximum", "cummax")
-
-
 def _is_shifted(value: Value) -> bool:
     """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, or it is negated."""
     current = value
     for _ in range(8):
-        if current.op in _BOUNDED or current.op == "neg":
+        if current.op in BOUNDED or current.op == "neg":
             return True
-        if current.op == "sub" and len(current.inputs) == 2 and _made_by(current.inputs[1], _MAXIMA) is not None:
+        if current.op == "sub" and len(current.inputs) == 2 and _made_by(current.inputs[1], MAXIMA) is not None:
             return True
         if current.op in ("mul", "div") and any((v.is_number and v.const < 0) or v.op == "neg" for v in current.inputs):
             return True
@@ -183,7 +179,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event):
         return
-    if any(_log_uses(e.arg(0), event.out) for e in view.of(*_LOGS)):
+    if any(_log_uses(e.arg(0), event.out) for e in view.of(*LOGARITHMS)):
         return
     yield Hit(event.node, f"exp overflows fp16 from 11.1 on: {value.why}", "cast the argument with .float(), or bound it")
 
@@ -193,10 +189,7 @@ def _log_uses(value: Value, made: Value) -> bool:
     return total is not None and bool(total.inputs) and _made_by(total.inputs[0], ("exp",)) is made
 
 
-_REDUCTIONS = ("sum", "cumsum", "mean", "prod", "cumprod", "nansum", "norm", "linalg.vector_norm", "logcumsumexp", "nanmean")
-
-
-@rule("NUM_REDUCE_HALF", Severity.WARNING, *_REDUCTIONS)
+@rule("NUM_REDUCE_HALF", Severity.WARNING, *REDUCTIONS)
 def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     """A sum, running sum or mean of squares is taken of half values.
 
@@ -250,7 +243,7 @@ def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
     if any(_variance(e) and any(v is event.out for v in ancestors(e.out, 20)) for e in view.of("sub")):
         return True
-    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*_LOGS))
+    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*LOGARITHMS))
 
 
 @rule("NUM_VARIANCE", Severity.WARNING, "sub")
@@ -302,28 +295,7 @@ def _is_square_of_mean(value: Value) -> bool:
     )
 
 
-_FFT = frozenset(
-    f"fft.{name}"
-    for name in [
-        "fft",
-        "ifft",
-        "rfft",
-        "irfft",
-        "fft2",
-        "ifft2",
-        "rfft2",
-        "irfft2",
-        "fftn",
-        "ifftn",
-        "rfftn",
-        "irfftn",
-        "hfft",
-        "ihfft",
-    ]
-)
-
-
-@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | _FFT))
+@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT))
 def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     """An operation that has no half version gets a half tensor.
 
@@ -341,7 +313,7 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event):
         return
-    if event.op in _FFT and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
+    if event.op in FFT and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
         return
     severity = Severity.ERROR if value.sure else Severity.WARNING
     yield Hit(event.node, f"{event.op} does not take {value.dtype}: {value.why}", "cast the input with .float()", severity)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from ..trace import Event, FileView
-from ..values import HALF, Value, ancestors
 
 _SOURCE = {"index_add_": 3, "index_copy_": 3, "scatter_": 3, "scatter_add_": 3, "index_put_": 2, "masked_scatter_": 2,
            "index_add": 3, "index_copy": 3, "masked_scatter": 2, "scatter": 3}  # fmt: skip
-_INDEX_NAME = re.compile(r"mask|idx|index|indices|(?:^|_)ids?$|perm|rows|cols|slots?$|where|select|keep|valid", re.I)
 
 
 @rule("NUM_INDEXED_WRITE", Severity.ERROR, "setitem", *_SOURCE)
@@ -60,7 +58,4 @@ def _is_tensor_index(index: Value) -> bool:
         return False
     if index.kind in ("tensor", "list"):
         return True
-    if any(v.op in ("compare", "nonzero", "argsort", "topk") for v in ancestors(index, 5)):
-        return True
-    name = index.thing.name.rpartition(".")[2] if index.thing else ""
-    return bool(_INDEX_NAME.search(name))
+    return any(v.op in ("compare", "nonzero", "argsort", "topk") for v in ancestors(index, 5))

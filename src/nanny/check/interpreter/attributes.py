@@ -1,64 +1,24 @@
-"""Attributes and items of values: `self.x`, `t.dtype`, `torch.float16`, and what a loop or an unpacking binds."""
+"""Attributes and items of values: `t.dtype`, `torch.float16`, and what a loop or an unpacking binds."""
 
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 
-from ..core.formats import FORMATS
-from ..core.ops import DTYPES, TENSOR_TYPES
-from . import calls
-from .source import ClassInfo, dotted
+from ...core.formats import FORMATS
+from ...core.ops import DTYPES, TENSOR_TYPES
+from .source import ClassInfo
 from .trace import Frame
-from .values import NOTHING, UNKNOWN, Thing, Value, constant, join, tensor
+from .uses import dotted
+from .values import UNKNOWN, Thing, Value, constant, copied, join, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
-INTEGER_NAME = re.compile(r"^(?:position(?:s|_ids)?|pos_ids|input_ids|token_ids|timesteps?|time_steps?|step_ids|indices|idx)$")
+
+
 _OBJECTS = ("tensor", "module", "optimizer", "scaler", "instance")
 
 
-def attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
-    if base.kind == "external":
-        return _external_attribute(f"{base.ref}.{name}")
-    if base.kind == "project":
-        found = base.ref.env.get(name)
-        if found is not None and found.kind == "lazy":
-            found = calls.resolve_lazy(frame, found, name)
-        return found if found is not None else Value(thing=Thing(name))
-    if base.kind == "finfo":
-        return _finfo(base, name)
-    if base.kind == "instance":
-        return _instance_attribute(frame, base, name, node)
-    if base.kind == "class" and isinstance(base.ref, ClassInfo):
-        method = base.ref.find(name)
-        found = base.ref.field_of(name)
-        return (
-            Value("function", ref=method, tags=frozenset({"unbound"}))
-            if method
-            else found or Value(op=f"class.{name}", ref=base.ref)
-        )
-    if name == "grad" and base.kind in ("tensor", "", "instance", "module"):
-        value = Value("tensor", op="grad", inputs=(base,), line=getattr(node, "lineno", 0), node=node, tags=frozenset({"grad"}))
-        return frame.emit("grad_read", node, (base,), out=value)
-    if name == "dtype":
-        kind = base.dtype or (base.thing.dtype if base.thing else "")
-        return Value("dtype", const=kind, op="dtype", inputs=(base,), sure=base.sure)
-    if name in ("shape", "ndim"):
-        return Value("const" if name == "ndim" else "", dtype="int")
-    if name == "type" and base.kind == "device":
-        return constant(base.const) if base.const is not NOTHING else UNKNOWN
-    if base.kind == "dict" and isinstance(base.ref, dict) and name in base.ref:
-        return base.ref[name]
-    if base.kind == "tensor":
-        return _tensor_attribute(frame, base, name, node)
-    if base.thing is not None:
-        return _thing_attribute(frame, base, name, node)
-    path = dotted(node)
-    return frame.unknown(path) if path else Value(thing=Thing(name))
-
-
-def _external_attribute(path: str) -> Value:
+def external_attribute(path: str) -> Value:
     head, _, last = path.rpartition(".")
     if head == "torch" and last in DTYPES:
         return Value("dtype", const=DTYPES[last])
@@ -69,7 +29,7 @@ def _external_attribute(path: str) -> Value:
     return Value("external", ref=path)
 
 
-def _finfo(base: Value, name: str) -> Value:
+def finfo_attribute(base: Value, name: str) -> Value:
     known = FORMATS.get(base.const)
     numbers = {
         "min": lambda f: -f.max, "max": lambda f: f.max, "eps": lambda f: f.eps, "tiny": lambda f: f.min_normal,
@@ -80,23 +40,7 @@ def _finfo(base: Value, name: str) -> Value:
     return Value("const", const=numbers[name](known), tags=frozenset({"finfo", f"finfo:{base.const}"}), ref=base)
 
 
-def _instance_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
-    owner = base.ref
-    method = owner.find(name)
-    found = owner.field_of(name)
-    if found is not None:
-        return found
-    if method is not None:
-        decorators = {dotted(d.func if isinstance(d, ast.Call) else d) for d in getattr(method.node, "decorator_list", ())}
-        if decorators & {"property", "cached_property", "functools.cached_property"}:
-            return calls.follow(frame, method, [base], {}, node)
-        return Value("function", ref=method, inputs=(base,))
-    value = Value(thing=Thing(f"self.{name}"))
-    owner.fields[name] = value
-    return value
-
-
-def _tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+def tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     if name in ("T", "mT", "H", "data", "real"):
         return replace(base, op="view", inputs=(base,), node=node)
     if name in ("device", "is_cuda"):
@@ -110,9 +54,17 @@ def _tensor_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Va
     return UNKNOWN
 
 
-def _thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+def field_of(instance: Value, name: str) -> Value | None:
+    """What an instance of a class of the project has under a name: its own, else its class's."""
+    own = instance.thing.attrs.get(name) if instance.thing is not None else None
+    return own if own is not None else instance.ref.field_of(name)
+
+
+def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
     thing = base.thing
     assert thing is not None
+    if base.op == "key" and name == "values":  # of a column of a table
+        return base
     found = thing.attrs.get(name)
     if found is None and isinstance(base.ref, ClassInfo):
         found = base.ref.field_of(name)
@@ -131,7 +83,7 @@ def _one_of(source: Value) -> Value | None:
     item = source.inputs[0]
     if item.kind == "tensor" or item.thing is None:
         return replace(item)
-    return replace(item, thing=Thing("", item.thing.kind, item.thing.dtype, device=item.thing.device))
+    return copied(item)
 
 
 def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value:
@@ -143,9 +95,8 @@ def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value
     shared = _one_of(value)
     if shared is not None:
         return shared
-    name = dotted(target)
-    is_integer = value.dtype == "int" or bool(INTEGER_NAME.match(name))
-    return Value(thing=Thing(name), op="part", inputs=(value,), dtype="int" if is_integer else "", tags=value.tags & {"scaled"})
+    dtype = "int" if value.dtype == "int" else ""
+    return Value(thing=Thing(dotted(target)), op="part", inputs=(value,), dtype=dtype, tags=value.tags & {"scaled"})
 
 
 def child_of(module: Value) -> Value:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from .source import ClassInfo
-from .trace import Event, FileView
-from .values import HALF, Thing, Value, ancestors
+from ..interpreter.trace import Event, FileView
+from ..interpreter.values import HALF, Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")
@@ -16,7 +15,7 @@ def is_trained(thing: Thing, view: FileView) -> bool:
     if thing.is_trained:
         return True
     if thing.owner is not None:
-        return is_trained(thing.owner, view)
+        return not thing.is_frozen and is_trained(thing.owner, view)
     if not view.of("optimizer.new", "optimizer.step", "scaler.step", "framework.backward"):
         return False
     if thing.is_set_to_train:
@@ -32,8 +31,6 @@ def is_trained(thing: Thing, view: FileView) -> bool:
 
 def has_master_copy(view: FileView) -> bool:
     """Whether the file keeps float32 copies of half parameters, as a mixed-precision optimizer written by hand does."""
-    if "master" in view.module.text.lower():
-        return True
     return any(
         e.out.dtype == "fp32" and any(v.op in _MASTERS for v in ancestors(e.arg(0), 8)) and "grad" not in e.arg(0).tags
         for e in view.of("cast")
@@ -63,15 +60,24 @@ def _until_float32(value: Value) -> Iterator[Value]:
 
 def half_parameters(params: Value, event: Event) -> str:
     """`fp16` or `bf16` if the parameters handed to an optimizer are known to be that."""
-    stack, seen = [params], 0
-    while stack and seen < 300:
-        seen += 1
-        for value in _until_float32(stack.pop()):
+    stack, seen = [params], set[int]()
+    while stack and len(seen) < 300:
+        root = stack.pop()
+        if id(root) in seen:
+            continue
+        seen.add(id(root))
+        for value in _until_float32(root):
             for kind in (value.thing.dtype if value.thing else "", value.dtype if value.op in ("parameter", "param") else ""):
                 if kind in HALF:
                     return kind
             if value.kind == "dict" and isinstance(value.ref, dict):
                 stack.extend(v for v in value.ref.values() if isinstance(v, Value))
-            if value.kind == "instance" and isinstance(value.ref, ClassInfo):
-                stack.extend(value.ref.fields.values())
+            if value.kind == "instance" and value.thing is not None:
+                stack.extend(value.thing.attrs.values())
     return ""
+
+
+def goes_backward(value: Value, events: Iterable[Event]) -> bool:
+    """Whether a value is (a part of) a loss that one of the events scales or takes the gradient of."""
+    losses = (e.arg(1) if e.op in ("scaler.scale", "framework.backward") else e.arg(0) for e in events)
+    return any(v is value for loss in losses for v in ancestors(loss))

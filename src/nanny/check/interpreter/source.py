@@ -7,28 +7,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from .values import Value
+from .uses import Uses, dotted, uses_in
+from .values import Thing, Value
 
 EVIDENCE = re.compile(
     r"autocast|GradScaler|\bhalf\b|HalfTensor|BFloat16Tensor|float16|\b[fb]f?p?16\b|fp16|bf16|mixed_precision|MixedPrecision"
     r"|grad_scaler|unscale_|16-(?:mixed|true)|precision\s*=|loss_scale|BCELoss|binary_cross_entropy\b"
-)
-
-
-_CALL = re.compile(r"[A-Za-z_][\w.]*(?=\()")
-_STEPPED = re.compile(r"([A-Za-z_][\w.]*)\.(?:step|unscale_)\(\s*([A-Za-z_][\w.]*)\s*[,)]")
-_DEFINITION = re.compile(r"(?:def|class) (\w+)\(")
-
-
-# Code that makes halves or scales, rather than only asking for a dtype: worth reading what it imports from its own project.
-_ACTIVE = re.compile(
-    r"(?<!maybe_)autocast\(|GradScaler|\.half\(|\.bfloat16\(|unscale_|(?:to\(|dtype=)torch\.(?:bfloat16|float16|half)\b"
 )
 
 
@@ -50,6 +40,17 @@ class FunctionInfo:
     def name(self) -> str:
         return getattr(self.node, "name", "<lambda>")
 
+    @property
+    def called_as(self) -> str:
+        """What a call of it is a call of: the class, for its __init__."""
+        return self.owner.name if self.owner is not None and self.name == "__init__" else self.name
+
+    @property
+    def decorators(self) -> set[str]:
+        """Dotted names, without arguments."""
+        found = getattr(self.node, "decorator_list", ())
+        return {dotted(d.func if isinstance(d, ast.Call) else d) for d in found}
+
 
 @dataclass(eq=False, repr=False)
 class ClassInfo:
@@ -59,8 +60,7 @@ class ClassInfo:
     parents: tuple[ClassInfo, ...] = ()
     methods: dict[str, FunctionInfo] = field(default_factory=dict)
     attrs: dict[str, Value] = field(default_factory=dict)
-    fields: dict[str, Value] = field(default_factory=dict)  # self.x, shared by all instances
-    is_built: bool = False
+    example: Thing | None = None  # the first instance; methods that nobody calls are run on it
 
     @property
     def name(self) -> str:
@@ -76,23 +76,23 @@ class ClassInfo:
         return None
 
     def field_of(self, name: str, depth: int = 0) -> Value | None:
-        for table in (self.fields, self.attrs):
-            if name in table:
-                return table[name]
+        if name in self.attrs:
+            return self.attrs[name]
         for parent in self.parents if depth < 6 else ():
             found = parent.field_of(name, depth + 1)
             if found is not None:
                 return found
         return None
 
-    def derives_from(self, suffixes: tuple[str, ...], depth: int = 0) -> bool:
-        if any(base.endswith(suffixes) for base in self.bases):
+    def derives_from(self, names: Collection[str], depth: int = 0) -> bool:
+        """Whether a class of one of these names, as the package that defines it calls it, is above this one."""
+        if any(base.rpartition(".")[2] in names for base in self.bases):
             return True
-        return depth < 6 and any(parent.derives_from(suffixes, depth + 1) for parent in self.parents)
+        return depth < 6 and any(parent.derives_from(names, depth + 1) for parent in self.parents)
 
     @property
     def is_module(self) -> bool:
-        return self.derives_from(("nn.Module", "LightningModule", "PreTrainedModel", ".Module", "ModelMixin"))
+        return self.derives_from(("Module", "LightningModule", "PreTrainedModel", "ModelMixin"))
 
     @property
     def is_lightning(self) -> bool:
@@ -100,60 +100,39 @@ class ClassInfo:
 
 
 @dataclass(eq=False, repr=False)
-class ModuleInfo:
+class SourceFile:
+    """A parsed file; what is known about it does not change."""
+
     filename: str
-    text: str
     tree: ast.Module
     name: str = ""  # dotted, if part of a project
-    is_package: bool = False
+
+    @cached_property
+    def uses(self) -> Uses:
+        return uses_in(self.tree)
+
+
+@dataclass(eq=False, repr=False)
+class ModuleInfo:
+    """A file while it is walked: what its body has defined so far. Another walk has one of its own."""
+
+    source: SourceFile
     env: dict[str, Value] = field(default_factory=dict)
     functions: list[FunctionInfo] = field(default_factory=list)
     classes: list[ClassInfo] = field(default_factory=list)
-    is_active: bool = False  # makes halves or scales itself
-    called: frozenset[str] = frozenset()  # texts of everything that is called: `model`, `self.net`, `loss.backward`
-    stepped: frozenset[str] = frozenset()  # last names of what a scaler steps or unscales
     is_loaded: bool = False
+    is_entry: bool = False  # the program starts here: `__name__ == "__main__"`
 
-    def is_called(self, text: str) -> bool:
-        return text in self.called
+    def __post_init__(self) -> None:
+        self.filename, self.tree, self.name = self.source.filename, self.source.tree, self.source.name
 
-    def has_method_call(self, text: str, names: tuple[str, ...]) -> bool:
-        return any(f"{text}.{name}" in self.called for name in names)
+    @property
+    def uses(self) -> Uses:
+        return self.source.uses
 
-    def uses_as_scaler(self, text: str) -> bool:
-        """Whether an object is used as only a GradScaler is: it unscales, or it scales, steps and updates."""
-        if not text:
-            return False
-        return self.has_method_call(text, ("unscale_", "get_scale")) or all(
-            f"{text}.{name}" in self.called for name in ("scale", "step", "update")
-        )
-
-
-def parse_module(text: str, filename: str, name: str = "") -> ModuleInfo:
-    tree = ast.parse(text, filename)
-    called = Counter(_CALL.findall(text))  # also those in comments, but at a hundredth of the cost of walking the tree
-    called.subtract(_DEFINITION.findall(text))
-    is_package = filename.endswith("__init__.py")
-    is_active = _ACTIVE.search(text) is not None
-    module = ModuleInfo(filename, text, tree, name, is_package, is_active=is_active, called=frozenset(+called))
-    module.stepped = frozenset(
-        stepped.rpartition(".")[2]
-        for scaler, stepped in _STEPPED.findall(text)
-        if "scaler" in scaler.lower() or module.uses_as_scaler(scaler)
-    )
-    return module
-
-
-def dotted(node: ast.AST) -> str:
-    """`a.b.c` for a chain of names, else the empty string."""
-    parts = []
-    while type(node) is ast.Attribute:
-        parts.append(node.attr)
-        node = node.value
-    if type(node) is not ast.Name:
-        return ""
-    parts.append(node.id)
-    return ".".join(reversed(parts))
+    @property
+    def is_package(self) -> bool:
+        return self.filename.endswith("__init__.py")
 
 
 class Project:
@@ -161,17 +140,17 @@ class Project:
 
     def __init__(self, sources: Mapping[str, str]):
         self.sources = sources
-        self._modules: dict[str, ModuleInfo | None] = {}
+        self._files: dict[str, SourceFile | None] = {}
         self._paths: dict[str, str] | None = None
 
-    def module(self, filename: str) -> ModuleInfo | None:
+    def file(self, filename: str) -> SourceFile | None:
         """The parsed file; None if it has a syntax error (reported when that file is checked itself)."""
-        if filename not in self._modules:
+        if filename not in self._files:
             try:
-                self._modules[filename] = parse_module(self.sources[filename], filename, _module_name(filename))
+                self._files[filename] = SourceFile(filename, ast.parse(self.sources[filename], filename), _module_name(filename))
             except (SyntaxError, ValueError, RecursionError):
-                self._modules[filename] = None
-        return self._modules[filename]
+                self._files[filename] = None
+        return self._files[filename]
 
     def resolve(self, importer: ModuleInfo, target: str, level: int = 0) -> str | None:
         """The project's file behind `from target import ...` (with leading dots counted by level)."""

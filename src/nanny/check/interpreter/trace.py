@@ -6,19 +6,23 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from .regions import Region
-from .source import ClassInfo, FunctionInfo, ModuleInfo, Project
+from .source import ClassInfo, FunctionInfo, ModuleInfo
 from .values import UNKNOWN, Thing, Value
-
-if TYPE_CHECKING:
-    from .engine import Options
 
 MAX_DEPTH = 6  # calls followed into each other
 MAX_STATEMENTS = 40_000  # per file; a generated monster must not hang the check
 
 Guard = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user knows and the code does not say."""
+
+    device: str | None = None  # cuda, cpu, ...
+    amp_dtype: str | None = None  # fp16 or bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +143,10 @@ class FileView:
 
 
 @dataclass(eq=False, repr=False)
-class Run:
-    """One analysis of a file: budget, memory of calls already followed, and the traces."""
-
-    project: Project
-    options: Options
-    follows_imports: bool = True
-    traces: list[Trace] = field(default_factory=list)
-    statements: int = 0
-    cache: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = field(default_factory=dict)
-    pending: list[tuple[FunctionInfo, Context, Trace]] = field(default_factory=list)
-
-
-@dataclass(eq=False, repr=False)
 class Frame:
     """One activation of a function, or the module body."""
 
-    run: Run
+    options: Options
     module: ModuleInfo
     trace: Trace
     env: dict[str, Value]
@@ -168,6 +159,12 @@ class Frame:
     entered: list[Region] = field(default_factory=list)  # by ExitStack.enter_context
     spine: tuple[ast.AST | None, str] = (None, "")  # the call that starts what is being assigned, and the name it will get
     is_over: bool = False  # the current block has returned, raised, continued or broken
+
+    def set_env(self, env: Mapping[str, Value]) -> None:
+        """Puts other bindings into the environment that everything defined here sees: there is one for each activation."""
+        bindings = dict(env)
+        self.env.clear()
+        self.env.update(bindings)
 
     def lookup(self, name: str) -> Value | None:
         found = self.env.get(name)
@@ -193,8 +190,13 @@ class Frame:
         self, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value] | None = None,
         out: Value = UNKNOWN,
     ) -> Value:  # fmt: skip
+        self.mark(node)
         self.trace.events.append(Event(op, node, self.module, args, kwargs or {}, out, self.at))
         return out
+
+    def mark(self, node: ast.AST) -> None:
+        """Notes on a node in which file it stands: what is said about it may be said while walking another."""
+        node.file = self.module.filename  # type: ignore[attr-defined]
 
     def inside(self, **changes: object) -> Context:
         return replace(self.at, **changes)  # type: ignore[arg-type]

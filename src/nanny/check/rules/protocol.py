@@ -6,10 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from .guards import AMP
-from .optimizers import parameter_owners
-from .trace import Event, Trace, can_meet
-from .values import UNKNOWN, Value, ancestors
+from ..interpreter.guards import AMP
+from ..interpreter.objects import parameter_owners
+from ..interpreter.trace import Event, Trace, can_meet
+from ..interpreter.values import UNKNOWN, Value, ancestors
 
 
 def is_scaled(event: Event) -> bool:
@@ -56,6 +56,7 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
     return False
 
 
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _UNSCALES = ("framework.clip_grad_norm_", "framework.clip_grad_value_", "framework.unscale_gradients", "optimizer.step")
 
 
@@ -90,17 +91,24 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | N
     return None
 
 
-_HARMLESS = re.compile(r"^except@|optim")
-
-
 def extra_guards(event: Event, base: Event) -> set[str]:
-    """Conditions that `event` has and `base` has not, but for those about AMP itself, about which optimizer it is, or left by
-    early exits."""
+    """Conditions that `event` has and the step `base` has not, but for those about AMP itself, about which optimizer it is, or
+    left by early exits."""
     known = {key for key, _ in base.at.guards}
-    return {
-        key for key, _ in event.at.guards
-        if key not in known and key != AMP and key not in event.at.exits and not _HARMLESS.search(key)
-    }  # fmt: skip
+    stepped = _names(base.node)
+    mine = {key for key, _ in event.at.guards if key != AMP and not key.startswith("except@")} - known - event.at.exits
+    return {key for key in mine if stepped.isdisjoint(identifiers(key))}
+
+
+def _names(node: ast.AST) -> set[str]:
+    """The variables in the arguments of a call: the optimizer, and the index that picks it."""
+    arguments = node.args if isinstance(node, ast.Call) else []
+    return {inner.id for argument in arguments for inner in ast.walk(argument) if isinstance(inner, ast.Name)} - {"self"}
+
+
+def identifiers(key: str) -> set[str]:
+    """The names in a guard's key, which is the source of its test."""
+    return set(_IDENTIFIER.findall(key))
 
 
 def window_keys(event: Event) -> set[str]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any
 
 HALF = frozenset({"fp16", "bf16", "half"})  # "half": one of the two, not known which
 FLOATS = HALF | {"fp32", "fp64"}
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
-_serial = count(1)
 
 
 @dataclass(eq=False, repr=False)
@@ -34,8 +32,8 @@ class Thing:
     is_frozen: bool = False  # eval() or requires_grad_(False)
     is_trained: bool = False  # its parameters are in an optimizer
     is_set_to_train: bool = False  # train() was called
+    is_built: bool = False  # its __init__ has been run
     attrs: dict[str, Value] = field(default_factory=dict)
-    serial: int = field(default_factory=lambda: next(_serial))
 
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
@@ -71,6 +69,8 @@ class Value:
         return self.kind == "const" and self.const is None
 
 
+Args = list[Value]
+Kwargs = dict[str, Value]
 UNKNOWN = Value()
 NONE = Value("const", const=None)
 
@@ -81,6 +81,19 @@ def constant(value: Any) -> Value:
 
 def tensor(dtype: str = "", why: str = "", line: int = 0, **rest: Any) -> Value:
     return Value("tensor", dtype, why, line, **rest)
+
+
+def copied(value: Value, known: dict[int, Thing] | None = None) -> Value:
+    """A copy of an object, with copies of the modules inside it: what is trained or cast later is one of the two."""
+    thing = value.thing
+    known = {} if known is None else known
+    if thing is None or value.kind == "tensor":
+        return value
+    if id(thing) not in known:
+        known[id(thing)] = new = Thing("", thing.kind, thing.dtype, device=thing.device, is_built=thing.is_built)
+        new.attrs = {k: copied(v, known) if v.kind in ("module", "instance") else v for k, v in thing.attrs.items()}
+    inputs = tuple(copied(v, known) for v in value.inputs) if value.kind == "module" else value.inputs
+    return replace(value, thing=known[id(thing)], inputs=inputs)
 
 
 def join_dtype(left: str, right: str) -> str:

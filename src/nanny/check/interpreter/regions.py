@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from .values import NOTHING, Value
+from .values import NOTHING, Args, Kwargs, Value
 
 AUTOCAST = {
     "torch.autocast": "",
@@ -50,9 +50,7 @@ def default_dtype(device: str) -> str:
     return "bf16" if device == "cpu" else "fp16"
 
 
-def region_of(
-    name: str, args: list[Value], kwargs: dict[str, Value], node: ast.AST, file: str, device: str | None, dtype: str | None
-) -> Region:
+def region_of(name: str, args: Args, kwargs: Kwargs, node: ast.AST, file: str, device: str | None, dtype: str | None) -> Region:
     """The region that a call of one of AUTOCAST's names opens; `device` and `dtype` are what the user told us."""
     fixed = AUTOCAST[name]
     positional = ["enabled", "dtype", "cache_enabled"] if fixed else ["device_type", "dtype", "enabled", "cache_enabled"]

@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import ast
-import re
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..core.ops import ALIASES, CONTAINERS, CREATES
-from . import attributes, calls, expressions, methods, sequences
+from ...core.ops import ALIASES, CONTAINERS, CREATES
+from . import objects
 from .dtypes import result
-from .optimizers import is_optimizer, new_optimizer
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
-from .source import dotted
+from .torch_names import CLIPS, GRAD_SCALERS, WRAPPERS
 from .trace import Frame
-from .values import NOTHING, UNKNOWN, Thing, Value, constant, tensor
+from .uses import dotted
+from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, tensor
 
-GRAD_SCALERS = ("GradScaler", "ShardedGradScaler")
 _FRAMEWORK = {
     "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
     "lightning.Fabric": "fabric", "lightning.fabric.Fabric": "fabric", "lightning_fabric.Fabric": "fabric",
 }  # fmt: skip
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "DDP", "FSDP", "fully_shard")
+
+
 _ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
             "builtins.tuple", "builtins.iter", "builtins.sorted", "builtins.reversed", "builtins.filter",
             "builtins.next"}  # fmt: skip
-# calls of other packages that return a model: torchvision.models.resnet50, timm.create_model, SomeNet(...)
-_FACTORY = re.compile(
-    r"\.models\.\w+$|(?:create|build|make|get|load)_(?:\w*_)?(?:model|net|network|encoder|backbone)$|[A-Z]\w*(?:Model|Net)$"
-)
-_CLIPS = re.compile(r"clip_?grad", re.I)
+
+
 _PREFIXES = ("torch.nn.functional.", "torch.Tensor.", "torch.")
 
 
-def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     last = path.rpartition(".")[2]
     handler = _EXACT.get(path)
     if handler is not None:
@@ -43,25 +40,22 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
     if last in GRAD_SCALERS and not path.startswith("sklearn"):
         value = Value("scaler", ref=path, thing=Thing("", "scaler"), line=node.lineno, node=node)
         return frame.emit("scaler.new", node, tuple(args), kwargs, value)
-    if is_optimizer(path, last):
-        return new_optimizer(frame, node, last, args, kwargs)
+    if objects.builds_optimizer(path, last):
+        return objects.new_optimizer(frame, node, last, args, kwargs)
     if path.startswith("torch.nn.") and last[:1].isupper() and "parallel" not in path:
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
         asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))
         value = Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework"), const=asked.const)
         return frame.emit("framework.new", node, tuple(args), kwargs, value)
-    if path in _ADOPTED or last in _WRAPPERS:
+    if path in _ADOPTED or last in WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
-        return _copied(frame, source) if "copy" in path and source.thing else source
-    if _CLIPS.search(last) or path == "torch.nn.utils.get_total_norm":
+        return _copied(frame, source) if last in ("copy", "deepcopy") and source.thing else source
+    if last in CLIPS:
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
     if last == "from_pretrained":
-        owner = path.rpartition(".")[0]
-        if re.search(r"Token|Processor|Config|Extractor|Scheduler", owner):
-            return UNKNOWN
-        return methods.call_pretrained(frame, node, last, kwargs) or UNKNOWN
+        return objects.call_pretrained(frame, node, last, kwargs) or UNKNOWN
     if last in ("MixedPrecision", "MixedPrecisionPolicy"):
         return frame.emit("reduce_policy", node, tuple(args), _named(("param_dtype", "reduce_dtype"), args, kwargs))
     if path.startswith("torch."):
@@ -70,18 +64,17 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: list[Value], kw
 
 
 def _copied(frame: Frame, source: Value) -> Value:
-    """A copy is an object of its own: what is trained or cast later is one of the two."""
-    thing = source.thing
-    assert thing is not None
-    kind = "module" if methods.is_module(frame, source) else thing.kind
-    return replace(source, thing=Thing("", kind, thing.dtype, device=thing.device))
+    made = copied(source)
+    if made.thing is not None and objects.is_module(frame, source):
+        made.thing.kind = "module"
+    return made
 
 
-def _named(names: tuple[str, ...], args: list[Value], kwargs: dict[str, Value]) -> dict[str, Value]:
+def _named(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Value]:
     return {**dict(zip(names, args)), **kwargs}
 
 
-def _torch_op(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _torch_op(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     op = next(path.removeprefix(p) for p in _PREFIXES if path.startswith(p))
     op = ALIASES.get(op, op)
     if not args and kwargs:
@@ -92,7 +85,7 @@ def _torch_op(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs
     return frame.emit(op, node, tuple(args), kwargs, out)
 
 
-def _created(op: str, out: Value, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _created(op: str, out: Value, args: Args, kwargs: Kwargs) -> Value:
     if "dtype" in kwargs and not kwargs["dtype"].is_none:
         return out
     filled = {"full": 1, "tensor": 0, "as_tensor": 0}.get(op)
@@ -108,8 +101,8 @@ def _created(op: str, out: Value, args: list[Value], kwargs: dict[str, Value]) -
     return replace(out, dtype="int" if isinstance(content.const, int) else "fp32")
 
 
-def _autocast(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    options = frame.run.options
+def _autocast(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
+    options = frame.options
     if len(args) == 1 and args[0].kind == "function":  # autocast used as a plain decorator call: autocast(fn)
         return args[0]
     region = region_of(path, args, kwargs, node, frame.module.filename, options.device, options.amp_dtype)
@@ -117,7 +110,7 @@ def _autocast(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs
     return frame.emit("autocast", node, tuple(args), {**kwargs, "": constant(path)}, value)
 
 
-def _layer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _layer(frame: Frame, node: ast.Call, last: str, args: Args, kwargs: Kwargs) -> Value:
     dtype = kwargs.get("dtype", UNKNOWN)
     thing = Thing("", "module")
     if dtype.kind == "dtype" and dtype.const in ("fp16", "bf16"):
@@ -133,13 +126,13 @@ def _layer(frame: Frame, node: ast.Call, last: str, args: list[Value], kwargs: d
     return frame.emit("layer", node, tuple(args), kwargs, value)
 
 
-def _no_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _no_grad(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     if args and args[0].kind == "function":
         return args[0]
     return Value("context", tags=frozenset({"no_grad"}))
 
 
-def _set_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _set_grad(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     if path.endswith("enable_grad") or (args and args[0].const is True):
         return Value("context", tags=frozenset({"enable_grad"}))
     if args and args[0].const is False:
@@ -147,21 +140,21 @@ def _set_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs
     return Value("context")
 
 
-def _nullcontext(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _nullcontext(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     return Value("context")
 
 
-def _finfo(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _finfo(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     kind = args[0] if args else UNKNOWN
     return Value("finfo", const=kind.const if isinstance(kind.const, str) else "", inputs=tuple(args))
 
 
-def _device(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _device(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     name = args[0].const if args else NOTHING
     return Value("device", const=name.partition(":")[0] if isinstance(name, str) else NOTHING)
 
 
-def _autograd_grad(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _autograd_grad(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     outputs = args[0] if args else kwargs.get("outputs", UNKNOWN)
     tags = frozenset({"scaled", "autograd"}) if _is_scaled(outputs) else frozenset({"autograd"})
     value = Value("tensor", op="autograd.grad", inputs=tuple(args) or (outputs,), tags=tags, line=node.lineno, node=node)
@@ -172,14 +165,14 @@ def _is_scaled(value: Value) -> bool:
     return "scaled" in value.tags or any("scaled" in v.tags for v in value.inputs if value.kind in ("list", "tuple"))
 
 
-def _autograd_backward(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _autograd_backward(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     loss = args[0] if args else kwargs.get("tensors", UNKNOWN)
     if _is_scaled(loss):
         loss = replace(loss, tags=loss.tags | {"scaled"})
     return frame.emit("backward", node, (loss,), kwargs)
 
 
-def _arange(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _arange(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     op = path.rpartition(".")[2]
     asked = kwargs.get("dtype")
     if asked is not None and not asked.is_none:
@@ -192,7 +185,7 @@ def _arange(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: 
     return frame.emit(op, node, tuple(args), kwargs, out)
 
 
-def _float(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _float(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     if args and isinstance(args[0].const, (str, int, float)):
         try:
             return constant(float(args[0].const) if path.endswith("float") else int(float(args[0].const)))
@@ -204,17 +197,13 @@ def _float(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: d
     return value
 
 
-def _builtin(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _builtin(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     name = path.partition(".")[2]
     if name in ("range", "enumerate", "zip"):
         return Value("", op=name, inputs=tuple(args))
     if name == "dict":
         items = {**(args[0].ref if args and args[0].kind == "dict" else {}), **kwargs}
         return frame.emit("dict", node, (), items, Value("dict", ref=items, node=node))
-    if name == "map":
-        return sequences.mapped(frame, node, args)
-    if name == "getattr":
-        return _getattr(frame, node, args)
     if name in ("len", "int", "round"):
         return Value("const", dtype="int")
     if name in ("abs", "min", "max", "pow") and args and all(a.is_number for a in args):
@@ -234,17 +223,7 @@ def _builtin(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs:
     return Value("", op=f"call:{name}", inputs=tuple(args))
 
 
-def _getattr(frame: Frame, node: ast.Call, args: list[Value]) -> Value:
-    if len(args) >= 2 and isinstance(args[1].const, str):
-        return attributes.attribute(frame, args[0], args[1].const, node)
-    if args and args[0].kind == "external" and args[0].ref == "torch":
-        return Value("dtype", const="half" if len(args) > 2 else "")
-    return Value(thing=Thing(""))
-
-
-def _math(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    import math
-
+def _math(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     function = getattr(math, path.rpartition(".")[2], None)
     if function is not None and args and all(a.is_number for a in args):
         try:
@@ -254,50 +233,40 @@ def _math(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: di
     return Value("const")
 
 
-def _partial(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _partial(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     return Value("partial", inputs=tuple(args), ref=dict(kwargs)) if args else UNKNOWN
 
 
-def _checkpoint(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
-    if not args:
-        return UNKNOWN
-    inner = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state", "context_fn", "debug")}
-    return calls.call_value(frame, node, args[0], args[1:], inner)
-
-
 def _plain(op: str) -> Callable[..., Value]:
-    def handler(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+    def handler(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
         return frame.emit(op, node, tuple(args), kwargs)
 
     return handler
 
 
-def _autocast_dtype(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _autocast_dtype(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     region = frame.at.region
     return Value("dtype", const=region.dtype if region else "half")
 
 
-def _deepspeed(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _deepspeed(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     engine = Value("framework", ref="deepspeed", thing=Thing("", "framework"))
     frame.emit("framework.new", node, tuple(args), {**kwargs, "": constant("deepspeed")}, engine)
     return Value("tuple", inputs=(engine, Value("optimizer", thing=Thing("", "framework_optimizer")), UNKNOWN, UNKNOWN))
 
 
-def _other(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: dict[str, Value]) -> Value:
+def _other(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     if path.startswith("math."):
         return _math(frame, node, path, args, kwargs)
     if path.startswith("builtins."):
         return _builtin(frame, node, path, args, kwargs)
     frame.emit("external", node, (Value("external", ref=path), *args), kwargs)
     name = path.rpartition(".")[2]
-    if calls.LOSS_NAME.search(name) and name[:1].islower():
-        out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
-        return frame.emit("loss", node, tuple(args), kwargs, out)
+    if objects.is_loss(args, kwargs):
+        return objects.emit_loss(frame, node, args, kwargs)
     inputs = (*args, *kwargs.values())
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
     thing = frame.fresh(node)
-    if _FACTORY.search(path):
-        thing.kind = "module"
     if name.endswith("Trainer") and "peft_config" not in kwargs:
         model = kwargs.get("model", args[0] if args else UNKNOWN)
         if model.thing is not None:
@@ -306,41 +275,20 @@ def _other(frame: Frame, node: ast.Call, path: str, args: list[Value], kwargs: d
     return Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=thing, node=node, tags=tags)
 
 
-def decorator_context(frame: Frame, decorator: ast.expr) -> Value:
-    """The context that a decorator puts a function's body into."""
-    name = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
-    if not name:
-        return UNKNOWN
-    value = expressions.evaluate(frame, decorator.func if isinstance(decorator, ast.Call) else decorator)
-    path = value.ref if value.kind == "external" else ""
-    if path in NO_GRAD:
-        return Value("context", tags=frozenset({"no_grad"}))
-    if isinstance(path, str) and path.endswith("custom_fwd"):
-        return _custom_fwd(frame, decorator, path)
-    if isinstance(decorator, ast.Call):
-        return expressions.evaluate(frame, decorator)
-    if path in AUTOCAST:
-        return Value(
-            "context",
-            ref=Region(AUTOCAST[path] or "", "fp16" if AUTOCAST[path] == "cuda" else "half", True, decorator.lineno, path),
-        )
-    return UNKNOWN
-
-
-def _custom_fwd(frame: Frame, decorator: ast.expr, path: str) -> Value:
+def custom_fwd(decorator: ast.expr, path: str) -> Value:
     if isinstance(decorator, ast.Call) and any(k.arg == "cast_inputs" for k in decorator.keywords):
         return Value("context", ref=Region("", "fp32", False, decorator.lineno, path), tags=frozenset({"casts_inputs"}))
     return UNKNOWN
 
 
-def kind_of_annotation(frame: Frame, annotation: ast.expr | None) -> str:
+def kind_of_annotation(annotation: ast.expr | None) -> str:
     """`scaler`, `optimizer` or `tensor`, if a parameter's annotation says so."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         name = annotation.value
     elif isinstance(annotation, ast.Subscript) and dotted(annotation.value).endswith("Optional"):
-        return kind_of_annotation(frame, annotation.slice)
+        return kind_of_annotation(annotation.slice)
     elif isinstance(annotation, ast.BinOp):
-        return kind_of_annotation(frame, annotation.left) or kind_of_annotation(frame, annotation.right)
+        return kind_of_annotation(annotation.left) or kind_of_annotation(annotation.right)
     else:
         name = dotted(annotation) if annotation is not None else ""
     last = name.rpartition(".")[2]
@@ -356,7 +304,7 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "torch.enable_grad": _set_grad, "torch.set_grad_enabled": _set_grad, "contextlib.nullcontext": _nullcontext,
     "torch.finfo": _finfo, "torch.device": _device, "torch.autograd.grad": _autograd_grad,
     "torch.autograd.backward": _autograd_backward, "torch.arange": _arange, "torch.range": _arange,
-    "builtins.float": _float, "functools.partial": _partial, "torch.utils.checkpoint.checkpoint": _checkpoint,
+    "builtins.float": _float, "functools.partial": _partial, 
     "torch.save": _plain("save"), "pickle.dump": _plain("save"), "joblib.dump": _plain("save"),
     "torch.distributed.checkpoint.save": _plain("save"), "safetensors.torch.save_file": _plain("save"),
     "torch.set_default_dtype": _plain("set_default_dtype"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Mapping
 
-from ..core.ops import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
+from ...core.ops import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
+from .torch_names import ARITHMETIC
 from .trace import Frame
-from .values import UNKNOWN, Value, widest
+from .values import HALF, UNKNOWN, Value, widest
 
 CARRIED = frozenset({"scaled", "maybe_scaled", "grad", "scale"})  # marks that a result takes over from its operands
 
@@ -19,6 +19,10 @@ def result(frame: Frame, op: str, node: ast.AST, args: tuple[Value, ...], kwargs
     sure = True if source is None else source.sure
     line = getattr(node, "lineno", 0) if source is None else source.line
     tags = _tags(op, args)
+    if source is not None:
+        tags |= source.tags & {"autocast"}
+    elif dtype in HALF and "dtype" not in kwargs:
+        tags |= {"autocast"}  # made half by the region, not by hand
     device = device_name(kwargs.get("device", UNKNOWN))
     if device or op in ("cuda", "cpu"):
         tags = on_device(tags, device or op)
@@ -79,7 +83,7 @@ def result_dtype(
         return first.dtype, first.why, first
     if op not in SAME_DTYPE and op != "rsub":
         return "", "", None
-    operands = _operands(args if op in SEVERAL_OPERANDS else args[:1])
+    operands = _operands(frame, args if op in SEVERAL_OPERANDS else args[:1])
     if not operands:
         return "", "", None
     best = widest(operands)
@@ -98,33 +102,26 @@ def _runs_in_float32(frame: Frame, op: str) -> bool:
     return autocast_list(op, "cuda") in ("lower", "float32")
 
 
-def _operands(args: tuple[Value, ...]) -> tuple[Value, ...]:
+def _operands(frame: Frame, args: tuple[Value, ...]) -> tuple[Value, ...]:
     """The tensors among the arguments: numbers, sizes and dims do not take part in promotion."""
     out: list[Value] = []
     for position, value in enumerate(args):
         if value.kind in ("tuple", "list"):
             out.extend(v for v in value.inputs if v.kind == "tensor" or v.dtype in ("fp16", "bf16", "half", "fp32", "fp64"))
-        elif value.kind == "tensor" or position == 0 or (value.kind == "" and not is_scalar(value)):
+        elif value.kind == "tensor" or position == 0 or (value.kind == "" and not is_scalar(frame, value)):
             out.append(value)
     return tuple(out)
 
 
-_SCALAR_NAME = re.compile(
-    r"scal|temp|tau$|dim|eps|alpha|beta|sqrt|factor|heads|num_|(?:^|_)n(?:_|$)|size|len|coef|momentum|decay", re.I
-)
-_ARITHMETIC = frozenset({"add", "sub", "mul", "div", "pow", "neg", "floor_divide", "remainder", "phi"})
-
-
-def is_scalar(value: Value, depth: int = 0) -> bool:
-    """Whether a value is a Python number, as far as its name or its making tells."""
+def is_scalar(frame: Frame, value: Value, depth: int = 0) -> bool:
+    """Whether a value is a Python number, as far as its making or its use tells."""
     if value.kind == "const" or value.dtype == "int":
         return True
     if value.kind:
         return False
-    if value.op in _ARITHMETIC and value.inputs and depth < 5:
-        return all(is_scalar(v, depth + 1) for v in value.inputs)
-    name = value.thing.name.rpartition(".")[2] if value.thing else ""
-    return bool(name and _SCALAR_NAME.search(name))
+    if value.op in ARITHMETIC and value.inputs and depth < 5:
+        return all(is_scalar(frame, v, depth + 1) for v in value.inputs)
+    return value.thing is not None and value.thing.name in frame.module.uses.numbers
 
 
 def _tags(op: str, args: tuple[Value, ...]) -> frozenset[str]:

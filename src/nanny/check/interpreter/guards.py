@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import ast
-import re
-from functools import cache
 
-from .source import dotted
 from .trace import Frame, Guard
+from .uses import dotted, path_of, source_of, test_key
 from .values import Value
 
-_AMP = re.compile(
-    r"scaler|(?:^|_)amp(?:_|$)|fp16|float16|grad_?scal|loss_?scal|(?:^|_)half(?:_|$)|mixed_prec|autocast|use_mp$|_mp$", re.I
-)
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
-
-
-@cache
-def is_amp_name(path: str) -> bool:
-    return bool(_AMP.search(path.rpartition(".")[2])) or (path.endswith("is_enabled") and bool(_AMP.search(path)))
 
 
 def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
@@ -28,7 +18,7 @@ def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Gu
     if isinstance(test, ast.BoolOp):
         every = isinstance(test.op, ast.And) == arm  # all parts hold (and, true arm) or all fail (or, false arm)
         is_modulo = "modulo" in value.tags
-        whole = ("mod:" if is_modulo else "") + _text(test), arm
+        whole = ("mod:" if is_modulo else "") + source_of(test), arm
         if every:
             return (*(g for part in test.values for g in guards_of(frame, part, value, arm)), whole)
         return (whole,)
@@ -36,39 +26,28 @@ def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Gu
 
 
 def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
-    if isinstance(test, ast.Call):
-        path = dotted(test.func)
-        return (AMP, arm) if path and is_amp_name(path) else (_opaque(test, "modulo" in value.tags), arm)
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        return _compare(frame, test, value, arm)
-    path = _path(test)
-    if not path:
-        return _opaque(test, "modulo" in value.tags), arm
-    if is_amp_name(path) or _is_scaler(frame, path, value):
+    key, truth = test_key(test)
+    arm = arm is truth
+    is_dtype = "dtype_test" in value.tags
+    if key in frame.module.uses.switches and not is_dtype:
+        return AMP, arm is frame.module.uses.switches[key]
+    asked = value.inputs[0] if isinstance(test, ast.Compare) and value.inputs else value
+    path = path_of(test.left) if isinstance(test, ast.Compare) else path_of(test)
+    if path == key and _is_scaler(frame, path, asked):
         return AMP, arm
-    known = frame.lookup(path)
+    if is_dtype:
+        return "dtype:" + key, arm
+    known = frame.lookup(path) if path == key else None
     if known is not None and "modulo" in known.tags:  # the same test under another name is the same guard
-        return "mod:" + (_text(known.node) if known.node is not None else path), arm
-    return ("mod:" if path.endswith("sync_gradients") else "") + path, arm
+        return "mod:" + (source_of(known.node) if known.node is not None else path), arm
+    is_window = "modulo" in value.tags or _has_modulo(test) or path.rpartition(".")[2] == "sync_gradients"
+    return ("mod:" if is_window else "") + key, arm
 
 
 def _is_scaler(frame: Frame, path: str, value: Value) -> bool:
     """Whether a test asks for the scaler itself: `if gs`, `gs is not None`."""
     thing = value.thing
-    return value.kind == "scaler" or (thing is not None and thing.kind == "scaler") or frame.module.uses_as_scaler(path)
-
-
-def _compare(frame: Frame, test: ast.Compare, value: Value, arm: bool) -> Guard:
-    path, op, other = _path(test.left), test.ops[0], test.comparators[0]
-    is_negative = isinstance(op, (ast.Is, ast.Eq)) == (isinstance(other, ast.Constant) and other.value in (None, False))
-    if path and isinstance(op, (ast.Is, ast.IsNot)):
-        asked = value.inputs[0] if value.inputs else value
-        return (AMP if is_amp_name(path) or _is_scaler(frame, path, asked) else path), arm is not is_negative
-    if path and is_amp_name(path) and isinstance(op, (ast.Eq, ast.NotEq)):
-        text = _text(other)
-        means_half = "16" in text or "half" in text or text == "True" or "amp" in text
-        return AMP, arm is (means_half is isinstance(op, ast.Eq))
-    return _opaque(test, "modulo" in value.tags or _has_modulo(test)), arm
+    return value.kind == "scaler" or (thing is not None and thing.kind == "scaler") or path in frame.module.uses.scalers
 
 
 def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
@@ -84,7 +63,7 @@ def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
     reset = _reset(node)
     if not reset or not reset & _grown(around):
         return ()
-    return (("mod:" + _text(node.test), arm),)
+    return (("mod:" + source_of(node.test), arm),)
 
 
 def _reset(node: ast.If) -> set[str]:
@@ -123,26 +102,5 @@ def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> li
     return found
 
 
-def _path(test: ast.expr) -> str:
-    """`args.fp16`, also for `args["fp16"]`."""
-    if isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant) and isinstance(test.slice.value, str):
-        base = dotted(test.value)
-        return f"{base}.{test.slice.value}" if base else ""
-    return dotted(test)
-
-
 def _has_modulo(test: ast.AST) -> bool:
-    return "%" in _text(test)
-
-
-def _text(test: ast.AST) -> str:
-    """The test's source, kept on the node: the same branch is met again whenever its function is followed."""
-    known: str | None = getattr(test, "text", None)
-    if known is None:
-        known = ast.unparse(test)
-        test.text = known  # type: ignore[attr-defined]
-    return known
-
-
-def _opaque(test: ast.expr, is_modulo: bool) -> str:
-    return "mod:" + _text(test) if is_modulo or _has_modulo(test) else _text(test)
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))

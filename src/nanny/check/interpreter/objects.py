@@ -1,0 +1,341 @@
+"""What an object is and what its methods do: scalers, optimizers, frameworks, models and tensors.
+
+What an object is follows from its value, else from how the file uses it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
+from .dtypes import on_device, result
+from .regions import Region
+from .source import ClassInfo
+from .torch_names import OPTIMIZERS
+from .trace import Frame
+from .uses import dotted
+from .values import UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, tensor
+
+
+def builds_optimizer(path: str, last: str) -> bool:
+    return (path.startswith("torch.optim.") and "." not in path[12:] and not last.endswith("LR")) or last in OPTIMIZERS
+
+
+def optimizer_base(info: ClassInfo) -> str:
+    """`AdamW` for a class of the project that derives from torch.optim.AdamW; empty if it is no such class."""
+    names = [base for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
+    found = next((n.rpartition(".")[2] for n in names if not n.endswith("Optimizer")), "")
+    return found or next((b for parent in info.parents if parent is not info and (b := optimizer_base(parent))), "")
+
+
+def new_optimizer(frame: Frame, node: ast.Call, last: str, args: Args, kwargs: Kwargs) -> Value:
+    params = args[0] if args else kwargs.get("params", UNKNOWN)
+    owners = parameter_owners(params)
+    for owner in owners:
+        owner.is_trained = True
+    value = Value("optimizer", ref=last, inputs=(params,), thing=Thing("", "optimizer"), line=node.lineno, node=node)
+    return frame.emit("optimizer.new", node, (params, *args[1:]), kwargs, value)
+
+
+def parameter_owners(params: Value) -> list[Thing]:
+    """The modules (or parameters) whose tensors are handed to an optimizer or a clip."""
+    found: list[Thing] = []
+    stack = [params]
+    while stack:
+        for value in ancestors(stack.pop()):
+            if (value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None) or (
+                value.kind in ("instance", "module") and value.thing is not None
+            ):
+                found.append(value.thing)
+            if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
+                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
+    return found
+
+
+_SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict", "is_enabled"})
+
+
+CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
+
+
+MODULE_METHODS = frozenset(
+    [
+        "train",
+        "eval",
+        "requires_grad_",
+        "parameters",
+        "named_parameters",
+        "modules",
+        "named_modules",
+        "children",
+        "named_children",
+        "state_dict",
+        "load_state_dict",
+        "apply",
+        "zero_grad",
+        "register_buffer",
+        "clip_grad_norm_",
+        "register_parameter",
+    ]
+)
+
+
+_TENSOR_METHODS = (
+    SAME_DTYPE | TO_BOOL | TO_INT | IN_PLACE | NEEDS_FLOAT | frozenset({"item", "tolist", "numpy", "type_as", "masked_fill"})
+)
+
+
+_OTHER = frozenset(
+    {"backward", "step", "prepare", "autocast", "enter_context", "manual_backward", "from_pretrained", "to", "type", "no_sync",
+     "register_hook", "register_post_accumulate_grad_hook", "to_numpy"}
+)  # fmt: skip
+
+
+def knows(name: str) -> bool:
+    return name in CASTS or name in MODULE_METHODS or name in _TENSOR_METHODS or name in _OTHER or name in _SCALER_METHODS
+
+
+def is_loss(args: Args, kwargs: Kwargs) -> bool:
+    """Whether an unknown call compares the output of a model with something; whether it is trained on, its backward tells."""
+    given = (*args, *kwargs.values())
+    return len(given) > 1 and any(v.op == "module_call" for value in given for v in ancestors(value, 12))
+
+
+def emit_loss(frame: Frame, node: ast.Call, args: Args, kwargs: Kwargs) -> Value:
+    out = Value("tensor", op="loss", inputs=(*args, *kwargs.values()), line=node.lineno, node=node)
+    return frame.emit("loss", node, tuple(args), kwargs, out)
+
+
+def is_scaler(frame: Frame, base: Value, name: str) -> bool:
+    if base.kind == "scaler":
+        return True
+    if base.kind or name not in _SCALER_METHODS or base.thing is None or base.thing.name not in frame.module.uses.scalers:
+        return False
+    return not (isinstance(base.ref, str) and not base.ref.startswith("torch"))
+
+
+def is_optimizer(frame: Frame, base: Value) -> bool:
+    if base.kind == "optimizer":
+        return True
+    return base.kind == "" and base.thing is not None and base.thing.name in frame.module.uses.optimizers
+
+
+def is_framework(frame: Frame, base: Value) -> bool:
+    if base.kind == "framework":
+        return True
+    return base.kind == "" and base.thing is not None and base.thing.name in frame.module.uses.frameworks
+
+
+def is_module(frame: Frame, base: Value) -> bool:
+    if base.kind == "module" or (base.kind == "instance" and base.ref.is_module):
+        return True
+    if base.kind == "tensor" or base.thing is None:
+        return False
+    name = base.thing.name
+    return base.thing.kind == "module" or frame.module.uses.is_module(name) or frame.module.uses.is_called(name)
+
+
+def scaler_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    if base.thing is not None:
+        base.thing.kind = base.thing.kind or "scaler"
+    if name == "scale" and args:
+        source = args[0]
+        out = replace(
+            source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=source.tags | {"scaled"}, node=node
+        )
+    elif name == "get_scale":
+        out = Value(op="get_scale", tags=frozenset({"scale"}))
+    else:
+        out = Value(op=f"scaler.{name}", inputs=(base,))
+    return frame.emit(f"scaler.{name}", node, (base, *args), kwargs, out)
+
+
+def backward(frame: Frame, node: ast.Call, base: Value, args: Args, kwargs: Kwargs) -> Value:
+    if base.kind == "framework" or (args and base.kind != "tensor"):
+        return frame.emit("framework.backward", node, (base, *args), kwargs)
+    return frame.emit("backward", node, (base, *args), kwargs)
+
+
+def framework_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    if name in ("prepare", "setup"):
+        frame.emit("framework.prepare", node, (base, *args), kwargs)
+        for value in args:
+            if value.kind == "optimizer" and value.thing is not None:
+                value.thing.kind = "framework_optimizer"
+        return args[0] if len(args) == 1 else Value("tuple", inputs=tuple(args))
+    if name == "autocast":
+        region = Region(
+            "",
+            frame.options.amp_dtype or "half",
+            None,
+            node.lineno,
+            "accelerator.autocast",
+            file=frame.module.filename,
+            is_framework=True,
+        )
+        return Value("context", ref=region)
+    if name == "unwrap_model" and args:
+        return args[0]
+    if name in ("parameters", "named_parameters"):
+        return Value(op=name, inputs=(base,), thing=base.thing)
+    if name not in ("clip_grad_norm_", "clip_grad_value_", "step", "accumulate", "zero_grad", "train", "eval"):
+        frame.emit("unknown_call", node, (base, *args), kwargs)
+    return frame.emit(f"framework.{name}", node, (base, *args), kwargs, Value(inputs=tuple(args)))
+
+
+def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: Kwargs) -> Value | None:
+    if name != "from_pretrained":
+        return None
+    asked = kwargs.get("torch_dtype", kwargs.get("dtype", UNKNOWN))
+    thing = Thing("", "module")
+    is_quantised = any(k in kwargs for k in ("quantization_config", "load_in_8bit", "load_in_4bit"))
+    if asked.kind == "dtype" and asked.const in ("fp16", "bf16") and not is_quantised:
+        thing.dtype, thing.cast, thing.cast_line, thing.cast_file = asked.const, node, node.lineno, frame.module.filename
+    value = Value("module", ref=None, thing=thing, line=node.lineno, node=node)
+    return frame.emit("from_pretrained", node, (), kwargs, value)
+
+
+def _wanted_dtype(name: str, args: Args, kwargs: Kwargs) -> str | None:
+    """The dtype a cast asks for; None if it is no cast, the empty string if it cannot be told."""
+    if name in CASTS:
+        return CASTS[name]
+    for value in (*args, *(kwargs[k] for k in ("dtype", "other") if k in kwargs)):
+        if value.kind == "dtype":
+            return value.const if isinstance(value.const, str) else ""
+        if value.kind == "tensor" and name == "to":
+            return value.dtype
+        if name == "type" and isinstance(value.const, str):
+            last = value.const.rpartition(".")[2]
+            return TENSOR_TYPES.get(last) or DTYPES.get(last, "")
+    if "dtype" in kwargs:
+        return ""
+    return None
+
+
+def cast(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    wanted = _wanted_dtype(name, args, kwargs)
+    device = next((v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and isinstance(v.const, str)), "")
+    if is_module(frame, base):
+        return _cast_module(frame, node, base, wanted, device, kwargs)
+    tags = on_device(base.tags, device.partition(":")[0]) if device and name == "to" else base.tags
+    if wanted is None:
+        if name == "to" and base.kind == "" and args and args[0].kind == "":
+            return replace(base, op="moved", inputs=(base,))
+        return replace(base, op="view", inputs=(base,), kind=base.kind or "tensor", tags=tags)
+    text = f"`.{name}()` at line {node.lineno}" if name in CASTS else f"cast at line {node.lineno}"
+    sure = all(v.sure for v in (*args, *kwargs.values()))
+    out = tensor(
+        wanted, text, node.lineno, sure=sure, op="cast", inputs=(base,), tags=tags - {"autocast"}, node=node, thing=base.thing
+    )
+    return frame.emit("cast", node, (base, *args), kwargs, out)
+
+
+def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, device: str, kwargs: Kwargs) -> Value:
+    thing = base.thing
+    if thing is None:
+        return base
+    if device:
+        thing.device = device.partition(":")[0]
+    if wanted:
+        for part in _parts(base):
+            part.dtype = wanted
+        if wanted in ("fp16", "bf16", "half"):
+            thing.cast, thing.cast_line, thing.cast_file = node, node.lineno, frame.module.filename
+        else:
+            thing.cast = None
+        if thing.owner is not None and not (base.kind == "module" and base.ref in NORM_LAYERS):
+            thing.owner.dtype, thing.owner.cast_line = wanted, node.lineno
+        frame.emit("module_cast", node, (base,), kwargs, Value("dtype", const=wanted))
+    return base
+
+
+def _parts(value: Value, depth: int = 0) -> Iterator[Thing]:
+    """A module and everything inside it that holds weights."""
+    if value.thing is not None:
+        yield value.thing
+    if depth > 5:
+        return
+    inner = value.inputs if value.kind == "module" else value.thing.attrs.values() if value.thing is not None else ()
+    for item in list(inner):
+        if item.kind in ("module", "instance") and item.thing is not value.thing:
+            yield from _parts(item, depth + 1)
+
+
+def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    """A call of a model whose inside is not known: half under autocast by convention, or because the model was cast."""
+    thing = target.thing
+    region = frame.at.region
+    inputs = (*args, *kwargs.values(), target)
+    if region is not None:
+        out = Value(
+            "tensor",
+            region.dtype,
+            f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}",
+            node.lineno,
+            False,
+            "module_call",
+            inputs,
+            tags=frozenset({"autocast"}),
+            node=node,
+        )
+    elif thing is not None and thing.dtype in ("fp16", "bf16", "half"):
+        out = Value(
+            "tensor",
+            thing.dtype,
+            f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}",
+            node.lineno,
+            True,
+            "module_call",
+            inputs,
+            node=node,
+        )
+    else:
+        out = Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
+    return emit_call(frame, node, target, args, kwargs, out)
+
+
+def emit_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs, out: Value) -> Value:
+    """Records the call of a module, with the device that the module is on right now."""
+    device = constant(target.thing.device if target.thing is not None else "")
+    return frame.emit("module_call", node, (target, *args), {**kwargs, "": device}, out)
+
+
+def _shown(node: ast.Call) -> str:
+    return f"{dotted(node.func) or 'model'}(...)"
+
+
+def layer_half(frame: Frame, target: Value) -> str:
+    owner = frame.env.get("self", UNKNOWN)
+    for thing in (target.thing, owner.thing):
+        if thing is not None and thing.dtype in ("fp16", "bf16"):
+            return thing.dtype
+    return ""
+
+
+def tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    if name == "type_as" and args:
+        return frame.emit(
+            "cast",
+            node,
+            (base, *args),
+            kwargs,
+            tensor(args[0].dtype, f"type_as at line {node.lineno}", node.lineno, op="cast", inputs=(base,), node=node),
+        )
+    if name in ("item", "tolist", "numpy"):
+        value = Value("", op="item", inputs=(base,), tags=base.tags & {"scaled", "grad"})
+        return frame.emit(name, node, (base, *args), kwargs, value)
+    if name in ("size", "numel", "dim"):
+        return Value("const", dtype="int")
+    is_in_place = base.kind == "tensor" and name.endswith("_") and not name.startswith("_")
+    if name not in _TENSOR_METHODS and not is_in_place:
+        frame.emit("unknown_call", node, (base, *args), kwargs)
+        inputs = (base, *args)
+        return Value("", op=f"call:{name}", inputs=inputs, thing=Thing(""), tags=base.tags & {"scaled", "grad"})
+    op = ALIASES.get(name, name)
+    out = result(frame, op, node, (base, *args), kwargs)
+    if name in ("max", "min", "sort", "topk", "median") and (args or "dim" in kwargs):
+        out = replace(out, ref="values_and_indices")
+    frame.emit(op, node, (base, *args), kwargs, out)
+    return out

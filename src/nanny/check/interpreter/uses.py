@@ -1,0 +1,265 @@
+"""How a file uses its things, read from the syntax tree: what is called, stepped, scaled, trained, switched.
+
+What an unknown object is follows from what is done with it. A name is only the thread that ties its uses together.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ...core.ops import LAYERS
+from .torch_names import WRAPPERS
+
+_MODULE_METHODS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "train", "eval"})
+_SCALER_CALLS = frozenset({"scale", "step", "update", "unscale_"})
+_MAKES_AMP = frozenset({"autocast", "GradScaler", "ShardedGradScaler"})
+_ACTIVE = _MAKES_AMP | {"unscale_"}
+_CASTS = frozenset({"half", "bfloat16"})
+_SAME_OBJECT = frozenset(
+    ["to", "cuda", "cpu", "half", "bfloat16", "float", "double", "eval", "train", "requires_grad_", "contiguous"]
+)
+_HALVES = frozenset({"half", "float16", "bfloat16"})
+
+
+@dataclass(eq=False, repr=False)
+class Uses:
+    """Paths are texts of names: `model`, `self.net`."""
+
+    called: set[str] = field(default_factory=set)  # everything that is called: `model`, `self.net`, `loss.backward`
+    methods: dict[str, set[str]] = field(default_factory=dict)  # path -> methods called on it
+    identifiers: set[str] = field(default_factory=set)
+    scalers: set[str] = field(default_factory=set)
+    optimizers: set[str] = field(default_factory=set)
+    frameworks: set[str] = field(default_factory=set)
+    numbers: set[str] = field(default_factory=set)  # sizes, counts and factors: used where only a number can stand
+    switches: dict[str, bool] = field(default_factory=dict)  # test -> whether its truth means that mixed precision is on
+    is_active: bool = False  # makes halves or scales itself, rather than only asking for a dtype
+
+    def is_called(self, path: str) -> bool:
+        return path in self.called
+
+    def is_module(self, path: str) -> bool:
+        """Whether something is asked for what only a model has."""
+        return bool(path) and not _MODULE_METHODS.isdisjoint(self.methods.get(path, ()))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for a chain of names, else the empty string."""
+    parts = []
+    while type(node) is ast.Attribute:
+        parts.append(node.attr)
+        node = node.value
+    if type(node) is not ast.Name:
+        return ""
+    parts.append(node.id)
+    return ".".join(reversed(parts))
+
+
+def owner_path(node: ast.AST) -> str:
+    """The path that a chain of casts and moves starts from: `model` for `model.cuda().half().eval()`."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_OBJECT:
+        node = node.func.value
+    return dotted(node)
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """As ast.walk, in no particular order and in half the time."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        for value in vars(node).values():
+            if isinstance(value, list):
+                stack.extend(item for item in value if isinstance(item, ast.AST))
+            elif isinstance(value, ast.AST):
+                stack.append(value)
+
+
+def uses_in(tree: ast.Module) -> Uses:
+    uses = Uses()
+    given: dict[str, set[str]] = {}  # path -> what its step() and unscale_() get
+    same: list[tuple[str, str]] = []
+    blocks: list[ast.AST] = []
+    for node in _nodes(tree):
+        kind = type(node)
+        if kind is ast.Name:
+            uses.identifiers.add(node.id)  # type: ignore[attr-defined]
+        elif kind is ast.Attribute:
+            uses.identifiers.add(node.attr)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Call):
+            _note_call(uses, node, given)
+        elif isinstance(node, ast.Assign):
+            same += _fields(node)
+        elif isinstance(node, ast.BinOp):
+            _note_number(uses, node)
+        elif isinstance(node, ast.arg):
+            if isinstance(node.annotation, ast.Name) and node.annotation.id in ("int", "float"):
+                uses.numbers.add(node.arg)
+        elif isinstance(node, ast.alias):
+            uses.identifiers.add(node.name.rpartition(".")[2])
+        elif hasattr(node, "body"):
+            blocks.append(node)
+    for one, other in same:
+        both = uses.methods.get(one, set()) | uses.methods.get(other, set())
+        given[one] = given[other] = given.get(one, set()) | given.get(other, set())
+        uses.methods[one] = uses.methods[other] = both
+    for path, methods in uses.methods.items():
+        if methods & {"unscale_", "get_scale"} or (given.get(path) and methods & {"scale", "update"}):
+            uses.scalers.add(path)
+        elif {"step", "zero_grad"} <= methods:
+            uses.optimizers.add(path)
+    for path in uses.scalers:
+        uses.optimizers |= given.get(path, set())
+    for table in (uses.optimizers, uses.frameworks, uses.numbers, uses.scalers):
+        table.discard("")
+        for one, other in same:
+            if one in table or other in table:
+                table |= {one, other}
+    uses.is_active = uses.is_active or not _ACTIVE.isdisjoint(uses.identifiers)
+    if uses.scalers or not _MAKES_AMP.isdisjoint(uses.identifiers):
+        _note_switches(uses, blocks, same)
+    return uses
+
+
+def _fields(node: ast.Assign) -> list[tuple[str, str]]:
+    """Attributes with the local names that they are set from: `self.net = net.cuda()` makes the two one object."""
+    found = []
+    for target in node.targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts))
+        found += [(dotted(a), owner_path(b)) for a, b in pairs if isinstance(a, ast.Attribute)]
+    return [(one, other) for one, other in found if one and other]
+
+
+def _note_call(uses: Uses, node: ast.Call, given: dict[str, set[str]]) -> None:
+    func = node.func
+    path = dotted(func)
+    if _last(func) in _MAKES_AMP:
+        uses.switches.update({dotted(k.value): True for k in node.keywords if k.arg == "enabled" and dotted(k.value)})
+    uses.called.add(path or getattr(func, "attr", ""))
+    if any(k.arg == "dtype" and _is_half(k.value) for k in node.keywords):
+        uses.is_active = True
+    if _last(func) in WRAPPERS and node.args:
+        uses.methods.setdefault(owner_path(node.args[0]), set()).add("modules")
+    if _last(func) in LAYERS or path in ("range", "math.sqrt", "math.log"):
+        uses.numbers |= {dotted(argument) for argument in node.args}
+    if not isinstance(func, ast.Attribute):
+        return
+    if func.attr in _CASTS or (func.attr == "to" and any(map(_is_half, node.args))):
+        uses.is_active = True
+    base = owner_path(func.value)
+    if base:
+        uses.methods.setdefault(base, set()).add(func.attr)
+        if func.attr in ("step", "unscale_") and node.args:
+            given.setdefault(base, set()).add(dotted(node.args[0]))
+        if func.attr in ("backward", "prepare", "unwrap_model", "accumulate") and node.args:
+            uses.frameworks.add(base)
+    elif func.attr == "backward" and isinstance(func.value, ast.Call) and getattr(func.value.func, "attr", "") == "scale":
+        uses.scalers.add(dotted(func.value.func.value))  # type: ignore[attr-defined]
+
+
+def _note_number(uses: Uses, node: ast.BinOp) -> None:
+    """`d // heads` and `d**-0.5` are about numbers."""
+    if isinstance(node.op, ast.FloorDiv):
+        uses.numbers |= {dotted(node.left), dotted(node.right)}
+    elif isinstance(node.op, ast.Pow) and isinstance(node.right, (ast.Constant, ast.UnaryOp)):
+        exponent = node.right.operand if isinstance(node.right, ast.UnaryOp) else node.right
+        if isinstance(exponent, ast.Constant) and isinstance(exponent.value, float):
+            uses.numbers.add(dotted(node.left))
+
+
+def _is_half(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in _HALVES
+
+
+def _note_switches(uses: Uses, blocks: list[ast.AST], same: list[tuple[str, str]]) -> None:
+    """Tests that turn mixed precision on or off: one arm has the scaler or makes the region, the other goes without."""
+    for node in blocks:
+        if isinstance(node, ast.IfExp):
+            _note_switch(uses, node.test, [node.body], [node.orelse])
+            continue
+        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            for position, statement in enumerate(block if isinstance(block, list) else ()):
+                if isinstance(statement, ast.If):
+                    leaves = isinstance(statement.body[-1], (ast.Return, ast.Continue, ast.Raise)) and not statement.orelse
+                    others = block[position + 1 :] if leaves and block is not None else statement.orelse
+                    _note_switch(uses, statement.test, statement.body, others)
+    for one, other in same + same:
+        for a, b in ((one, other), (other, one)):
+            if a in uses.switches:
+                uses.switches.setdefault(b, uses.switches[a])
+
+
+def _note_switch(uses: Uses, test: ast.expr, yes: Sequence[ast.AST], no: Sequence[ast.AST]) -> None:
+    if isinstance(test, ast.BoolOp):
+        if isinstance(test.op, ast.And):
+            for part in test.values:
+                _note_switch(uses, part, yes, no)
+        return
+    key, arm = test_key(test)
+    makes, uses_yes, uses_no = _makes_amp(yes), _has_amp(uses, yes), _has_amp(uses, no)
+    if uses_yes and not uses_no and (makes or _is_plain(no)):
+        uses.switches[key] = arm
+    elif uses_no and not uses_yes and (_makes_amp(no) or _is_plain(yes)):
+        uses.switches[key] = not arm
+
+
+def test_key(test: ast.expr) -> tuple[str, bool]:
+    """A text that is the same for the same question, and which answer the truth of the test gives to it."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        key, arm = test_key(test.operand)
+        return key, not arm
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        op, other = test.ops[0], test.comparators[0]
+        path = path_of(test.left)
+        if path and isinstance(op, (ast.Is, ast.IsNot)):
+            is_nothing = isinstance(other, ast.Constant) and other.value in (None, False)
+            return path, (isinstance(op, ast.Is)) != is_nothing
+        if isinstance(op, ast.NotEq):
+            return source_of(ast.copy_location(ast.Compare(test.left, [ast.Eq()], test.comparators), test)), False
+    return path_of(test) or source_of(test), True
+
+
+def path_of(test: ast.expr) -> str:
+    """`args.fp16`, also for `args["fp16"]`."""
+    if isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant) and isinstance(test.slice.value, str):
+        base = dotted(test.value)
+        return f"{base}.{test.slice.value}" if base else ""
+    return dotted(test)
+
+
+def source_of(test: ast.AST) -> str:
+    """The test's source, kept on the node: the same branch is met again whenever its function is followed."""
+    known: str | None = getattr(test, "text", None)
+    if known is None:
+        known = ast.unparse(test)
+        test.text = known  # type: ignore[attr-defined]
+    return known
+
+
+def _calls(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
+    return (inner for node in nodes for inner in _nodes(node) if isinstance(inner, ast.Call))
+
+
+def _makes_amp(nodes: Sequence[ast.AST]) -> bool:
+    return any(_last(call.func) in _MAKES_AMP for call in _calls(nodes))
+
+
+def _has_amp(uses: Uses, nodes: Sequence[ast.AST]) -> bool:
+    return any(
+        _last(call.func) in _MAKES_AMP
+        or (isinstance(call.func, ast.Attribute) and call.func.attr in _SCALER_CALLS and dotted(call.func.value) in uses.scalers)
+        for call in _calls(nodes)
+    )
+
+
+def _is_plain(nodes: Sequence[ast.AST]) -> bool:
+    """Whether a backward or a step goes without a scaler here."""
+    return any(_last(call.func) == "backward" or (_last(call.func) == "step" and not call.args) for call in _calls(nodes))
+
+
+def _last(func: ast.AST) -> str:
+    return getattr(func, "attr", getattr(func, "id", ""))
