@@ -77,12 +77,16 @@ def _widest(value: Any) -> torch.dtype | None:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return map_floats(value, lambda t: t if t.dtype == torch.float64 else t.to(dtype))
+
+
+def map_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same nest of tuples, lists and dicts with its floating-point tensors changed; other types stay as they are."""
     if isinstance(value, Tensor):
-        eligible = value.is_floating_point() and value.dtype != torch.float64
-        return value.to(dtype) if eligible else value
+        return change(value) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
-    return {key: _cast(item, dtype) for key, item in value.items()} if type(value) is dict else value
+        return type(value)(map_floats(item, change) for item in value)
+    return {key: map_floats(item, change) for key, item in value.items()} if type(value) is dict else value
 
 
 @contextmanager
