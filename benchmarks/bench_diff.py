@@ -109,9 +109,8 @@ def memory() -> bool:
 
 def verdicts() -> bool:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    import diff_faults
-    import diff_healthy
-    from diff_gallery import FAULTS, HEALTHY, sandwich, transformer
+    from diff import diff_faults, diff_healthy
+    from diff.diff_gallery import FAULTS, HEALTHY, sandwich, transformer
 
     ok = True
     healthy = {**HEALTHY, "transformer": lambda: transformer(24), **diff_healthy.HEALTHY}

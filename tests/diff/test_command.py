@@ -204,6 +204,10 @@ BAD = {
     "no such input": (["--model", "model.py", "--input", "nowhere.pt"], "there is no such file"),
     "empty input": (["--model", "model.py", "--input", "empty.pt"], "the file is empty"),
     "damaged input": (["--model", "model.py", "--input", "text.pt"], "not a file that torch.save wrote"),
+    "damaged weights": (
+        ["--model", "model.py", "--input", "sample.pt", "--weights", "text.safetensors"],
+        "not a file that safetensors wrote",
+    ),
     "input with code": (["--model", "model.py", "--input", "code.pt"], "would run code"),
     "input without tensors": (["--model", "model.py", "--input", "none.pt"], "holds no tensor"),
     "wrong shape": (["--model", "model.py", "--input", "shape.pt"], "raises in FP32 too"),
@@ -257,7 +261,8 @@ class Harmless:
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_gets_one_clear_sentence_and_exit_code_2(folder, case, capsys):
     (folder / "empty.pt").write_bytes(b"")
-    (folder / "text.pt").write_text("not a tensor at all")
+    for name in ("text.pt", "text.safetensors"):
+        (folder / name).write_text("not a tensor at all")
     torch.save(Harmless(), "code.pt")
     torch.save({"a": 1}, "none.pt")
     torch.save(torch.randn(4, 9), "shape.pt")

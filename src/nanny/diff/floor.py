@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
 from ..watch.tensors import float_leaves
+from .policy import map_floats
 
 NUDGES = 3
 
@@ -38,12 +39,12 @@ class Floor:
 def error_floor(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], dtype: torch.dtype, device: str) -> Floor:
     exact, exact_gradient = _run(model, batch, loss_of, device)
     with _rounding_layers(model, dtype):
-        rounded, gradient = _run(model, _map_tensors(batch, lambda t: _round(t, dtype)), loss_of, device)
+        rounded, gradient = _run(model, map_floats(batch, lambda t: _round(t, dtype)), loss_of, device)
     by_input: list[float | None] = []
     by_all = [_change(gradient, exact_gradient)]
     for seed in range(NUDGES):
         nudge = partial(_nudge, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-        moved = _map_tensors(batch, nudge)
+        moved = map_floats(batch, nudge)
         by_input.append(_change(_run(model, moved, lambda _: None, device)[0], exact))
         if exact_gradient.numel():
             with _other_weights(model, nudge):
@@ -72,7 +73,7 @@ def _rounding_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Rounded weights, and hooks that round what layers without children take and return; then as before."""
 
     def round_all(value: Any) -> Any:
-        return _map_tensors(value, lambda t: _round(t, dtype))
+        return map_floats(value, lambda t: _round(t, dtype))
 
     def before(module: nn.Module, args: Any) -> Any:
         return round_all(args)
@@ -116,16 +117,6 @@ def _nudge(value: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Ten
     up = torch.randint(0, 2, exact.shape, generator=generator).to(exact.device, exact.dtype) * 2 - 1
     spacing = torch.ldexp(torch.full_like(exact, torch.finfo(dtype).eps), torch.frexp(exact).exponent - 1)
     return value + torch.where(torch.isfinite(exact) & (exact != 0), up * spacing, torch.zeros_like(exact))
-
-
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value) if value.is_floating_point() else value
-    if type(value) in (tuple, list):
-        return type(value)(_map_tensors(item, change) for item in value)
-    if type(value) is dict:
-        return {key: _map_tensors(item, change) for key, item in value.items()}
-    return value
 
 
 def _change(moved: Tensor, exact: Tensor) -> float | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..core import ops as optable
 from ..core.finding import NannyError
+from ..watch.tensors import map_leaves
 from ..watch.twins import Twins
 
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -77,12 +78,12 @@ def _widest(value: Any) -> torch.dtype | None:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        eligible = value.is_floating_point() and value.dtype != torch.float64
-        return value.to(dtype) if eligible else value
-    if type(value) in (tuple, list):
-        return type(value)(_cast(item, dtype) for item in value)
-    return {key: _cast(item, dtype) for key, item in value.items()} if type(value) is dict else value
+    return map_floats(value, lambda t: t if t.dtype == torch.float64 else t.to(dtype))
+
+
+def map_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same with every floating-point tensor changed."""
+    return map_leaves(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf)
 
 
 @contextmanager

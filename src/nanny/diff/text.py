@@ -5,14 +5,15 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.finding import Severity
 from ..core.limits import Limits
 from ..core.numbers import counted, deviation, share, short
-from ..show.findings import render_text
+from ..show.findings import danger, render_text
 from ..show.tables import Column, Table, table_text
 from ..show.term import DEFAULT_WIDTH, painted
-from .records import CallDiff, DiffReport, GradDiff
+from .records import MODEL, CallDiff, DiffReport, GradDiff
 
 MOST_CALLS = 40
 MOST_GRADIENTS = 12
@@ -41,12 +42,8 @@ def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_W
 
 
 def verdict(report: DiffReport) -> str:
-    serious = [f for f in report.findings if f.severity >= Severity.WARNING]
-    if not serious:
-        return f"healthy in {report.target}" if not report.partial else f"nothing wrong in {report.target} so far (interrupted)"
-    errors = sum(f.severity == Severity.ERROR for f in serious)
-    parts = [counted(n, word) for n, word in ((errors, "error"), (len(serious) - errors, "warning")) if n]
-    return f"{'not safe' if errors else 'risky'} in {report.target}: {' and '.join(parts)}"
+    healthy = f"nothing wrong in {report.target} so far (interrupted)" if report.partial else f"healthy in {report.target}"
+    return danger(report.findings, report.target) or healthy
 
 
 def _head(report: DiffReport, colour: bool) -> str:
@@ -141,60 +138,55 @@ def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> st
 
 
 def _gradients(report: DiffReport, width: int, colour: bool) -> str:
-    parts = [
-        _parameter_gradients(report, width, colour) if report.gradients else "",
-        _activation_gradients(report, width, colour) if report.activation_gradients else "",
+    parameters = sorted(report.gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * g.energy**0.5))
+    activations = sorted(report.activation_gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2))
+    tables = [
+        _gradient_table(
+            "parameter gradients, largest error first",
+            (Column("name", "gradient of", elastic=True), Column("energy", "share of gradient", deviation)),
+            [(g, g.name, _compared(g, g.energy)) for g in parameters],
+            report.reference,
+        ),
+        _gradient_table(
+            "activation gradients, largest error first (own: added by one module, on exact values)",
+            (Column("name", "gradient at the output of", elastic=True), Column("own_site", "added by", elastic=True)),
+            [(g, _call_name(g), "-" if g.own is None else g.own_site or MODEL) for g in activations],
+            report.reference,
+        ),
     ]
-    return "\n\n".join(part for part in parts if part)
+    return "\n\n".join(table_text(table, width, colour) for table in tables if table.rows)
 
 
-def _parameter_gradients(report: DiffReport, width: int, colour: bool) -> str:
+def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tuple[GradDiff, str, Any]], reference: str) -> Table:
+    """`ends`: the column of the name, and the one in which the two kinds of gradients differ."""
     columns = (
-        Column("name", "gradient of", elastic=True),
+        ends[0],
         Column("dtype"),
         Column("error", "error", deviation),
         Column("own", "own", deviation),
-        Column("energy", "share of gradient", deviation),
-        Column("norm", f"{report.reference} norm"),
+        ends[1],
+        Column("norm", f"{reference} norm"),
         Column("cosine", "1-cos"),
         Column("bad", ""),
     )
-    chosen = sorted(report.gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * g.energy**0.5))
-    rows = [
-        (g.name, _type(g.dtype), _compared(g, g.error.rel_l2), g.own, _compared(g, g.energy), _norm(g), _angle(g), _bad(g))
-        for g in chosen
-    ]
-    title = "parameter gradients, largest error first"
-    return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
-
-
-def _activation_gradients(report: DiffReport, width: int, colour: bool) -> str:
-    columns = (
-        Column("name", "gradient at the output of", elastic=True),
-        Column("dtype"),
-        Column("error", "error", deviation),
-        Column("own", "own", deviation),
-        Column("own_site", "added by", elastic=True),
-        Column("norm", f"{report.reference} norm"),
-        Column("cosine", "1-cos"),
-        Column("bad", ""),
-    )
-    chosen = sorted(report.activation_gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2))
-    rows = [
+    cells = [
         (
-            f"{g.name or '(model)'}{f'#{g.call}' if g.call else ''}",
+            name,
             _type(g.dtype),
             _compared(g, g.error.rel_l2),
             g.own,
-            "-" if g.own is None else g.own_site or "(model)",
-            _norm(g),
+            other,
+            _compared(g, g.error.reference_norm),
             _angle(g),
             _bad(g),
         )
-        for g in chosen
+        for g, name, other in rows
     ]
-    title = "activation gradients, largest error first (own: added by one module, on exact values)"
-    return table_text(Table(columns, rows, title, MOST_GRADIENTS, "gradients"), width, colour)
+    return Table(columns, cells, title, MOST_GRADIENTS, "gradients")
+
+
+def _call_name(gradient: GradDiff) -> str:
+    return f"{gradient.name or MODEL}{f'#{gradient.call}' if gradient.call else ''}"
 
 
 def nothing_left(found: CallDiff | GradDiff) -> bool:
@@ -204,10 +196,6 @@ def nothing_left(found: CallDiff | GradDiff) -> bool:
 
 def _compared(gradient: GradDiff, value: float) -> float | None:
     return None if nothing_left(gradient) else value
-
-
-def _norm(gradient: GradDiff) -> float | None:
-    return _compared(gradient, gradient.error.reference_norm)
 
 
 def _type(dtype: str) -> str:
@@ -233,14 +221,14 @@ def _dimensions(report: DiffReport, width: int) -> str:
 
 def _mixes(report: DiffReport) -> str:
     lines = [
-        f"  {m.site or '(model)'}: {m.op}, index {m.index} contributes {short(m.ratio)} times the median index"
+        f"  {m.site or MODEL}: {m.op}, index {m.index} contributes {short(m.ratio)} times the median index"
         for m in sorted(report.mixes, key=lambda m: -m.ratio)
     ]
     return "\n".join(["sums of products (matmul, convolution) of unlike magnitudes", *lines[:MOST_OPERATIONS]]) if lines else ""
 
 
 def _flips(report: DiffReport) -> str:
-    lines = [f"  {f.site or '(model)'}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
+    lines = [f"  {f.site or MODEL}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
     return "\n".join([f"decisions that {report.reference} makes otherwise", *lines[:MOST_OPERATIONS]]) if lines else ""
 
 
@@ -262,7 +250,7 @@ def _operations(report: DiffReport, width: int) -> str:
 
 
 def _operations_by_module(report: DiffReport, width: int) -> str:
-    rows = [(use.site or "(model)", use.op, use.dtype, use.count) for use in report.operations if use.op not in COMPUTES_NOTHING]
+    rows = [(use.site or MODEL, use.op, use.dtype, use.count) for use in report.operations if use.op not in COMPUTES_NOTHING]
     columns = (Column("module", elastic=True), Column("operation"), Column("dtype"), Column("calls"))
     return table_text(Table(columns, rows, f"what the {report.policy} policy ran in which type"), width) if rows else ""
 

@@ -38,6 +38,7 @@ _MAKES_INTEGERS = frozenset(["_to_copy", "arange", "cumsum", "linspace", "embedd
 _INTEGERS_LOOKED_AT = 4096
 _MATMULS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # the two factors
 _MOST_ERRORS = 256
+_FILLS_NOTHING = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])  # memory as it was found
 
 
 class PairWatcher:
@@ -271,6 +272,8 @@ class OpWatcher:
             return
         if not backward:
             self._compare(op, site, first, twin)
+        if op.name in _FILLS_NOTHING:
+            return
         if self._closely and first.is_floating_point() and first.numel() and first.layout == torch.strided:
             name = self._maker(op, first)
             self._look_for_fault(op, name, site, first, twin, backward)

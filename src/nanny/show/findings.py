@@ -169,3 +169,10 @@ def _cells(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def danger(findings: Sequence[Finding], target: str) -> str:
+    """`not safe in fp16: 2 errors and 1 warning`; empty where nothing is serious."""
+    errors, warnings = (sum(f.severity == level for f in findings) for level in (Severity.ERROR, Severity.WARNING))
+    parts = [counted(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n]
+    return f"{'not safe' if errors else 'risky'} in {target}: {' and '.join(parts)}" if parts else ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..core.finding import Finding, Severity
 from ..core.numbers import counted, share, short
-from ..show.findings import render_text
+from ..show.findings import danger, render_text
 from ..show.term import DEFAULT_WIDTH, painted
 from .records import Dimension, IndexStats, RangeFit, Reduction, Resolution, TensorReport, Tiles
 
@@ -37,12 +37,7 @@ def render_tensor(report: TensorReport, plain: bool = False, colour: bool = Fals
 
 
 def verdict(findings: Sequence[Finding], target: str) -> str:
-    serious = [f for f in findings if f.severity >= Severity.WARNING]
-    if not serious:
-        return f"healthy in {target}" + (f", {counted(len(findings), 'remark')}" if findings else "")
-    errors = sum(f.severity == Severity.ERROR for f in serious)
-    parts = [counted(n, word) for n, word in ((errors, "error"), (len(serious) - errors, "warning")) if n]
-    return f"{'not safe' if errors else 'risky'} in {target}: {' and '.join(parts)}"
+    return danger(findings, target) or f"healthy in {target}" + (f", {counted(len(findings), 'remark')}" if findings else "")
 
 
 def _head(report: TensorReport, colour: bool) -> str:
