@@ -57,13 +57,13 @@ class RunTools:
             )
         except subprocess.TimeoutExpired:
             raise NannyError(f"`nanny {words[0]}` was stopped after {timeout:g} s; give a larger timeout") from None
-        output, cut = _clipped(done.stdout)
-        log, _ = _clipped(done.stderr)
+        output, cut = _clip(done.stdout)
+        log, _ = _clip(done.stderr)
         notes = ["this executed code of the user"] + (["the output was cut in the middle"] if cut else [])
         return OutputResult(f"nanny {shlex.join(words)}", done.returncode, output, log, notes)
 
 
-def _clipped(data: bytes) -> tuple[str, bool]:
+def _clip(data: bytes) -> tuple[str, bool]:
     text = data.decode("utf-8", "replace")
     if len(text) <= LONGEST_OUTPUT:
         return text, False

@@ -79,11 +79,11 @@ def _one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
         except NannyError as error:
             raise ToolError(str(error)) from None
 
-    answer.__signature__ = _described(tool)  # type: ignore[attr-defined]
+    answer.__signature__ = _described_signature(tool)  # type: ignore[attr-defined]
     return answer
 
 
-def _described(tool: Callable[..., Any]) -> inspect.Signature:
+def _described_signature(tool: Callable[..., Any]) -> inspect.Signature:
     """The signature with the words of `Annotated[type, "words"]` as the protocol's descriptions."""
     from pydantic import Field
 

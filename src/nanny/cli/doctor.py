@@ -50,7 +50,7 @@ EXTRAS = (
 PIP_NAMES = {"yaml": "pyyaml"}
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """Its version, None if it cannot be imported from here."""
     try:
         if importlib.util.find_spec(package) is None:
@@ -68,7 +68,7 @@ def has_module(name: str) -> bool:
 
 
 def examine_extra(extra: Extra) -> dict[str, Any]:
-    found = {package: installed(package) for package in extra.packages}
+    found = {package: installed_version(package) for package in extra.packages}
     return {
         "name": extra.name,
         "installed": {name: number for name, number in found.items() if number is not None},
@@ -164,7 +164,7 @@ def ask_torch() -> dict[str, Any]:
 def examine() -> dict[str, Any]:
     """Everything the report says, as plain data."""
     torch = ask_torch()
-    core = {name: installed(name) for name in ("torch", "numpy", "safetensors")}
+    core = {name: installed_version(name) for name in ("torch", "numpy", "safetensors")}
     return {
         "nanny": __version__,
         "python": platform.python_version(),

@@ -57,14 +57,14 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     pages = all_pages(options.lang)
     if options.all:
-        print(_shown(list(pages.values()), options.format, whole=True))
+        print(_pages_text(list(pages.values()), options.format, whole=True))
     elif not options.codes:
-        print(_overview(pages.values()) if options.format == "text" else _shown(list(pages.values()), options.format))
+        print(_overview(pages.values()) if options.format == "text" else _pages_text(list(pages.values()), options.format))
     else:
         chosen = [page for code in options.codes for page in _find(code, pages)]
         if options.lang != "en":
             _say_what_is_english(chosen)
-        print(_shown(chosen, options.format))
+        print(_pages_text(chosen, options.format))
     return 0
 
 
@@ -87,7 +87,7 @@ def _say_what_is_english(pages: Iterable[Page]) -> None:
         print(f"nanny: only causes have a Chinese page; in English: {', '.join(plain)}", file=sys.stderr)
 
 
-def _shown(pages: Sequence[Page], form: str, whole: bool = False) -> str:
+def _pages_text(pages: Sequence[Page], form: str, whole: bool = False) -> str:
     if form == "json":
         rows = [{"code": p.code, **_rank(p), "title": p.title, "by": p.by, "text": p.text} for p in pages]
         return to_text(rows)

@@ -61,7 +61,7 @@ class Finding:
         return self.file if self.line is None else f"{self.file}:{self.line}"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields that say something, with the severity by name; see `show.jsontext` for non-finite numbers."""
+        """All fields that say something, with the severity by name; see `core.plain_json` for non-finite numbers."""
         out: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)

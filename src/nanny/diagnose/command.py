@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..cli.arguments import add_format, add_run
 from ..core.plain_json import to_text
 from ..show.term import width_of
-from ..store.reader import find_stores
+from ..store.files import find_stores
 from .run import diagnose
 from .text import render_markdown, render_text
 

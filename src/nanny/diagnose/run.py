@@ -21,6 +21,7 @@ from typing import Any
 from ..core.finding import NannyError
 from ..store import reader
 from ..store.encode import dataclass_of
+from ..store.files import find_stores
 from ..store.reader import RunRow
 from .evidence import Evidence, RunFacts
 from .records import Diagnosis
@@ -42,7 +43,7 @@ def evidence_of(source: Any, run: int | None = None) -> Evidence:
         return source
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        with reader.reading(reader.find_stores(path)[0] if path.is_dir() else path) as db, reader.one_moment(db):
+        with reader.reading(find_stores(path)[0] if path.is_dir() else path) as db, reader.one_moment(db):
             return stored_evidence(db, reader.pick_run(db, run))
     if hasattr(source, "evidence") and callable(source.evidence):
         return source.evidence()

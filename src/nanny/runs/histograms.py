@@ -65,10 +65,10 @@ def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int
         for row, values in enumerate((lost.flushed, lost.flushed_energy)):
             keys = order_keys(values, lost.count + counts[:, ZERO_BIN] > 0)
             flushed[row, : len(counts), group] = np.maximum(flushed[row, : len(counts), group], keys)
-    low, high = _filled(totals)
+    low, high = _filled_orders(totals)
     columns = Columns(steps, bounds)
     lost_shares = {name: Matrix(columns, keys) for name, keys in zip(("flushed", "flushed_energy"), flushed)}
-    return ExponentHistograms(columns, low, high, _shown(totals, low, high), lost_shares)
+    return ExponentHistograms(columns, low, high, _rows_shown(totals, low, high), lost_shares)
 
 
 def _steps_read(source: Source, kind: str, sites: int) -> np.ndarray:
@@ -96,7 +96,7 @@ def _scale_bits(scales: tuple[np.ndarray, np.ndarray] | None, step: int) -> int:
     return int(np.floor(np.log2(value))) if 0 < value < np.inf else 0
 
 
-def _filled(totals: np.ndarray) -> tuple[int, int]:
+def _filled_orders(totals: np.ndarray) -> tuple[int, int]:
     """Lowest and highest binary order with any value; a span of FP16's if there is none."""
     bins = np.flatnonzero(totals.sum((0, 1))[FIRST_BIN : LAST_BIN + 1])
     if not len(bins):
@@ -104,7 +104,7 @@ def _filled(totals: np.ndarray) -> tuple[int, int]:
     return int(bins[0]) + LOWEST_EXPONENT, int(bins[-1]) + LOWEST_EXPONENT
 
 
-def _shown(totals: np.ndarray, low: int, high: int) -> np.ndarray:
+def _rows_shown(totals: np.ndarray, low: int, high: int) -> np.ndarray:
     """Zeros, the orders from `low` to `high`, NaN and infinities; what lies outside fp32 goes to the nearest row."""
     span = totals[:, :, FIRST_BIN + low - LOWEST_EXPONENT : FIRST_BIN + high - LOWEST_EXPONENT + 1].copy()
     span[:, :, 0] += totals[:, :, BELOW_BIN]

@@ -49,7 +49,7 @@ class Shares:
 
 def shares(histograms: np.ndarray, target: Format, scale_bits: int | np.ndarray = 0) -> Shares:
     """What casting the values times 2**scale_bits (one number, or one per site) to `target` would do."""
-    filled = _filled(histograms)
+    filled = _filled_bins(histograms)
     counts = histograms[:, FINITE[filled]].astype(np.float64)
     bits = np.broadcast_to(np.asarray(scale_bits), (len(counts),))[:, None]
     exponents = EXPONENTS[None, filled] + bits
@@ -72,7 +72,7 @@ def shares(histograms: np.ndarray, target: Format, scale_bits: int | np.ndarray 
 
 def exponent_below(histograms: np.ndarray, energy_share: float) -> np.ndarray:
     """Per site, the lowest exponent that must survive: all below it together hold less than `energy_share` of the energy."""
-    filled = _filled(histograms)
+    filled = _filled_bins(histograms)
     energy = histograms[:, FINITE[filled]] * ENERGY[filled]
     total = energy.sum(1)
     reached = np.cumsum(energy, axis=1) >= energy_share * total[:, None]
@@ -86,7 +86,7 @@ def highest_exponent(histograms: np.ndarray) -> np.ndarray:
     return np.where(filled.any(1), EXPONENTS[last], -NOTHING)
 
 
-def _filled(histograms: np.ndarray) -> np.ndarray:
+def _filled_bins(histograms: np.ndarray) -> np.ndarray:
     """The finite bins from the lowest to the highest that any site fills: a sixth of all, as a rule."""
     used = np.flatnonzero(histograms[:, FINITE].any(0))
     return np.arange(used[0], used[-1] + 1) if len(used) else np.arange(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..core.finding import NannyError, Severity
 from ..store import reader
-from ..store.files import DEFAULT_FOLDER, stores_below
+from ..store.files import DEFAULT_FOLDER, find_stores, stores_below
 from .alerts import severity_counts
 
 
@@ -52,7 +52,7 @@ def list_runs(db: str | None, number: int | None = None) -> RunList:
 
 def _all_stores(db: str | None) -> list[Path]:
     """A file stands for itself, a folder for all that lies below it."""
-    nearest = reader.find_stores(db)
+    nearest = find_stores(db)
     folder = Path(db if db is not None else DEFAULT_FOLDER)
     return nearest if folder.is_file() else list(dict.fromkeys([*nearest, *stores_below(folder)]))
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from ..core.finding import NannyError
 from ..store import reader
+from ..store.files import find_stores
 
 PAGES = 1024  # copied at a time: the writer gets its turn in between
 
 
 def copy_stores(db: str | None, out: Path, replace: bool = False) -> list[Path]:
     """Copies every rank's file and returns the copies."""
-    stores = reader.find_stores(db)
+    stores = find_stores(db)
     to_folder = out.is_dir() or out.suffix == "" or len(stores) > 1
     if to_folder and out.is_file():
         raise NannyError(f"{out} is a file, and there are {len(stores)} files to copy; name a folder")

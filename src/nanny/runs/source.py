@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.finding import NannyError
-from ..store.reader import RunRow, find_stores, one_moment, pick_run, reading, runs
+from ..store.files import find_stores
+from ..store.reader import RunRow, one_moment, pick_run, reading, runs
 
 SLOW_START = 600.0  # seconds that ranks of one job may start apart
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..core.finding import NannyError
 from ..store import reader
+from ..store.files import find_stores
 
 ROWS = 1000
 SECONDS = 10.0
@@ -38,7 +39,7 @@ class SelectedRows:
 
 def query(db: str | None, text: str, limit: int = ROWS, seconds: float = SECONDS) -> SelectedRows:
     """What one SELECT finds in the first store that the path leads to."""
-    with reader.reading(reader.find_stores(db)[0]) as connection:
+    with reader.reading(find_stores(db)[0]) as connection:
         names, rows = _select(connection, text, limit, seconds)
     return SelectedRows(names, rows[:limit], len(rows) > limit)
 
@@ -53,9 +54,9 @@ def _select(db: sqlite3.Connection, query: str, limit: int, seconds: float) -> t
         if found.description is None:
             raise NannyError("the query returns nothing; `nanny sql` takes one SELECT")
         names = [column[0] for column in found.description]
-        return names, [tuple(map(_shown, row)) for row in found.fetchmany(limit + 1)]
+        return names, [tuple(map(_cell, row)) for row in found.fetchmany(limit + 1)]
     except sqlite3.Error as error:
-        raise NannyError(_explained(str(error), seconds)) from error
+        raise NannyError(_explanation(str(error), seconds)) from error
     except sqlite3.Warning as error:  # two statements in one
         raise NannyError("`nanny sql` takes one SELECT at a time") from error
     finally:
@@ -70,11 +71,11 @@ def _authorize(action: int, first: str | None, second: str | None, database: str
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _shown(value: object) -> object:
+def _cell(value: object) -> object:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else value
 
 
-def _explained(error: str, seconds: float) -> str:
+def _explanation(error: str, seconds: float) -> str:
     if "interrupted" in error:
         return f"the query took longer than {seconds:g} s and was stopped; narrow it, or allow more with --timeout"
     if "not authorized" in error or "prohibited" in error:

@@ -40,10 +40,11 @@ class RunVerdict:
     healthy: bool | None  # None: too little to tell
     word: str  # HEALTHY, NOT HEALTHY, SUSPECT, CRASHED or NO VERDICT
     reason: str
+    what_follows: str = ""  # the finding that is shown next
 
     @property
     def text(self) -> str:
-        return f"{self.word}: {self.reason}"
+        return f"{self.word}: {self.reason}" + (f". {self.what_follows}" if self.what_follows else "")
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ def _verdict(lead: RankState, counts: Mapping[str, int], culprit: Finding | None
     if culprit is not None:
         found = " and ".join(counted(counts[name], name) for name in ("error", "warning") if counts[name])
         if culprit.severity == Severity.ERROR:
-            return RunVerdict(False, "NOT HEALTHY", f"{found}. The first culprit")
-        return RunVerdict(False, "SUSPECT", f"{found}, no error. The first")
+            return RunVerdict(False, "NOT HEALTHY", found, "The first culprit")
+        return RunVerdict(False, "SUSPECT", f"{found}, no error", "The first")
     if lead.steps is None:
         if run.status == "running":
             return RunVerdict(None, "NO VERDICT", "nothing is recorded yet.")

@@ -144,7 +144,7 @@ def _overview(state: RankState) -> list[Line]:
         lines.append(_fact("failure", f"of the nanny, not of the run: {run.meta['failure']}", "warning"))
     if state.steps is not None:
         took = f", {duration(run.finished - run.started)}" if run.finished is not None else ""
-        lines.append(_fact("steps", f"{state.steps[0]} to {state.steps[1]}, {_traced(state)}{took}"))
+        lines.append(_fact("steps", f"{state.steps[0]} to {state.steps[1]}, {_traced_steps(state)}{took}"))
     for name, title, log in (("loss", "loss", False), ("grad_norm", "gradient", True)):
         if name in curves:
             lines += [_fact(title, _curve_text(*curves[name])), _curve_line(curves[name][1], log)]
@@ -203,7 +203,7 @@ def _scale_lines(curves: Curves) -> list[Line]:
     return out
 
 
-def _traced(state: RankState) -> str:
+def _traced_steps(state: RankState) -> str:
     count = state.source.run.meta.get("traced_steps")
     if not isinstance(count, int) and "traced" in state.curves:
         count = int((state.curves["traced"][1] > 0).sum())

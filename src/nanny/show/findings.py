@@ -102,17 +102,17 @@ def visible(text: str) -> str:
 def _block(finding: Finding, lines: Lines, colour: bool, width: int) -> str:
     head = f"{painted(place(finding), 'strong', colour)}: " if place(finding) else ""
     head += painted(f"{finding.severity.name} {finding.code}", STYLES[finding.severity], colour)
-    out = [head, *_indented(finding.message, width)]
+    out = [head, *_indent(finding.message, width)]
     source = lines.get((finding.file, finding.cell))
     if source is not None and finding.line is not None and 1 <= finding.line <= len(source):
         out += _frame(finding, source, colour, width)
     if finding.hint:
-        fix = _indented(finding.hint, width, first="  fix: ", rest="       ")
+        fix = _indent(finding.hint, width, first="  fix: ", rest="       ")
         out += [painted(fix[0][:6], "good", colour) + fix[0][6:], *fix[1:]]
     return "\n".join(out)
 
 
-def _indented(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
+def _indent(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
     wrapped: list[str] = []
     for part in text.splitlines() or [""]:
         lead = first if not wrapped else rest
@@ -134,21 +134,21 @@ def _frame(finding: Finding, source: Sequence[str], colour: bool, width: int) ->
     start = max((finding.column or 1) - 1, 0)
     one_row = finding.end_line in (None, row)
     end = (finding.end_column or start + 2) - 1 if one_row else len(source[row - 1])
-    text, before, carets = _marked(source[row - 1], start, end, room)
-    out = [_numbered(number, source[number - 1], gutter, room, colour) for number in range(first, row)]
+    text, before, carets = _mark_columns(source[row - 1], start, end, room)
+    out = [_numbered_line(number, source[number - 1], gutter, room, colour) for number in range(first, row)]
     out.append(f"{painted(f'{row:>{gutter}} |', 'quiet', colour)} {text}".rstrip())
     mark = painted("^" * carets, STYLES[finding.severity], colour)
     out.append(f"{painted(' ' * gutter + ' |', 'quiet', colour)} {' ' * before}{mark}")
     return [f"  {line}" for line in out]
 
 
-def _numbered(number: int, line: str, gutter: int, room: int, colour: bool) -> str:
+def _numbered_line(number: int, line: str, gutter: int, room: int, colour: bool) -> str:
     text = visible(line.replace("\t", TAB)).rstrip()
     text = text if _cells(text) <= room else f"{text[: room - 1]}…"
     return f"{painted(f'{number:>{gutter}} |', 'quiet', colour)} {text}".rstrip()
 
 
-def _marked(line: str, start: int, end: int, room: int) -> tuple[str, int, int]:
+def _mark_columns(line: str, start: int, end: int, room: int) -> tuple[str, int, int]:
     """The line cut to a window around the marked part, the cells before the mark, and the cells under it."""
     shown = [visible(char.replace("\t", TAB)) for char in line.rstrip()]
     start = min(start, len(shown))

@@ -84,8 +84,8 @@ def _annotation(finding: Finding, root: str) -> str:
     elif place(finding):
         message = f"{place(finding)}: {message}"
     fields["title"] = finding.code
-    options = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in fields.items())
-    return f"::{level} {options}::{_escaped(message)}"
+    options = ",".join(f"{name}={_escape(str(value), ':,')}" for name, value in fields.items())
+    return f"::{level} {options}::{_escape(message)}"
 
 
 def _span(finding: Finding) -> dict[str, int]:
@@ -100,7 +100,7 @@ def _span(finding: Finding) -> dict[str, int]:
     return span
 
 
-def _escaped(text: str, also: str = "") -> str:
+def _escape(text: str, also: str = "") -> str:
     """Workflow commands end at a line break, and their options at a comma or colon."""
     for char in "%\r\n" + also:
         text = text.replace(char, f"%{ord(char):02X}")

@@ -134,7 +134,7 @@ def _rest(table: Table) -> list[str]:
 def _text(answer: Answer, width: int, colour: bool) -> str:
     parts = []
     if answer.lines:
-        parts.append("\n".join(_wrapped(line, width, colour) for line in answer.lines))
+        parts.append("\n".join(_wrap(line, width, colour) for line in answer.lines))
     parts += [table_text(table, width, colour) for table in answer.tables if table.rows]
     if answer.next:
         head = painted("next:", "quiet", colour)
@@ -142,7 +142,7 @@ def _text(answer: Answer, width: int, colour: bool) -> str:
     return "\n\n".join(parts)
 
 
-def _wrapped(line: Line, width: int, colour: bool) -> str:
+def _wrap(line: Line, width: int, colour: bool) -> str:
     text = visible(line.text.replace("\n", " "))
     if len(text) <= width:
         return painted(text, line.style, colour)
@@ -154,7 +154,7 @@ def _wrapped(line: Line, width: int, colour: bool) -> str:
 def _markdown(answer: Answer) -> str:
     parts = []
     if answer.lines:
-        parts.append("  \n".join(_escaped(visible(line.text.strip())) for line in answer.lines if line.text.strip()))
+        parts.append("  \n".join(_escape(visible(line.text.strip())) for line in answer.lines if line.text.strip()))
     for table in answer.tables:
         if table.rows:
             parts.append("\n".join([*([f"### {table.title}", ""] if table.title else []), *_markdown_table(table)]))
@@ -164,12 +164,12 @@ def _markdown(answer: Answer) -> str:
 def _markdown_table(table: Table) -> list[str]:
     marks = ["---:" if _is_number_column(table, i) else "---" for i in range(len(table.columns))]
     rows = [[column.title or column.name for column in table.columns], marks]
-    rows += [[_escaped(cell) for cell in row] for row in _cells(table)]
+    rows += [[_escape(cell) for cell in row] for row in _cells(table)]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [*lines, "", *_rest(table)] if table.left_out else lines
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Layer names hold underscores and stars; pipes would split a cell."""
     for char in "\\|*_<`":
         text = text.replace(char, f"\\{char}")

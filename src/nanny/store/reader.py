@@ -28,34 +28,8 @@ from ..core.finding import Finding, NannyError, Severity
 from ..core.step import Site
 from . import schema
 from .encode import FINDING_COLUMNS, dataclass_of, finding_of, from_json
-from .files import find_stores
 from .lock import is_held, lock_path, try_lock
 from .packing import stat, unpack_histograms, unpack_sample
-
-__all__ = [
-    "DumpRow",
-    "RunRow",
-    "connect",
-    "dumps",
-    "examinations",
-    "facts",
-    "find_stores",
-    "findings",
-    "histogram_steps",
-    "histograms",
-    "kinds",
-    "one_moment",
-    "pick_run",
-    "reading",
-    "runs",
-    "sample_at",
-    "sample_steps",
-    "samples",
-    "scalar_names",
-    "scalars",
-    "sites",
-    "steps",
-]
 
 BUSY_SECONDS = 5.0
 

@@ -79,7 +79,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
     with open_job(db, run) as (sources, notes):
         summary = summarize(sources, notes)
         source = summary.culprit_rank.source
-        found, left_out = _bounded(_findings(summary), MOST_FINDINGS)
+        found, left_out = _worst_findings(_findings(summary), MOST_FINDINGS)
         curves = _curves(source)
         comparison = None if compare is None else _comparison(db, compare, sources[0], source)
         kinds, histograms = _layers(source, shares=not live)
@@ -236,12 +236,11 @@ def _verdict(summary: Summary) -> dict[str, Any]:
     """Without the culprit itself: it is the finding that has `culprit` set."""
     culprit, verdict = summary.culprit, summary.verdict
     key = None if culprit is None else [culprit.step, culprit.code, _cut(culprit.site), culprit.rank]
-    return {
-        "healthy": verdict.healthy, "text": verdict.text, "word": verdict.word, "counts": summary.counts, "culprit": key,
-    }  # fmt: skip
+    words = {"text": verdict.text, "word": verdict.word, "reason": verdict.reason}
+    return {"healthy": verdict.healthy, **words, "counts": summary.counts, "culprit": key}
 
 
-def _bounded(findings: Sequence[Finding], most: int) -> tuple[list[dict[str, Any]], int]:
+def _worst_findings(findings: Sequence[Finding], most: int) -> tuple[list[dict[str, Any]], int]:
     """The worst, and the earliest among them, in the order of their steps; and how many are left out."""
     ranked = sorted(range(len(findings)), key=lambda i: (-findings[i].severity, i))[:most]
     return [_finding(findings[i]) for i in sorted(ranked)], max(len(findings) - most, 0)

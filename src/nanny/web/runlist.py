@@ -48,13 +48,6 @@ class Job:
         return all(rank.run.status != "running" for rank in self.ranks)
 
 
-def _stores_of(top: Path) -> dict[str, Path]:
-    """Store by its path as seen from `top`: a file itself, or everything below a folder."""
-    if top.is_file():
-        return {top.name: top}
-    return {store.relative_to(top).as_posix(): store for store in stores_below(top)}
-
-
 def store_at(top: Path, key: str) -> Path | None:
     """The store of this key, without looking through the folder; None for anything that the list would not show."""
     if top.is_file():
@@ -79,7 +72,7 @@ def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]
     """Jobs, newest first, and notes on files that cannot be read. `known` keeps those that can no longer change."""
     rows: dict[Place, reader.RunRow] = {}
     notes = []
-    for store in _stores_of(top).values():
+    for store in [top] if top.is_file() else stores_below(top):
         try:
             with reader.reading(store) as db:
                 rows |= {(store, run.id): run for run in reader.runs(db)}

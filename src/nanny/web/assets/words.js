@@ -20,10 +20,10 @@ function culpritIndex() {
 }
 
 function verdictSentence() {
-  const { word, counts, text } = page.verdict, rest = text.slice(word.length).replace(/^:\s*/, "");
-  if (language === "en") return rest.replace(/\.?\s*The first( culprit)?$/, "");
-  if (word === "HEALTHY" && page.steps) return t("said.HEALTHY", page.steps.last - page.steps.first + 1);
-  return counts.error + counts.warning ? t("said.findings", counts.error, counts.warning) : rest;
+  const { word, counts, reason } = page.verdict;
+  if (language === "en") return reason;
+  if (word === "HEALTHY" && page.steps) return t("reason.HEALTHY", page.steps.last - page.steps.first + 1);
+  return counts.error + counts.warning ? t("reason.findings", counts.error, counts.warning) : reason;
 }
 
 function drawVerdict() {
