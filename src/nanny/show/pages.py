@@ -56,8 +56,8 @@ class Page:
 
 def checker_pages() -> Iterator[Page]:
     """The checker's rules; one that also looks at settings files tells so in a section of its own."""
-    from ..check import settings_rules  # noqa: F401  (enters its rules)
     from ..check.registry import all_rules, rules_on
+    from ..check.settings import rules  # noqa: F401  (enters its rules)
 
     in_settings = {rule.code: rule for rule in rules_on("settings")}
     for code, rule in all_rules().items():
@@ -124,8 +124,8 @@ def all_pages(lang: str = "en") -> dict[str, Page]:
 
 
 def checker_codes() -> tuple[str, ...]:
-    from ..check import settings_rules  # noqa: F401  (enters its rules)
     from ..check.registry import all_rules
+    from ..check.settings import rules  # noqa: F401  (enters its rules)
 
     return (*all_rules(), "SYNTAX_ERROR")
 
