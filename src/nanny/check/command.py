@@ -188,7 +188,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="script, notebook, DeepSpeed/Accelerate/HF/Lightning settings, folder, or -")
-    add("--select", action="append", metavar="CODES", help="only these codes, or beginnings of codes (SCALER,NUM_EPS)")
+    add(
+        "--select",
+        action="append",
+        metavar="CODES",
+        help="only these codes, or beginnings of codes (SCALER,NUM_EPS); EXTRA: those that are off by default; ALL",
+    )
     add("--ignore", action="append", metavar="CODES", help="not these, in addition to those of pyproject.toml")
     add("--exclude", action="append", metavar="PATTERNS", help="files and folders to leave out")
     add("--device", choices=DEVICES, help="where the code runs, if it does not say so itself")
