@@ -364,3 +364,14 @@ def test_watch_checks_again_when_a_file_changes(project):
     finally:
         watching.send_signal(signal.SIGINT)
     assert watching.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    ("select", "expected"),
+    [((), []), (("EXTRA",), ["SCALER_SETTINGS"]), (("SCALER_SETTINGS",), ["SCALER_SETTINGS"]), (("SCALER",), []),
+     (("ALL",), ["SCALER_SETTINGS"])],
+)  # fmt: skip
+def test_rules_without_a_true_hit_run_only_when_asked_for(tmp_path, select, expected):
+    (tmp_path / "a.py").write_text('import torch\nscaler = torch.amp.GradScaler("cuda", init_scale=1.0)\n')
+    options = [part for name in select for part in ("--select", name)]
+    assert codes("a.py", *options, cwd=tmp_path) == expected

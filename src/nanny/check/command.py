@@ -110,10 +110,10 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
         return render_json(findings) if form == "json" else render_jsonl(findings)
     here = os.getcwd()
     if form == "sarif":
-        from ..show.pages import all_pages
         from ..show.sarif import render_sarif
+        from .pages import checker_pages
 
-        return render_sarif(findings, {code: page.text for code, page in all_pages().items()}, here)
+        return render_sarif(findings, {code: text for code, (_, text) in checker_pages().items()}, here)
     from ..show import reports
 
     if form == "junit":
@@ -188,7 +188,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("paths", nargs="+", metavar="PATH", help="script, notebook, DeepSpeed/Accelerate/HF/Lightning settings, folder, or -")
-    add("--select", action="append", metavar="CODES", help="only these codes, or beginnings of codes (SCALER,NUM_EPS)")
+    add(
+        "--select",
+        action="append",
+        metavar="CODES",
+        help="only these codes, or beginnings of codes (SCALER,NUM_EPS); EXTRA: those that are off by default; ALL",
+    )
     add("--ignore", action="append", metavar="CODES", help="not these, in addition to those of pyproject.toml")
     add("--exclude", action="append", metavar="PATTERNS", help="files and folders to leave out")
     add("--device", choices=DEVICES, help="where the code runs, if it does not say so itself")

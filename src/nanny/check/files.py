@@ -309,7 +309,7 @@ def _with_room(work: Callable[..., T], *args: object) -> T:
 def _check_other(found: Found, text: str, config: Config) -> Report:
     if found.kind == "notebook":
         return _check_notebook(found, text, config)
-    from .settings import check_settings
+    from .settings.check import check_settings
 
     report = check_settings(text, found.path, found.kind, found.named)
     if isinstance(report, str):

@@ -23,8 +23,8 @@ When not: a template or a test file that is broken on purpose: name it under `ex
 
 def checker_pages() -> dict[str, tuple[Severity, str]]:
     """Code -> severity and text; a rule that also looks at settings files tells so in a section of its own."""
-    from . import settings_rules  # noqa: F401  (enters its rules)
     from .registry import all_rules, rules_on
+    from .settings import rules  # noqa: F401  (enters its rules)
 
     in_settings = {rule.code: rule for rule in rules_on("settings")}
     out = {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,6 +16,7 @@ from inspect import cleandoc
 from typing import Any
 
 from ..core.finding import Severity
+from ..core.registry import import_all
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,21 @@ class Rule:
     ops: tuple[str, ...] = ()
 
 
+EXTRA = "EXTRA"  # the family that is off unless selected
+OPT_IN = "\n\nOnly with `--select EXTRA` (or this code): no finding of it on code of strangers has been right yet."
 _RULES: dict[str, list[Rule]] = {}
 
 
-def rule(code: str, severity: Severity, *ops: str, on: str = "event") -> Callable[[Any], Any]:
-    """Enters the decorated generator as (a part of) rule `code`; `ops` are the operations an event rule is called for."""
+def rule(code: str, severity: Severity, *ops: str, on: str = "event", extra: bool = False) -> Callable[[Any], Any]:
+    """Enters the decorated generator as (a part of) rule `code`; `ops` are the operations an event rule is called for.
+
+    `extra` rules run only for who asks for them: nobody has seen one of their findings be right on code of strangers yet.
+    """
 
     def enter(function: Callable[..., Iterable[Hit]]) -> Callable[..., Iterable[Hit]]:
-        doc = cleandoc(function.__doc__ or "")
-        _RULES.setdefault(code, []).append(Rule(code, severity, code.partition("_")[0], function, doc, on, ops))
+        doc = cleandoc(function.__doc__ or "") + (OPT_IN if extra else "")
+        family = EXTRA if extra else code.partition("_")[0]
+        _RULES.setdefault(code, []).append(Rule(code, severity, family, function, doc, on, ops))
         return function
 
     return enter
@@ -57,15 +63,18 @@ def rule(code: str, severity: Severity, *ops: str, on: str = "event") -> Callabl
 
 @cache
 def _load() -> None:
-    package = importlib.import_module(".rules", __package__)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    import_all(importlib.import_module(".rules", __package__))
 
 
 def all_rules() -> dict[str, Rule]:
     """Every rule by code; where a code has several functions, the one that carries its page."""
     _load()
     return {code: next((r for r in parts if r.doc), parts[0]) for code, parts in sorted(_RULES.items())}
+
+
+@cache
+def extra_codes() -> frozenset[str]:
+    return frozenset(code for code, entry in all_rules().items() if entry.family == EXTRA)
 
 
 @cache

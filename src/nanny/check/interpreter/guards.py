@@ -103,4 +103,8 @@ def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> li
 
 
 def _has_modulo(test: ast.AST) -> bool:
-    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+    known: bool | None = getattr(test, "has_modulo", None)
+    if known is None:
+        known = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+        test.has_modulo = known  # type: ignore[attr-defined]
+    return known

@@ -20,7 +20,7 @@ from .source import ClassInfo, FunctionInfo, ModuleInfo, Project
 from .torch_names import FRAMEWORK_REGIONS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
-from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, join
+from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, copied, join
 
 
 def _heirs(function: FunctionInfo, module: ModuleInfo) -> Iterator[ClassInfo]:
@@ -239,6 +239,7 @@ class Interpreter:
         self.modules: dict[str, ModuleInfo | None] = {}
         self.traces: list[Trace] = []
         self.statements = 0  # a generated monster must not hang the check
+        self.instances: dict[tuple[object, ...], Value] = {}  # as they were when built
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
 
     def walk(self, module: ModuleInfo) -> FileView:
@@ -1038,11 +1039,18 @@ class Interpreter:
         return Value(op=f"call:{path.rpartition('.')[2]}", inputs=inputs, thing=frame.fresh(node), node=node, tags=tags)
 
     def construct(self, frame: Frame, info: ClassInfo, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
-        """An instance of a class of the project; its __init__ is run."""
-        thing = Thing("", kind="module" if info.is_module else "")
-        info.example = info.example or thing
-        value = Value("instance", ref=info, thing=thing, node=node)
-        self.build(frame, info, value, args, kwargs, node)
+        """An instance of a class of the project; its __init__ is run once for the same arguments."""
+        key = (info, frame.at.regions, signature(args, kwargs))
+        known = self.instances.get(key)
+        if known is not None:
+            value = replace(copied(known), node=node)
+        else:
+            value = Value("instance", ref=info, thing=Thing("", kind="module" if info.is_module else ""), node=node)
+            info.example = info.example or value.thing
+            self.build(frame, info, value, args, kwargs, node)
+            self.instances[key] = copied(value)
+        thing = value.thing
+        assert thing is not None
         base = objects.optimizer_base(info)
         if base and isinstance(node, ast.Call) and info.find("step") is None:
             passed = thing.attrs.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))

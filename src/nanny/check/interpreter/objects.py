@@ -20,13 +20,13 @@ from .values import UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, te
 
 
 def builds_optimizer(path: str, last: str) -> bool:
-    return (path.startswith("torch.optim.") and "." not in path[12:] and not last.endswith("LR")) or last in OPTIMIZERS
+    return (path.startswith("torch.optim.") and "." not in path[12:]) or last in OPTIMIZERS
 
 
 def optimizer_base(info: ClassInfo) -> str:
     """`AdamW` for a class of the project that derives from torch.optim.AdamW; empty if it is no such class."""
     names = [base for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
-    found = next((n.rpartition(".")[2] for n in names if not n.endswith("Optimizer")), "")
+    found = next((n.rpartition(".")[2] for n in names if n.rpartition(".")[2] != "Optimizer"), "")
     return found or next((b for parent in info.parents if parent is not info and (b := optimizer_base(parent))), "")
 
 

@@ -11,7 +11,7 @@ from ...core.ops import ALIASES, CONTAINERS, CREATES
 from . import objects
 from .dtypes import result
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
-from .torch_names import CLIPS, GRAD_SCALERS, WRAPPERS
+from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, WRAPPERS
 from .trace import Frame
 from .uses import dotted
 from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, tensor
@@ -42,7 +42,7 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
         return frame.emit("scaler.new", node, tuple(args), kwargs, value)
     if objects.builds_optimizer(path, last):
         return objects.new_optimizer(frame, node, last, args, kwargs)
-    if path.startswith("torch.nn.") and last[:1].isupper() and "parallel" not in path:
+    if path.startswith("torch.nn.") and last[:1].isupper() and not path.startswith("torch.nn.parallel."):
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
         asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))
@@ -267,7 +267,7 @@ def _other(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) 
     inputs = (*args, *kwargs.values())
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
     thing = frame.fresh(node)
-    if name.endswith("Trainer") and "peft_config" not in kwargs:
+    if name in TRAINERS and "peft_config" not in kwargs:
         model = kwargs.get("model", args[0] if args else UNKNOWN)
         if model.thing is not None:
             model.thing.is_trained = True
@@ -285,7 +285,7 @@ def kind_of_annotation(annotation: ast.expr | None) -> str:
     """`scaler`, `optimizer` or `tensor`, if a parameter's annotation says so."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         name = annotation.value
-    elif isinstance(annotation, ast.Subscript) and dotted(annotation.value).endswith("Optional"):
+    elif isinstance(annotation, ast.Subscript) and dotted(annotation.value).rpartition(".")[2] == "Optional":
         return kind_of_annotation(annotation.slice)
     elif isinstance(annotation, ast.BinOp):
         return kind_of_annotation(annotation.left) or kind_of_annotation(annotation.right)

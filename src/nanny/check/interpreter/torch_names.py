@@ -17,6 +17,8 @@ OPTIMIZERS = _words("""
 CLIPS = _words("""
     clip_grad_norm_ clip_grad_value_ clip_grad_norm clip_grads_with_norm_ get_total_norm adaptive_clip_grad dispatch_clip_grad""")
 WRAPPERS = _words("DistributedDataParallel DataParallel FullyShardedDataParallel DDP FSDP fully_shard")
+TRAINERS = _words("Trainer Seq2SeqTrainer SFTTrainer DPOTrainer ORPOTrainer KTOTrainer PPOTrainer GRPOTrainer RewardTrainer")
+TRAINING_ARGUMENTS = _words("TrainingArguments Seq2SeqTrainingArguments SFTConfig DPOConfig GRPOConfig RewardConfig")
 FRAMEWORK_REGIONS = _words("autocast maybe_autocast autocast_smart_context_manager get_autocast_context")
 DEVICE_TYPES = _words("""
     cpu cuda ipu xpu mkldnn hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone npu musa""")

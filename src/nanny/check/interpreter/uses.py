@@ -208,7 +208,15 @@ def _note_switch(uses: Uses, test: ast.expr, yes: Sequence[ast.AST], no: Sequenc
 
 
 def test_key(test: ast.expr) -> tuple[str, bool]:
-    """A text that is the same for the same question, and which answer the truth of the test gives to it."""
+    """A text that is the same for the same question, and which answer the truth of the test gives to it; kept on the node."""
+    known: tuple[str, bool] | None = getattr(test, "key", None)
+    if known is None:
+        known = _test_key(test)
+        test.key = known  # type: ignore[attr-defined]
+    return known
+
+
+def _test_key(test: ast.expr) -> tuple[str, bool]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         key, arm = test_key(test.operand)
         return key, not arm

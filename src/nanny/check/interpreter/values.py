@@ -61,6 +61,11 @@ class Value:
         return self.ref if isinstance(self.ref, str) else ""
 
     @property
+    def last(self) -> str:
+        """The last part of that name: what the package calls it."""
+        return self.path.rpartition(".")[2]
+
+    @property
     def is_number(self) -> bool:
         return isinstance(self.const, (int, float)) and not isinstance(self.const, bool)
 

@@ -27,7 +27,7 @@ def deprecated_amp(event: Event, view: FileView) -> Iterator[Hit]:
     """
     if event.op == "decorator":
         path = event.arg(0).path
-        if not path.endswith(("custom_fwd", "custom_bwd")):
+        if event.arg(0).last not in ("custom_fwd", "custom_bwd"):
             return
     else:
         path = event.kwargs[""].const if event.op == "autocast" else event.out.ref

@@ -126,7 +126,7 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-@rule("REGION_DEVICE", Severity.ERROR, on="trace")
+@rule("REGION_DEVICE", Severity.ERROR, on="trace", extra=True)
 def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
     """autocast is opened for another device type than the one that the code runs on.
 
@@ -235,7 +235,7 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
         )
 
 
-@rule("REGION_CACHE", Severity.WARNING, on="trace")
+@rule("REGION_CACHE", Severity.WARNING, on="trace", extra=True)
 def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
     """One module runs without and then with gradients inside one autocast region.
 

@@ -106,7 +106,7 @@ def _all_disabled(trace: Trace, made: list[Event]) -> bool:
     return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
 
 
-@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace")
+@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace", extra=True)
 def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`loss.backward()` without `scaler.scale`, although the scaler steps the optimizer.
 
@@ -128,8 +128,8 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         if is_disabled(scaler_of(step), made):
             continue
         for event in before(trace, index):
-            if event.op in ("optimizer.step", "scaler.update", "framework.backward"):
-                break
+            if event.op in ("optimizer.step", "scaler.update", "framework.backward", "optimizer.zero_grad", "module.zero_grad"):
+                break  # stepped, or thrown away
             if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
                 yield Hit(
                     event.node,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
+from ..interpreter.torch_names import TRAINERS, TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value
 from ..registry import Hit, rule
@@ -84,7 +85,7 @@ def true_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the model is only evaluated or used for prediction.
     """
     precision = event.kwargs.get("precision")
-    if precision is None and event.arg(0).path.endswith("HalfPrecision"):
+    if precision is None and event.arg(0).last == "HalfPrecision":
         precision = event.arg(1)
     if precision is None or precision.const not in _TRUE_HALF:
         return
@@ -121,7 +122,7 @@ def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
     When not: a test that provokes overflow.
     """
     if event.op == "external":
-        if event.arg(0).path.endswith("GradScalerKwargs"):
+        if event.arg(0).last == "GradScalerKwargs":
             yield from bad_settings(event, dict(event.kwargs))
         return
     if event.op == "reduce_policy":
@@ -246,7 +247,7 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
 
 def _owned(trace: Trace, name: str) -> bool:
     if name == "Trainer":
-        return trace.owner is not None and trace.owner.derives_from(("Trainer",))
+        return trace.owner is not None and trace.owner.derives_from(TRAINERS)
     return name != "Lightning" or (trace.owner is not None and trace.owner.is_lightning)
 
 
@@ -265,9 +266,9 @@ def _framework(view: FileView) -> tuple[str, str, str, int] | None:
             return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
     for event in view.of("external"):
         path = event.arg(0).path
-        if path.endswith("TrainingArguments") and _is_on(event.kwargs.get("fp16")):
+        if event.arg(0).last in TRAINING_ARGUMENTS and _is_on(event.kwargs.get("fp16")):
             return "Trainer", "self.accelerator.backward(loss)", "fp16", event.line
-        if path.endswith(".Trainer") and path.startswith(("lightning", "pytorch_lightning")):
+        if event.arg(0).last == "Trainer" and path.partition(".")[0] in ("lightning", "pytorch_lightning"):
             return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event.line
     return None
 

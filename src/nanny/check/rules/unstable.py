@@ -295,7 +295,7 @@ def _is_square_of_mean(value: Value) -> bool:
     )
 
 
-@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT))
+@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT), extra=True)
 def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     """An operation that has no half version gets a half tensor.
 

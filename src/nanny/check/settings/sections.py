@@ -1,27 +1,23 @@
-"""Settings files: DeepSpeed JSON, Accelerate YAML, Hugging Face training arguments, Lightning YAML.
+"""Sections of settings files: DeepSpeed JSON, Accelerate YAML, Hugging Face training arguments, Lightning YAML.
 
-Only a file that clearly is one of these is judged; the rules are in `settings_rules.py`. Values come from the usual parsers,
-their places in the file from a second look, so that a finding points at its key.
+Values come from the usual parsers, their places in the file from a second look, so that a finding points at its key.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.finding import Finding, NannyError, Severity
-from .broken import broken_code
+from ...core.finding import Severity
 
 Path = tuple[str | int, ...]
+_LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 Span = tuple[int, int, int, int]  # row, column, end row, end column
-_WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
-NEEDS_YAML = "reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
 
 
 @dataclass(frozen=True)
@@ -61,26 +57,6 @@ class Problem:
     severity: Severity | None = None
 
 
-def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
-    """Findings; a sentence if the user's own choice of file cannot be judged; None for a file of another purpose."""
-    if not _WORTH_IT.search(text):
-        return f"{path}: says nothing about precision, so there is nothing to check" if named else None
-    if kind == "yaml" and importlib.util.find_spec("yaml") is None:
-        if named:
-            raise NannyError(f"{path}: {NEEDS_YAML}")
-        return f"{path}: skipped, {NEEDS_YAML}"
-    try:
-        documents = list(_yaml_documents(text)) if kind == "yaml" else [_json_document(text)]
-    except (ValueError, RecursionError) as error:
-        if "{{" in text or "{%" in text:
-            return f"{path}: skipped, it is a template" if named else None
-        return [broken_code(_as_syntax_error(error, kind), path, reader="")] if named else None
-    sections = [s for data, spans in documents for s in recognise(data, spans)]
-    if not sections:
-        return f"{path}: not the settings of DeepSpeed, Accelerate, Trainer or Lightning" if named else None
-    return [finding for section in sections for finding in _judge(section, path)]
-
-
 def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[Settings]:
     """The sections that clearly belong to a known framework; most JSON and YAML files have none."""
     if not isinstance(data, Mapping):
@@ -104,28 +80,6 @@ def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[Settings]:
             yield Settings("hf", value, (key,), spans)
 
 
-def _judge(section: Settings, path: str) -> Iterator[Finding]:
-    from . import settings_rules  # noqa: F401  (enters its rules)
-    from .registry import rules_on
-
-    for rule in rules_on("settings"):
-        problems: Iterable[Any] = rule.function(section)  # Problem, where rules on code yield Hit
-        for problem in problems:
-            row, column, end_row, end_column = section.span(*problem.keys)
-            yield Finding(
-                code=rule.code,
-                severity=problem.severity or rule.severity,
-                message=problem.message,
-                hint=problem.hint,
-                file=path,
-                line=row,
-                column=column,
-                end_line=end_row,
-                end_column=end_column,
-                evidence={"key": ".".join(map(str, (*section.at, *problem.keys)))},
-            )
-
-
 def _is_deepspeed(data: Mapping[str, Any]) -> bool:
     if isinstance(data.get("zero_optimization"), Mapping) or "train_micro_batch_size_per_gpu" in data:
         return True
@@ -146,10 +100,13 @@ def _is_training_arguments(data: Mapping[str, Any]) -> bool:
 
 def _is_trainer_target(data: Mapping[str, Any]) -> bool:
     target = data.get("_target_", data.get("class_path"))
-    return isinstance(target, str) and "lightning" in target and target.endswith("Trainer")
+    if not isinstance(target, str):
+        return False
+    package, _, name = target.partition(".")
+    return package in _LIGHTNING and name.rpartition(".")[2] == "Trainer"
 
 
-def _json_document(text: str) -> tuple[Any, dict[Path, Span]]:
+def json_document(text: str) -> tuple[Any, dict[Path, Span]]:
     data = json.loads(text)
     return data, _json_spans(text)
 
@@ -186,7 +143,7 @@ def _place(offset: int, starts: list[int]) -> tuple[int, int]:
     return row, offset - starts[row - 1] + 1
 
 
-def _yaml_documents(text: str) -> Iterator[tuple[Any, dict[Path, Span]]]:
+def yaml_documents(text: str) -> Iterator[tuple[Any, dict[Path, Span]]]:
     """Unknown tags (`!include`) are read as nothing; the rest of the file can still be judged."""
     import yaml
 
@@ -222,10 +179,3 @@ def _yaml_spans(node: Any, path: Path, spans: dict[Path, Span], seen: set[int]) 
             inner = (*path, key.value)
             spans[inner] = (start.line + 1, start.column + 1, end.line + 1, end.column + 1)
             _yaml_spans(value, inner, spans, seen)
-
-
-def _as_syntax_error(error: Exception, kind: str) -> SyntaxError:
-    problem = SyntaxError(f"not valid JSON: {error}" if kind == "json" else str(error))
-    if isinstance(error, json.JSONDecodeError):
-        problem.lineno, problem.offset = error.lineno, error.colno
-    return problem

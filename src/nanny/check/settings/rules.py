@@ -1,7 +1,7 @@
 """Rules on settings files. Each takes one `Settings` section and yields `Problem`s at its keys.
 
 Their codes are those of rules on code, whose pages say what and why; the docstrings here add what is looked at in files.
-Not in the folder `rules`: a check of Python code does not need them, and starts faster without.
+Not in the folder of those: a check of Python code does not need them, and starts faster without.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ..core.finding import NannyError, Severity
-from ..core.formats import FORMATS, format_of
-from ..core.limits import Limits
-from .registry import all_rules, rule
-from .settings import Problem, Settings
+from ...core.finding import NannyError, Severity
+from ...core.formats import FORMATS, format_of
+from ...core.limits import Limits
+from ..registry import all_rules, rule
+from .sections import Problem, Settings
 
 all_rules()  # the page of a code is that of its first rule, and those on code come first
 
@@ -29,7 +29,8 @@ OTHER_NAMES = {  # of GradScaler, apex, Megatron and fairseq -> of DeepSpeed
     "min_scale": "min_loss_scale",
 }
 LIMITS = Limits()
-TRAINS_FEW = ("lora", "peft", "adapter", "load_in_4bit", "load_in_8bit", "quantization")
+SCALE_WORDS = frozenset({"scale", "hysteresis", "growth", "backoff"})
+TRAINS_FEW = frozenset({"lora", "qlora", "dora", "peft", "adapter", "adapters", "4bit", "8bit", "quantization"})
 
 
 def is_on(value: Any) -> bool:
@@ -140,8 +141,8 @@ def _lightning_true_half(settings: Settings) -> Iterator[Problem]:
 
 def _trainer_true_half(settings: Settings) -> Iterator[Problem]:
     """DeepSpeed and FSDP keep float32 weights by themselves, adapters are created in float32."""
-    words = " ".join([*map(str, settings.data), str(settings.get("finetuning_type"))]).lower()
-    if any(word in words for word in TRAINS_FEW) or settings.get("deepspeed") or settings.get("fsdp"):
+    words = {word for key in (*settings.data, settings.get("finetuning_type")) for word in str(key).lower().split("_")}
+    if not TRAINS_FEW.isdisjoint(words) or settings.get("deepspeed") or settings.get("fsdp"):
         return
     for key in ("torch_dtype", "dtype", "model_dtype"):
         name = half_name(settings.get(key))
@@ -183,7 +184,7 @@ def loss_scale(settings: Settings) -> Iterator[Problem]:
         yield from _strange_keys(settings)
     elif settings.framework == "lightning":
         strategy = settings.section("strategy")
-        if "DeepSpeed" in str(strategy.get("class_path", strategy.get("_target_", ""))):
+        if str(strategy.get("class_path", strategy.get("_target_", ""))).rpartition(".")[2] == "DeepSpeedStrategy":
             inside = ("strategy", "init_args") if isinstance(strategy.get("init_args"), Mapping) else ("strategy",)
             yield from _scale_values(settings, inside, settings.section(*inside))
         yield from _scaler_for_bf16(settings)
@@ -276,7 +277,7 @@ def _strange_keys(settings: Settings) -> Iterator[Problem]:
         section = settings.section(name)
         known = KNOWN_FP16 if name == "fp16" else frozenset(("enabled",))
         for key in section:
-            if key in known or not any(word in key for word in ("scale", "hysteresis", "growth", "backoff")):
+            if key in known or SCALE_WORDS.isdisjoint(key.split("_")):
                 continue
             better = OTHER_NAMES.get(key, "")
             hint = f"The key is called {better}." if better else "Delete it; known are: " + ", ".join(SCALE_KEYS) + "."
@@ -330,7 +331,7 @@ def reduce_dtype(settings: Settings) -> Iterator[Problem]:
     for keys in found:
         name = half_name(settings.get(*keys))
         if name:
-            parts = "micro-batches" if "accum" in keys[-1] else "ranks"
+            parts = "micro-batches" if keys[-1] == "grad_accum_dtype" else "ranks"
             yield Problem(
                 keys,
                 f"`{keys[-1]}: {settings.get(*keys)}` sums the gradients of all {parts} in {name}",

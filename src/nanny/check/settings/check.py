@@ -1,0 +1,64 @@
+"""From the text of a settings file to findings. Only a file that clearly is one is judged."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from ...core.finding import Finding, NannyError
+from ..broken import broken_code
+from ..registry import rules_on
+from . import rules  # noqa: F401  (enters its rules)
+from .sections import Settings, json_document, recognise, yaml_documents
+
+_WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
+NEEDS_YAML = "reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
+
+
+def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
+    """Findings; a sentence if the user's own choice of file cannot be judged; None for a file of another purpose."""
+    if not _WORTH_IT.search(text):
+        return f"{path}: says nothing about precision, so there is nothing to check" if named else None
+    if kind == "yaml" and importlib.util.find_spec("yaml") is None:
+        if named:
+            raise NannyError(f"{path}: {NEEDS_YAML}")
+        return f"{path}: skipped, {NEEDS_YAML}"
+    try:
+        documents = list(yaml_documents(text)) if kind == "yaml" else [json_document(text)]
+    except (ValueError, RecursionError) as error:
+        if "{{" in text or "{%" in text:
+            return f"{path}: skipped, it is a template" if named else None
+        return [broken_code(_as_syntax_error(error, kind), path, reader="")] if named else None
+    sections = [s for data, spans in documents for s in recognise(data, spans)]
+    if not sections:
+        return f"{path}: not the settings of DeepSpeed, Accelerate, Trainer or Lightning" if named else None
+    return [finding for section in sections for finding in _judge(section, path)]
+
+
+def _judge(section: Settings, path: str) -> Iterator[Finding]:
+    for rule in rules_on("settings"):
+        problems: Iterable[Any] = rule.function(section)  # Problem, where rules on code yield Hit
+        for problem in problems:
+            row, column, end_row, end_column = section.span(*problem.keys)
+            yield Finding(
+                code=rule.code,
+                severity=problem.severity or rule.severity,
+                message=problem.message,
+                hint=problem.hint,
+                file=path,
+                line=row,
+                column=column,
+                end_line=end_row,
+                end_column=end_column,
+                evidence={"key": ".".join(map(str, (*section.at, *problem.keys)))},
+            )
+
+
+def _as_syntax_error(error: Exception, kind: str) -> SyntaxError:
+    problem = SyntaxError(f"not valid JSON: {error}" if kind == "json" else str(error))
+    if isinstance(error, json.JSONDecodeError):
+        problem.lineno, problem.offset = error.lineno, error.colno
+    return problem

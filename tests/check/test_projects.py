@@ -1,0 +1,94 @@
+"""Several files together: a finding depends neither on file names nor on what else is checked or defined beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanny.check import Options, check_project, check_source
+
+CLIP = """
+import torch
+
+def train(model, optimizer, loader):
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = torch.nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+def helper(x):
+    return x.half()
+
+if __name__ == "__main__":
+    train(torch.nn.Linear(8, 8), None, [])
+"""
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.fc(x)
+"""
+LOOP = """
+    for x, y in loader:
+        loss = nn.functional.mse_loss({model}(x).float(), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def codes(sources: dict[str, str]) -> dict[str, list[str]]:
+    return {name: [f.code for f in found] for name, found in check_project(sources, Options()).items()}
+
+
+@pytest.mark.parametrize("importer", ["evaluate.py", "zevaluate.py"])
+def test_a_file_that_another_imports_keeps_its_findings(importer):
+    found = codes({importer: "import torch\nfrom train import helper\nprint(helper(torch.ones(1)).half())\n", "train.py": CLIP})
+    assert found["train.py"] == ["SCALER_CLIP_BEFORE_UNSCALE"]
+
+
+@pytest.mark.parametrize(
+    "branch",
+    ["try:\n    import apex\nexcept ImportError:\n    apex = None", "if DEBUG:\n    LEVEL = 1\nelse:\n    LEVEL = 2",
+     "match LEVEL:\n    case 1:\n        pass"],
+    ids=["try", "if", "match"],
+)  # fmt: skip
+def test_a_branch_at_module_level_hides_nothing_below(branch):
+    assert [f.code for f in check_source(f"{branch}\n{CLIP}", "train.py")] == ["SCALER_CLIP_BEFORE_UNSCALE"]
+
+
+def test_what_one_file_does_to_a_class_is_not_known_to_another():
+    sources = {
+        "net.py": NET,
+        "infer.py": "import torch\nfrom net import Net\nmodel = Net().half().eval()\n",
+        "train.py": f"import torch\nfrom torch import nn\nfrom net import Net\nHALF = torch.float16\n\ndef main(loader):\n"
+        f"    model = Net()\n    optimizer = torch.optim.Adam(model.parameters()){LOOP.format(model='model')}",
+    }
+    assert codes(sources) == {"net.py": [], "infer.py": [], "train.py": []}
+
+
+def test_a_half_teacher_leaves_a_student_of_its_class_alone():
+    body = "    teacher = Net().half().eval().requires_grad_(False)\n    student = Net()\n"
+    text = f"{NET}\ndef main(loader):\n{body}    optimizer = torch.optim.Adam(student.parameters()){LOOP.format(model='student')}"
+    assert [f.code for f in check_source(text, "train.py")] == []
+
+
+def test_a_setting_is_reported_in_the_file_that_writes_it():
+    sources = {
+        "make.py": "import torch\n\ndef make_scaler(**options):\n    return torch.amp.GradScaler('cuda', **options)\n",
+        "train.py": "import torch\nfrom make import make_scaler\n" + "\n" * 30 + "options = dict(init_scale=1.0)\n"
+        "scaler = make_scaler(**options)\nscaler.unscale_(None)\n",
+    }
+    found = check_project(sources, Options())
+    assert [(f.code, f.line) for f in found["train.py"]] == [("SCALER_SETTINGS", 33)]
+    assert found["make.py"] == []
