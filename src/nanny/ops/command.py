@@ -100,7 +100,6 @@ class _Watched:
         self._options = options
         self._tools = _tools(options)
         self._clock = StepClock(self._begin)
-        self._step = -1
         self._examined: Any = None
         self._hazards = 0
         self._stack = ExitStack()
@@ -123,7 +122,6 @@ class _Watched:
             )
 
     def _begin(self, model: Any) -> None:
-        self._step += 1
         for tool in self._tools:
             if self._step:
                 tool.step()
@@ -148,6 +146,10 @@ class _Watched:
                 print(f"\nnext: nanny rule {examined.hazards[0].cause}", file=sys.stderr)
             for tool in self._tools:
                 tool.pause(False)
+
+    @property
+    def _step(self) -> int:
+        return self._clock.step
 
     @property
     def found(self) -> int:
