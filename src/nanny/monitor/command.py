@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..core.finding import NannyError
+from ..watch.script import start_target
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -47,17 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         _watch_everything(options)
     start_target(options.target, options.module)
     return 0
-
-
-def start_target(target: Sequence[str], as_module: bool) -> None:
-    """The script or module, set up as the interpreter itself would."""
-    name = target[0]
-    sys.argv = list(target)
-    sys.path[0] = os.getcwd() if as_module else str(Path(name).resolve().parent)
-    if as_module:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(name, run_name="__main__")
 
 
 def _watch_everything(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import time
 import traceback
@@ -41,7 +42,7 @@ from ..diagnose.registry import diagnoses_of
 from ..diagnose.text import diagnosis_lines
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
-from .autosteps import AutoSteps
+from ..watch.steps import StepClock
 from .capture import StepCapture
 from .culprit import first_culprit
 from .dump import save_suspect
@@ -315,12 +316,16 @@ class MixedPrecisionNanny:
                 if self._recording is not None:
                     self._recording.add_dump(self._step, suspect.bad.site, saved)
 
-    def steps_by_themselves(self, *, find_models: bool) -> AutoSteps:
+    def steps_by_themselves(self, *, find_models: bool) -> StepClock:
         """Lets steps begin when a model is called for training; with `find_models`, models are found in the same way."""
-        steps = AutoSteps(self._recorder, self.begin_step, self.add_model if find_models else None)
+        clock = StepClock(
+            lambda _: self.begin_step(clock.step),
+            None if find_models else [model for model, _ in self._recorder.models],
+            self.add_model,
+            guard=functools.partial(self._recorder.guard, apart=False),
+        )
         self._recorder.open()
-        steps.open()
-        return steps
+        return clock.open()
 
     # the end
 

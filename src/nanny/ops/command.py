@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
-from ..monitor.command import start_target
+from ..watch.script import check_module, start_target
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -52,7 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not options.as_module and not Path(options.target[0]).is_file():
         raise NannyError(f"there is no script {options.target[0]!r}; for a module type: nanny trace -m {options.target[0]}")
     if options.as_module:
-        _check_module(options.target[0])
+        check_module(options.target[0])
     if options.start_step < 0:
         raise NannyError(f"--start-step {options.start_step}: steps are counted from 0")
     if not (options.compare or options.sanitize):
@@ -60,18 +58,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if (options.atol is not None or options.rtol is not None) and not options.compare:
         raise NannyError("--atol and --rtol are tolerances of --compare; add it")
     return options
-
-
-def _check_module(name: str) -> None:
-    sys.path[0] = os.getcwd()  # as python -m does
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        found = None
-    if found is None:
-        raise NannyError(f"there is no module {name!r} here; for a script type: nanny trace path/to/script.py")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,7 +86,6 @@ class _Watched:
         self._options = options
         self._tools = _tools(options)
         self._clock = StepClock(self._begin)
-        self._step = -1
         self._examined: Any = None
         self._hazards = 0
         self._stack = ExitStack()
@@ -123,7 +108,6 @@ class _Watched:
             )
 
     def _begin(self, model: Any) -> None:
-        self._step += 1
         for tool in self._tools:
             if self._step:
                 tool.step()
@@ -148,6 +132,10 @@ class _Watched:
                 print(f"\nnext: nanny rule {examined.hazards[0].cause}", file=sys.stderr)
             for tool in self._tools:
                 tool.pause(False)
+
+    @property
+    def _step(self) -> int:
+        return self._clock.step
 
     @property
     def found(self) -> int:

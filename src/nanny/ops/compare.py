@@ -6,14 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.limits import Limits
-from ..core.ops import JUMP, MATMULS, MEMORY
+from ..core.ops import JUMP, MEMORY
 from ..watch.op_facts import (
     KERNEL_ERRORS,
     SAFE_NAMESPACES,
@@ -27,10 +26,9 @@ from ..watch.op_facts import (
 from ..watch.op_stream import Op
 from ..watch.places import Places, Spot
 from ..watch.tensors import is_plain, outside_program, tensors_in
-from .gap import Tolerance, gap_between, is_close, noted
-from .matmul import independent_product, passes_screen
+from .gap import Tolerance, gaps_of, is_close, passes_screen, tensor_note
 from .records import Gap, OpFault, OpTally, TensorNote
-from .reference import Call, Reference, call_before, reference_of, results_of, shaken
+from .reference import Call, Reference, call_before, independent_product, reference_of, results_of
 from .selection import Selection
 
 _SEEDED = torch.Tag.nondeterministic_seeded
@@ -164,7 +162,7 @@ class Comparison:
             place=place,
             classes=spot.classes,
             inputs=notes_of(call),
-            outputs=tuple(noted(t, "", measured=True) for t in results),
+            outputs=tuple(tensor_note(t, "", measured=True) for t in results),
             gaps=gaps,
         )
 
@@ -202,29 +200,6 @@ def _is_random(op: Op) -> bool:
     return True
 
 
-def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
-    """The results that differ from their reference by more than they may."""
-    moved: dict[int, list[Tensor]] = {}
-
-    def movement(at: int, draws: int) -> Tensor | None:
-        if draws not in moved:
-            try:
-                moved[draws] = shaken(call, reference, draws)
-            except KERNEL_ERRORS:
-                moved[draws] = []
-        return moved[draws][at] if moved[draws] else None
-
-    found = []
-    for at, (result, wide) in enumerate(zip(results, reference.results)):
-        if is_close(result, wide, tolerance, limits):
-            continue
-        coarse = _device_roundoff(call.func, result.device, result.dtype)
-        gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened, coarse=coarse)
-        if gap is not None:
-            found.append(gap)
-    return tuple(found)
-
-
 def _nonfinite_made(call: Call, results: list[Tensor], phase: str) -> str:
     """`nan` or `inf` in a result, of finite inputs; what was written on purpose, such as a mask, is nobody's fault."""
     floats = [t for t in results if t.is_floating_point() and t.numel()]
@@ -244,14 +219,4 @@ def _nonfinite_made(call: Call, results: list[Tensor], phase: str) -> str:
 def notes_of(call: Call) -> tuple[TensorNote, ...]:
     args, kwargs = call.inputs
     named = [(str(i), v) for i, v in enumerate(args)] + list(kwargs.items())
-    return tuple(noted(t, name, measured=True) for name, value in named for t in tensors_in(value))[:32]
-
-
-def _device_roundoff(func: Any, device: torch.device, dtype: torch.dtype) -> float:
-    """TF32, where the program allows it: FP32 products on CUDA keep 11 bits. 0: the type's own."""
-    if device.type != "cuda" or dtype != torch.float32:
-        return 0.0
-    name = bare_name(func)
-    if name.startswith(("convolution", "cudnn", "_cudnn")):
-        return 2.0**-11 if torch.backends.cudnn.allow_tf32 else 0.0
-    return 2.0**-11 if name in MATMULS and torch.backends.cuda.matmul.allow_tf32 else 0.0
+    return tuple(tensor_note(t, name, measured=True) for name, value in named for t in tensors_in(value))[:32]

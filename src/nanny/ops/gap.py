@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.limits import Limits
-from ..watch.tensors import is_low, short_dtype
+from ..core.ops import MATMULS
+from ..watch.op_facts import KERNEL_ERRORS, bare_name
+from ..watch.tensors import is_low, outside_program, short_dtype
 from .records import MOST_ELEMENTS, Element, Gap, TensorNote
-from .reference import unit_roundoff
+from .reference import Call, Reference, moved_by_rounding, product_parts, unit_roundoff
+
+_WORTH_IT = 1 << 18  # multiplications; below, computing again is as cheap
+_MARGIN = 4.0  # the largest of many rows
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,29 @@ class Tolerance:
     @property
     def given(self) -> bool:
         return self.atol is not None or self.rtol is not None
+
+
+def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
+    """The results that differ from their reference by more than they may."""
+    moved: dict[int, list[Tensor]] = {}
+
+    def movement(at: int, draws: int) -> Tensor | None:
+        if draws not in moved:
+            try:
+                moved[draws] = moved_by_rounding(call, reference, draws)
+            except KERNEL_ERRORS:
+                moved[draws] = []
+        return moved[draws][at] if moved[draws] else None
+
+    found = []
+    for at, (result, wide) in enumerate(zip(results, reference.results)):
+        if is_close(result, wide, tolerance, limits):
+            continue
+        coarse = _device_roundoff(call.func, result.device, result.dtype)
+        gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened, coarse=coarse)
+        if gap is not None:
+            found.append(gap)
+    return tuple(found)
 
 
 def gap_between(
@@ -49,7 +79,7 @@ def gap_between(
     if not (out.is_floating_point() or out.is_complex()):
         if not exact or bool(torch.equal(out.cpu(), reference)):
             return None
-        return _described(out, reference, out.cpu() != reference, None, "must be equal")
+        return _gap_of(out, reference, out.cpu() != reference, None, "must be equal")
     if out.is_complex():
         moved = lambda draws: None  # noqa: E731 - what it tells has no real and imaginary part
         out, reference = torch.view_as_real(out.resolve_conj()), torch.view_as_real(reference.resolve_conj())
@@ -63,7 +93,7 @@ def gap_between(
     # a correctly rounded result is right, however narrow the tolerance
     allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
     bad = ~((difference.abs() <= allowed) | _same(out, wide))
-    return _described(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
+    return _gap_of(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
 
 
 def is_close(out: Tensor, reference: Tensor, tolerance: Tolerance, limits: Limits) -> bool:
@@ -132,7 +162,7 @@ def _beyond_rounding(
     if not bool(bad.any()):
         bad = difference.abs() > small * kept.abs()
     said = f"{limits.op_error_roundoffs * slack:g} roundoffs of {short_dtype(out.dtype)}, and the operation's conditioning"
-    return _described(out, wide, bad, difference, said)
+    return _gap_of(out, wide, bad, difference, said)
 
 
 def _rms(tensor: Tensor) -> float:
@@ -152,7 +182,7 @@ def _same(out: Tensor, wide: Tensor) -> Tensor:
     return (own == wide) | (own.isnan() & wide.isnan())
 
 
-def _described(out: Tensor, wide: Tensor, bad: Tensor, difference: Tensor | None, limit: str) -> Gap:
+def _gap_of(out: Tensor, wide: Tensor, bad: Tensor, difference: Tensor | None, limit: str) -> Gap:
     places = bad.nonzero()
     own = out.detach().cpu()
     elements = tuple(_element(own, wide, tuple(p)) for p in places[:MOST_ELEMENTS].tolist())
@@ -164,7 +194,7 @@ def _described(out: Tensor, wide: Tensor, bad: Tensor, difference: Tensor | None
         finite = torch.isfinite(difference) & torch.isfinite(wide)
         norm = float(torch.linalg.vector_norm(torch.where(finite, wide, 0.0)))
         rel_l2 = float(torch.linalg.vector_norm(torch.where(finite, difference, 0.0))) / norm if norm else None
-    return Gap(noted(out), noted(wide), len(places), elements, worst, rel_l2, limit, _reason(worst, out))
+    return Gap(tensor_note(out), tensor_note(wide), len(places), elements, worst, rel_l2, limit, _reason(worst, out))
 
 
 def _reason(worst: Element | None, out: Tensor) -> str:
@@ -184,8 +214,64 @@ def _element(out: Tensor, wide: Tensor, index: tuple[int, ...]) -> Element:
     return Element(index, float(out[index]), float(wide[index]))
 
 
-def noted(tensor: Tensor, label: str = "", measured: bool = False) -> TensorNote:
+def tensor_note(tensor: Tensor, label: str = "", measured: bool = False) -> TensorNote:
     low = high = None
     if measured and tensor.is_floating_point() and tensor.numel():
         low, high = (float(v) for v in torch.aminmax(tensor.detach()))
     return TensorNote(tuple(tensor.shape), short_dtype(tensor.dtype), str(tensor.device), low, high, label)
+
+
+def _device_roundoff(func: Any, device: torch.device, dtype: torch.dtype) -> float:
+    """TF32, where the program allows it: FP32 products on CUDA keep 11 bits. 0: the type's own."""
+    if device.type != "cuda" or dtype != torch.float32:
+        return 0.0
+    name = bare_name(func)
+    if name.startswith(("convolution", "cudnn", "_cudnn")):
+        return 2.0**-11 if torch.backends.cudnn.allow_tf32 else 0.0
+    return 2.0**-11 if name in MATMULS and torch.backends.cuda.matmul.allow_tf32 else 0.0
+
+
+def passes_screen(call: Call, out: Any, tolerance: Tolerance, limits: Limits) -> bool:
+    """Is a matrix product right, as far as its type goes? False: unknown, compute it.
+
+    Freivalds' check: if C = A B, then C r = A (B r) for any vector r. Three products with a vector, in FP64, cost few percent of
+    a matrix product; with random r an error in any element of C shows in its row.
+    """
+    parts = product_parts(call)
+    if parts is None or not isinstance(out, Tensor) or out.dtype != torch.float32 or out.device.type != "cpu":
+        return False
+    added, left, right, beta, alpha = parts
+    if left.numel() * right.shape[-1] < _WORTH_IT:
+        return False
+    with outside_program():
+        columns = right.shape[-1]
+        probe = _probe(columns)
+        inner = _times(right, probe)
+        expected = _times(left, inner) * alpha
+        if added is not None and beta != 0:
+            expected += _times(added.expand_as(out), probe) * beta if added.dim() > 1 else beta * (added.double() @ probe)
+        made = out.detach().double()
+        off = float((_rows(made, probe) - expected).abs().max())
+        if tolerance.given:
+            return off <= (tolerance.atol or 0.0) / 4
+        rms = float(torch.linalg.vector_norm(made)) / math.sqrt(out.numel())
+    allowed = unit_roundoff(out.dtype) * limits.op_l2_roundoffs * limits.op_fp32_slack * _MARGIN * math.sqrt(columns) * rms
+    return off <= allowed
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    return _rows(matrix.detach().double(), vector)
+
+
+def _rows(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Matrix times vector; for a batch, each with its own vector or all with one."""
+    if matrix.dim() == 2:
+        return torch.mv(matrix, vector)
+    return (matrix * vector.reshape(-1, 1, matrix.shape[-1])).sum(-1)
+
+
+@lru_cache(maxsize=64)
+def _probe(length: int) -> Tensor:
+    """Signs at random, sizes between a half and one: errors of several elements do not cancel, none is hidden."""
+    random = torch.rand(2, length, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+    return (random[0] / 2 + 0.5) * torch.where(random[1] < 0.5, -1.0, 1.0)

@@ -18,10 +18,12 @@ from ..core.ops import ADD_UP, MATMULS, MOVES
 from ..watch.op_facts import KERNEL_ERRORS, bare_name, written_by
 from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_in
 
+aten = torch.ops.aten
 REFERENCES = ("wide", "cpu_same_dtype")
-_HALF_TO_FLOAT = {torch.ops.aten._softmax.default, torch.ops.aten._log_softmax.default}
-_FP32_ONLY = {torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default, torch.ops.aten._amp_update_scale_.default}
+_HALF_TO_FLOAT = {aten._softmax.default, aten._log_softmax.default}
+_FP32_ONLY = {aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default}
 _CPU = torch.device("cpu")
+_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}  # tensors before A
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _widened(
     return wide.clone() if fresh and wide.untyped_storage()._cdata == value.untyped_storage()._cdata else wide
 
 
-def shaken(call: Call, reference: Reference, draws: int) -> list[Tensor]:
+def moved_by_rounding(call: Call, reference: Reference, draws: int) -> list[Tensor]:
     """How far each result moves when every input moves by one roundoff of its type: what rounding alone may explain.
 
     For sums that is known. For others signs are drawn at random; where a result mixes many inputs, roundoffs that are drawn
@@ -171,6 +173,37 @@ def _shared(moved: Tensor) -> Tensor:
 def _copy(tensor: Tensor) -> Tensor:
     with outside_program():
         return tensor.detach().clone()
+
+
+def product_parts(call: Call) -> tuple[Tensor | None, Tensor, Tensor, float, float] | None:
+    """C = beta * added + alpha * A B."""
+    before = _PRODUCTS.get(call.func)
+    if before is None:
+        return None
+    args, kwargs = call.inputs
+    left, right = args[before], args[before + 1]
+    if not before:
+        return None, left, right, 0.0, 1.0
+    return args[0], left, right, kwargs.get("beta", 1), kwargs.get("alpha", 1)
+
+
+def independent_product(call: Call) -> Tensor | None:
+    """The product in FP64 by another kernel than the call's own: `bmm` for `mm`, `mm` for `bmm`. None for other operations."""
+    parts = product_parts(call)
+    if parts is None:
+        return None
+    added, beta, alpha = parts[0], parts[3], parts[4]
+    with outside_program():
+        left, right = _wide(parts[1]), _wide(parts[2])
+        if left.dim() == 2:
+            product: Tensor = aten.bmm.default(left[None], right[None])[0]
+        else:
+            product = torch.stack([aten.mm.default(a, b) for a, b in zip(left, right)])
+        return product * alpha + _wide(added) * beta if added is not None and beta != 0 else product * alpha
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float64)
 
 
 def check_reference(kind: str) -> str:

@@ -17,9 +17,8 @@ import torch
 from ..core.finding import NannyError
 from ..core.limits import Limits
 from ..watch.op_facts import KERNEL_ERRORS
-from .compare import gaps_of
 from .dump import Stored, load_call
-from .gap import Tolerance
+from .gap import Tolerance, gaps_of
 from .records import Gap, Replay
 from .reference import Call, call_before, check_reference, reference_of, results_of
 from .selection import op_pattern

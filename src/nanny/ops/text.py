@@ -39,7 +39,7 @@ def fault_lines(fault: OpFault) -> list[str]:
 
 def _mismatch(fault: OpFault) -> Iterator[str]:
     yield "[ERROR] " + op_line(fault.op, fault.place, fault.classes, "fails to pass CompareWithCPU test")
-    yield from _whereabouts(fault)
+    yield from _place_lines(fault)
     yield from _tensors(fault)
     yield "...... compare with cpu ......."
     for gap in fault.gaps:
@@ -47,7 +47,7 @@ def _mismatch(fault: OpFault) -> Iterator[str]:
     yield from _dump(fault)
 
 
-def _whereabouts(fault: OpFault) -> Iterator[str]:
+def _place_lines(fault: OpFault) -> Iterator[str]:
     line = source_line(fault.place)
     rank = f", rank {fault.rank}" if fault.rank else ""
     yield f"step {fault.step}{rank}" + (f", {line}" if line else "")
@@ -91,7 +91,7 @@ def _element(element: Element, gap: Gap) -> str:
 def _nonfinite(fault: OpFault) -> Iterator[str]:
     said = {"nan": "makes NaN", "inf": "makes Inf out of finite numbers", "came_in": "reads NaN or Inf that came in from outside"}
     yield "[WARNING] " + op_line(fault.op, fault.place, fault.classes, said[fault.kind])
-    yield from _whereabouts(fault)
+    yield from _place_lines(fault)
     yield from _tensors(fault)
     if fault.passed_on_count:
         shown = ", ".join(fault.passed_on)

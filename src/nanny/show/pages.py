@@ -75,7 +75,7 @@ def cause_pages(lang: str = "en") -> Iterator[Page]:
 
 
 def op_pages() -> Iterator[Page]:
-    from ..ops.pages import PAGES
+    from ..ops.judge import PAGES
 
     for code, (severity, text) in PAGES.items():
         yield Page(code, severity, cleandoc(text), "nanny trace")

@@ -6,8 +6,8 @@
 
 The program's result always stands. What a consumer raises ends that consumer and nobody else: it is told once through its
 `on_trouble` (None: strict, it is raised). A consumer that means to end the program raises `Stopped`. The stream belongs to the
-thread that opened it (autograd's own threads for that thread included) and does not look where somebody records the program, nor
-at tensors of a class that runs its parts itself.
+thread that opened it (autograd's own threads for that thread included). It lies below jit.trace and vmap, which see nothing of it
+and hand it plain tensors; at tensors of a class that runs its parts itself (DTensor, FakeTensor) it does not look.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from .storages import key_of
 from .tensors import has_storage, tensors_in
 
 _NOT_YET: Any = object()
-_compiler_callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
-_tracing_state = torch._C._get_tracing_state
-_functorch_level = getattr(torch._C._functorch, "maybe_current_level", lambda: None)
+_frames = torch._C._dynamo.eval_frame
+_can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
 
 
 class Stopped(NannyError):
@@ -92,26 +91,17 @@ class _OpStream(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.consumers: tuple[Consumer, ...] = ()
-        self._shielded: Callable[..., Any] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # True, torch's default, imports the compiler (seconds) at the first operation
+        return not _can_skip_frames  # True, torch's default, imports the compiler (seconds) at the first operation
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _compiler_callback() in (None, False):
-            return self._see(func, types, args, kwargs or {})
-        if self._shielded is None:  # called from a compiled model: torch's compiler must leave us alone
-            self._shielded = torch.compiler.disable(lambda *given: self._see(*given), recursive=True)
-        return self._shielded(func, types, args, kwargs or {})
-
-    def _see(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        kwargs = kwargs or {}
         op = Op(func, args, kwargs)
         if types:
             for consumer in self.consumers:
                 guarded(consumer, consumer.passed_by, op)
-            return func(*args, **kwargs)
-        if _tracing_state() is not None or _functorch_level() is not None:
             return func(*args, **kwargs)
         looking = []
         for consumer in self.consumers:
@@ -129,6 +119,10 @@ class _OpStream(TorchDispatchMode):
             guarded(consumer, consumer.after, op, state)
         return out
 
+
+if _can_skip_frames:  # called from a compiled model: torch's compiler must leave us, and what we call, alone
+    _skip = _frames._FrameAction.SKIP
+    _frames.set_code_exec_strategy(_OpStream.__torch_dispatch__.__code__, _frames._FrameExecStrategy(_skip, _skip))
 
 _of_thread = threading.local()
 _joined: dict[int, _OpStream] = {}  # by the identity of the consumer

@@ -1,59 +1,164 @@
-"""Training steps of a program that does not say where they begin: for `nanny trace`."""
+"""The one clock of training steps, for a program that does not say where they begin: `nanny run`, `watch_model`, `nanny trace`.
+
+A model is found when it is first called for training from outside any known model. A step begins with the first training call of
+a known model, and with the one that follows when every known optimizer has stepped (a step that a GradScaler skips is a step), or
+one of them twice. A model that takes part and whose parameters no optimizer has stepped yet has one to come: a GAN's two updates
+are one step from the first on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.modules.module import _global_forward_pre_hooks, register_module_forward_pre_hook
 from torch.optim import Optimizer
 
 from . import events
+from .names import unwrapped
+
+MOST_MODELS = 8
+PATIENCE = 64  # backward passes without an optimizer step, until each of them counts as a step
 
 
 class StepClock(events.PartListener):
-    """Calls `begin(model)` before the first training forward, and before the one that follows when every optimizer has stepped.
+    """Calls `begin(model)` when a step begins; `step` counts them from 0.
 
-    A step that a GradScaler skips is a step.
+    `models=None`: they are found, and `found(model, prefix)` is told. With models given, optimizers of others do not count.
     """
 
-    def __init__(self, begin: Callable[[nn.Module], None]) -> None:
-        self._begin = begin
-        self._known: set[int] = set()
+    def __init__(
+        self,
+        begin: Callable[[nn.Module], None],
+        models: Sequence[nn.Module] | None = None,
+        found: Callable[[nn.Module, str], None] | None = None,
+        guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda hook: hook,
+    ) -> None:
+        self._begin, self._found, self._guard = begin, found, guard
+        self._finds_models = models is None
+        self._roots: dict[int, weakref.ref[nn.Module]] = {}
+        self._parts: dict[int, weakref.ref[nn.Module]] = {}
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+        self._updated: set[int] = set()  # roots for which no further optimizer is waited
+        self._called: set[int] = set()
         self._stepped: set[int] = set()
-        self._started = False
+        self._stepped_twice = False
+        self._backwards = 0
+        self._without_optimizer = False
+        self._scaler_steps: Optimizer | None = None
         self._handle: Any = None
+        self.step = -1
+        for model in models or ():
+            self._add(model)
 
-    def __enter__(self) -> StepClock:
+    def open(self) -> StepClock:
         events.listen(self)
-        self._handle = register_module_forward_pre_hook(self._before_forward)
+        self._handle = register_module_forward_pre_hook(self._guard(self._before_forward))
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         events.leave(self)
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
+    __enter__ = open
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # models
+
+    def _add(self, model: nn.Module) -> None:
+        inner = unwrapped(model)
+        self._roots |= {id(m): weakref.ref(m) for m in (model, inner)}
+        self._parts |= {id(m): weakref.ref(m) for m in model.modules()}
+
+    def _is_new(self, module: nn.Module) -> bool:
+        if not self._finds_models or _knows(self._parts, module) or len(self._roots) >= MOST_MODELS:
+            return False
+        return module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+
+    # steps
+
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        over = bool(self._stepped) and self._known <= self._stepped
-        if (self._started and not over) or not module.training or not torch.is_grad_enabled():
+        if not _knows(self._roots, module):
+            if not self._is_new(module):
+                return
+            if self._found is not None:
+                self._found(module, f"{type(module).__name__}." if self._roots else "")
+            self._add(module)
+        if not torch.is_grad_enabled():
             return
-        if next(module.parameters(), None) is not None:
-            self._started = True
+        if module.training:
+            self._called.add(id(module))
+        if self._is_over():
+            self._called = {id(module)}
             self._stepped.clear()
+            self._stepped_twice, self._backwards = False, 0
+            self.step += 1
             known = set(_global_forward_pre_hooks)
             self._begin(module)
             for key, hook in list(_global_forward_pre_hooks.items()):
                 if key not in known:  # registered just now: torch made its list of this call's hooks before
                     hook(module, args)
 
-    def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        self._known.add(id(optimizer))
-        self._stepped.add(id(optimizer))
+    def _is_over(self) -> bool:
+        if self.step < 0:
+            return True
+        known = list(self._optimizers)
+        if not known:  # gradients may be accumulated first; after many backward passes there is none of torch's to come
+            self._without_optimizer = self._without_optimizer or self._backwards >= PATIENCE
+            return self._without_optimizer and self._backwards > 0
+        if self._stepped_twice:
+            self._updated |= self._called  # what has not been updated by now never is
+            return True
+        return {id(o) for o in known} <= self._stepped and self._all_updated(known)
+
+    def _all_updated(self, known: list[Optimizer]) -> bool:
+        waiting = [model for key in self._called - self._updated if (model := self._roots[key]()) is not None]
+        if not waiting:
+            return True
+        owned = {id(p) for optimizer in known for p in _parameters(optimizer)}
+        have = {id(m) for m in waiting if not owned.isdisjoint(id(p) for p in m.parameters())}
+        if not have and not self._updated:
+            return True  # optimizers of copies (FP32 masters): whose they are cannot be told
+        self._updated |= have
+        return len(have) == len(waiting)
+
+    def before_backward(self, roots: tuple[Tensor, ...]) -> None:
+        self._backwards += 1
+
+    def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._scaler_steps = optimizer
 
     def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
+        self._scaler_steps = None
         self.after_optimizer_step(optimizer)
+
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        if optimizer is self._scaler_steps or not self._counts(optimizer):
+            return
+        self._optimizers[optimizer] = None
+        self._stepped_twice = self._stepped_twice or id(optimizer) in self._stepped
+        self._stepped.add(id(optimizer))
+
+    def _counts(self, optimizer: Optimizer) -> bool:
+        if self._finds_models or optimizer in self._optimizers:
+            return True
+        models = [model for root in self._roots.values() if (model := root()) is not None]
+        mine = {id(p) for model in models for p in model.parameters()}
+        return any(id(p) in mine for p in _parameters(optimizer))
+
+
+def _knows(modules: dict[int, weakref.ref[nn.Module]], module: nn.Module) -> bool:
+    known = modules.get(id(module))
+    return known is not None and known() is module
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
