@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from ..cli.arguments import command_parser, port
+from ..core.command_line import command_parser, port
 from ..core.finding import NannyError
 from .folder import ReadableFolder
 from .prompts import PROMPTS

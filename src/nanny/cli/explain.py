@@ -11,12 +11,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..core.command_line import add_format, add_language, command_parser
 from ..core.finding import NannyError
 from ..core.numbers import nearest
 from ..core.plain_json import to_text
 from ..show.pages import Page, all_pages, cause_pages, page_markdown, page_text
 from ..show.term import width_of
-from .arguments import add_format, add_language, command_parser
 
 
 def rules_page() -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.command_line import add_format, add_run, command_parser, positive
 from ..core.finding import NannyError
 from ..core.formats import FP16
 from ..monitor.culprit import first_culprit
@@ -27,7 +28,6 @@ from ..runs.matrices import ABSENT, KindMatrices, Matrix, error_matrix, matrices
 from ..runs.source import Source, open_run, title_of
 from ..show import plots
 from ..store import reader
-from .arguments import add_format, add_run, command_parser, positive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

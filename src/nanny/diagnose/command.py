@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..cli.arguments import add_format, add_run
+from ..core.command_line import add_format, add_run
 from ..core.plain_json import to_text
 from ..show.term import width_of
 from ..store.files import find_stores

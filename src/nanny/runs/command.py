@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..cli.arguments import add_format, add_run, command_parser, positive
+from ..core.command_line import add_format, add_run, command_parser, positive
 from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted

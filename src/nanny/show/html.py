@@ -19,12 +19,13 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from ..core.command_line import LANGUAGES
 from ..core.finding import Finding, NannyError
 from ..core.plain_json import finite
 from .figures import EXTRA, figure_json
 from .findings import STYLES, place
 from .tables import Line, Table
-from .translation import LANGUAGES, translate, translate_figure, translate_line, translate_table
+from .translation import translate, translate_figure, translate_line, translate_table
 
 
 @dataclass(frozen=True)

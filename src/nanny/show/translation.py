@@ -13,8 +13,6 @@ from typing import Any
 
 from .tables import Column, Line, Table
 
-LANGUAGES = ("en", "zh")
-
 _CHINESE = {
     # verdicts
     "{0}: healthy in {1}": "{0}：在 {1} 下正常",

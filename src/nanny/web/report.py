@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..cli.arguments import add_language, add_run, command_parser
+from ..core.command_line import add_language, add_run, command_parser
 from ..core.finding import NannyError
 from ..core.numbers import short
 

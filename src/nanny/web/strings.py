@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..show.translation import LANGUAGES
+from ..core.command_line import LANGUAGES
 
 # key -> (English, Chinese). {0}, {1} ... are filled in by the script.
 _TABLE: dict[str, tuple[str, str]] = {

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from ..cli.arguments import add_language, command_parser, port
+from ..core.command_line import add_language, command_parser, port
 from ..core.finding import NannyError
 from ..show.html import check_language, plotly_source
 from ..store.files import DEFAULT_FOLDER, find_stores

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ...core.command_line import LANGUAGES
 from ...core.finding import NannyError
 
-LANGUAGES = ("en", "zh")
 SECTIONS = {
     "en": ("Mechanism", "How it shows", "Numbers", "Fails", "Repaired", "Confirm", "Sources"),
     "zh": ("机制", "表现", "数字", "出错的代码", "修好的代码", "确认", "来源"),
