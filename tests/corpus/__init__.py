@@ -63,6 +63,7 @@ class Program:
         default=(), compare=False
     )  # further arguments of `build` under which the answer stays right
     seeds: tuple[int, ...] = USUAL_SEEDS  # of its variants
+    fixed_names: bool = False  # its loop looks parts up by name, so that they cannot be renamed
     # what is to be said of a planted fault
     cause: str = ""
     culprits: tuple[str, ...] = ()  # every name that a fair judge would accept

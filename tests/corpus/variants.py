@@ -40,9 +40,10 @@ def variants_of(program: Program, tool: str = "") -> list[Variant]:
     ]
     if program.role == "repaired":
         return seeds[:1]
+    names = [] if program.fixed_names else [Variant("misnamed", written), Variant("renamed", written)]
     if tool == "diagnose" and program.steps > SHORT_RUN and program.seeds == USUAL_SEEDS:
-        return [Variant("misnamed", written), *seeds[:1], *others]
-    return [Variant("renamed", written), Variant("misnamed", written), Variant("layout", written), *seeds, *others]
+        return [*names[:1], *seeds[:1], *others]
+    return [*names, Variant("layout", written), *seeds, *others]
 
 
 @contextmanager

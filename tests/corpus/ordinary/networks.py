@@ -430,7 +430,7 @@ PROGRAMS = [
         tools="diagnose monitor examine diff whatif",
         dtypes=BOTH,
         steps=8,
-        sizes=({"layers": 1, "width": 512}, {"layers": 2, "width": 128, "vocabulary": 5000}),
+        sizes=({"layers": 24}, {"layers": 1, "width": 512}, {"layers": 2, "width": 128, "vocabulary": 5000}),
     ),
     *healthy(convnet, tools="diagnose monitor examine diff whatif", dtypes=BOTH, steps=8),
     *healthy(recurrent, tools="diff", dtypes=BOTH),

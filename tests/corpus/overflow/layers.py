@@ -282,7 +282,7 @@ PROGRAMS = [
         findings="INF NEAR_OVERFLOW OVERFLOW SCALE_COLLAPSE SCALE_DECLINE",
         survives=False,
         hazards="overflow",
-        examined=9,
+        examined=14,
         shows=lambda run: math.isfinite(run.losses[5]) and sum(run.skipped[15:]) > 10,
         steps=30,
     ),

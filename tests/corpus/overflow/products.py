@@ -267,7 +267,7 @@ PROGRAMS = [
         "layers.2.norm",
         findings="UNDERFLOW",
         hazards="overflow",
-        examined=5,
+        examined=12,
         shows=lambda run: {"layers.1.mix.weight", "layers.2.mix.weight"} <= run.still and run.finite,
     ),
     *planted(

@@ -206,6 +206,7 @@ PROGRAMS = [
         "ema_stagnation",
         *("ema", "loop:ema", *AVERAGED),
         hazards="average",
+        fixed_names=True,
         shows=stands_still(shipped_average, "ema"),
         steps=40,
     ),
