@@ -1,6 +1,6 @@
 """What `auto_diff` costs beside one FP32 and one low-precision run, how much memory it takes, and whom it blames.
 
-The models of the accuracy table are those of `tests/diff_gallery.py`, `diff_healthy.py` and `diff_faults.py`. bf16 and fp16 are
+The models of the accuracy table are the programs of `tests/corpus` about which `auto_diff` can be asked. bf16 and fp16 are
 slow on CPUs without those types, which hides cost: the ratio on a GPU is another one.
 """
 
@@ -109,34 +109,22 @@ def memory() -> bool:
 
 def verdicts() -> bool:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-    from diff import diff_faults, diff_healthy
-    from diff.diff_gallery import FAULTS, HEALTHY, sandwich, transformer
+    from corpus import asked
+    from corpus.asking import SHORT, built, compared
 
     ok = True
-    healthy = {**HEALTHY, "transformer": lambda: transformer(24), **diff_healthy.HEALTHY}
-    for name, make in healthy.items():
-        for dtype in ("bf16", "fp16"):
-            torch.manual_seed(0)
-            model, x, loss, y = make()
-            report = auto_diff(model, x, dtype, loss_fn=loss, target=y)
+    for program in asked("diff", "healthy", "repaired"):
+        for dtype in program.dtypes:
+            report = compared(built(program, dtype), dtype, program.policies[0])
             loud = [f.code for f in report.findings if f.severity > Severity.INFO]
             ok &= not loud
-            error, gradient = report.outputs[0].error.rel_l2, report.total.rel_l2
-            print(f"  healthy {name:<16} {dtype}: output {error:.2%} off, gradient {gradient:.2%}: {loud or 'silent'}")
-    for name, (fault, dtypes) in FAULTS.items():
-        for dtype in dtypes:
-            model, x = sandwich(fault)
-            blamed = (*auto_diff(model, x, dtype).culprits, "nobody")[0]
-            ok &= blamed == "fault"
-            print(f"  planted {name:<24} {dtype}: blamed {blamed}")
-    for name, (make, dtypes, policy, culprits) in diff_faults.FAULTS.items():
-        for dtype in dtypes:
-            torch.manual_seed(0)
-            model, x, loss, y = make()
-            report = auto_diff(model, x, dtype, loss_fn=loss, target=y, policy=policy)
-            blamed = (*report.culprits, "nobody")[0]
-            ok &= blamed in culprits
-            print(f"  planted {name:<24} {dtype}: blamed {blamed}, planted in {' or '.join(culprits)}")
+            off = f"output {report.outputs[0].error.rel_l2:.2%}, gradient {report.total.rel_l2:.2%} off"
+            print(f"  healthy {program.name:<28} {SHORT[dtype]}: {off}: {loud or 'silent'}")
+    for program in asked("diff", "planted"):
+        for dtype in program.dtypes:
+            blamed = (*compared(built(program, dtype), dtype, program.policies[0]).culprits, "nobody")[0]
+            ok &= blamed in program.culprits
+            print(f"  planted {program.name:<32} {SHORT[dtype]}: blamed {blamed}, planted in {' or '.join(program.culprits)}")
     return ok
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from corpus.asking import network_parts
+from corpus.ordinary.networks import transformer
 from torch import nn
 
 import nanny
-from diff.diff_gallery import FAULTS, Overflow, sandwich, transformer
 
 
-@pytest.mark.parametrize("name", ["cancellation", "overflow", "eps", "positions"])
+@pytest.mark.parametrize(
+    "name",
+    ["variance_of_shifted_squares", "gated_product", "tiny_eps", "positions_of_four_thousand"],
+)
 def test_keeping_the_planted_module_wide_is_enough(name):
-    model, x = sandwich(FAULTS[name][0])
+    model, x, *_ = network_parts(name)
     report = nanny.auto_diff(model, x, "fp16", backward=False, advise=True)
     assert report.advice.wide == ("fault",)
     assert report.advice.after <= report.advice.goal < report.advice.before
@@ -20,7 +24,7 @@ def test_keeping_the_planted_module_wide_is_enough(name):
 
 
 def test_the_promised_error_is_what_the_written_region_gives():
-    model, x = sandwich(Overflow)
+    model, x, *_ = network_parts("gated_product")
     advice = nanny.auto_diff(model, x, "fp16", backward=False, advise=True).advice
     with torch.no_grad():
         reference = model(x)
@@ -39,8 +43,8 @@ def test_the_promised_error_is_what_the_written_region_gives():
 
 def test_a_healthy_model_needs_no_advice():
     torch.manual_seed(0)
-    model, x, _, _ = transformer(layers=2)
-    advice = nanny.auto_diff(model, x, "bf16", backward=False, advise=True).advice
+    healthy = transformer(layers=2)
+    advice = nanny.auto_diff(healthy.model, *healthy.example.inputs, "bf16", backward=False, advise=True).advice
     assert (advice.wide, advice.runs) == ((), 0)
 
 
@@ -73,7 +77,7 @@ def test_a_fault_that_no_region_cures_is_not_promised_away():
 
 
 def test_under_a_plain_cast_the_module_keeps_wide_weights():
-    model, x = sandwich(FAULTS["cancellation"][0])
+    model, x, *_ = network_parts("variance_of_shifted_squares")
     report = nanny.auto_diff(model, x, "bf16", backward=False, advise=True, policy="full")
     assert report.advice.wide == ("fault",)
     assert report.advice.after <= report.advice.goal < report.advice.before

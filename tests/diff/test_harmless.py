@@ -9,11 +9,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from corpus.architectures import ConvNet, Recurrent
+from corpus.asking import network_parts
 from torch import nn
 from torch.nn import functional as F
 
 import nanny
-from diff.diff_gallery import ConvNet, Recurrent, convnet
 
 
 def snapshot(model):
@@ -35,8 +36,7 @@ def same(a, b):
 @pytest.mark.parametrize("policy", ["native", "cuda", "full"])
 @pytest.mark.parametrize("training", [True, False])
 def test_mode_buffers_gradients_hooks_and_random_state_are_left_as_they_were(policy, training):
-    torch.manual_seed(0)
-    model, x, loss, y = convnet()
+    model, x, loss, y = network_parts("convnet")
     model.train(training)
     model.stem[1].eval()
     model.head.weight.grad = torch.ones_like(model.head.weight)
@@ -320,8 +320,7 @@ def test_the_report_is_the_same_every_time_although_the_model_draws_random_numbe
 
 
 def test_two_separate_runs_give_the_same_error():
-    torch.manual_seed(0)
-    model, x, loss, y = convnet()
+    model, x, loss, y = network_parts("convnet")
     report = nanny.auto_diff(model, x, "bf16", loss_fn=loss, target=y)
     wide, low = copy.deepcopy(model), copy.deepcopy(model)
     reference = wide(x)

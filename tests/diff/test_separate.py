@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from corpus.asking import network_parts
 from torch import nn
 
 import nanny
-from diff.diff_gallery import HEALTHY
 from nanny.core.formats import BF16
 from nanny.core.limits import Limits
 from nanny.diff.separate_runs import separate_run
@@ -17,8 +17,8 @@ from nanny.diff.settings import DiffSettings
 @pytest.mark.parametrize("policy", ["native", "cuda", "full"])
 @pytest.mark.parametrize("name", ["transformer", "convnet", "vision", "variational"])
 def test_carried_shadows_find_the_same_errors_as_two_separate_runs(name, policy):
+    model, x, loss, y = network_parts(name)
     torch.manual_seed(0)
-    model, x, loss, y = HEALTHY[name]()
     settings = DiffSettings(BF16, "fp32", policy, True, False, loss, None, Limits())
     with separate_run(model, ((x,), {}), y, settings, 1.0, low=False) as reference:
         pass

@@ -8,10 +8,11 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from corpus import BF16, BOTH, FP16, by_name
+from corpus.asking import SHORT, built
+from corpus.draws import noise
 from torch import nn
 
-from examine.sanitizer_healthy import HEALTHY, LOW
-from examine.sanitizer_programs import Program, noise
 from nanny import NannyError, sanitize
 from nanny.examine import sanitizer as sanitizer_module
 from nanny.examine.sanitizer import Sanitizer
@@ -20,24 +21,25 @@ torch.set_num_threads(1)
 
 
 def state_after(name: str, dtype: torch.dtype, examine: bool) -> list[torch.Tensor]:
-    torch.manual_seed(0)
-    program = HEALTHY[name](dtype)
+    program = built(by_name()[name], dtype)
     torch.manual_seed(1)
-    program.step()
+    program.step(0)
     if examine:
         with sanitize(program.model, program.scaler, strict=True):
-            program.step()
+            program.step(0)
     else:
-        program.step()
-    program.step()
+        program.step(0)
+    program.step(0)
     grads = [p.grad.clone() for p in program.model.parameters() if p.grad is not None]
     return [*program.model.state_dict().values(), *grads, torch.get_rng_state()]
 
 
-@pytest.mark.parametrize("name", ["fused_attention_and_checkpointing", "convnet", "diffusion", "adversarial_pair", "lstm"])
-@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize(
+    "name", ["fused_attention_and_checkpointing", "convnet", "diffusion_of_vectors", "adversarial_pair", "lstm"]
+)
+@pytest.mark.parametrize("dtype", BOTH, ids=SHORT.get)
 def test_weights_gradients_and_random_numbers_are_bit_identical(name, dtype):
-    plain, watched = (state_after(name, LOW[dtype], examine) for examine in (False, True))
+    plain, watched = (state_after(name, dtype, examine) for examine in (False, True))
     assert len(plain) == len(watched)
     assert all(torch.equal(a, b) for a, b in zip(plain, watched))
 
@@ -62,22 +64,22 @@ def test_a_mistake_of_ours_ends_the_examination_and_not_the_training(monkeypatch
         raise IndexError("planted")
 
     monkeypatch.setattr(sanitizer_module.Follower, "see", broken)
-    program = HEALTHY["frozen_and_unused_parts"](LOW["bf16"])
+    program = built(by_name()["frozen_and_unused_parts"], BF16)
     before = copy.deepcopy(program.model.state_dict())
     with sanitize(program.model) as seen:
-        program.step()
+        program.step(0)
     assert any(not torch.equal(a, b) for a, b in zip(before.values(), program.model.state_dict().values()))
     assert "planted" in seen.examination.facts["failed"]
     assert "planted" in str(seen)
     with pytest.raises(IndexError), sanitize(program.model, strict=True):
-        program.step()
+        program.step(0)
 
 
 def test_twins_over_the_cap_are_given_up_and_said_so():
     torch.manual_seed(0)
-    program = HEALTHY["transformer"](LOW["bf16"])
+    program = built(by_name()["transformer"], BF16)
     sanitizer = Sanitizer([(program.model, "")], twin_bytes=1000, strict=True).open()
-    program.step()
+    program.step(0)
     examination = sanitizer.close()
     assert "MiB" in examination.facts["left_out"]
 
@@ -125,21 +127,21 @@ def test_a_second_close_changes_nothing():
 
 
 def test_examinations_may_follow_one_another():
-    program: Program = HEALTHY["variational"](LOW["bf16"])
+    program = built(by_name()["variational"], BF16)
     for _ in range(3):
         with sanitize(program.model, strict=True) as seen:
-            program.step()
+            program.step(0)
         assert seen.hazards == ()
 
 
 def test_gradients_and_loss_are_told_unscaled():
     torch.manual_seed(0)
-    program = HEALTHY["contrastive"](LOW["fp16"])
+    program = built(by_name()["contrastive_pairs"], FP16)
     wide = copy.deepcopy(program.model)
     with sanitize(program.model, program.scaler, strict=True) as seen:
-        program.step()
+        program.step(0)
     examination = seen.examination
-    a, b = (F.normalize(wide(noise(32, 16) + 0.1 * noise(32, 16, seed=s)), dim=-1) for s in (5, 6))
+    a, b = (F.normalize(wide(noise(32, 16) + 0.1 * noise(32, 16, key=s)), dim=-1) for s in (5, 6))
     loss = F.cross_entropy(a @ b.T / 0.1, torch.arange(32))
     loss.backward()
     assert examination.scale == 1024.0
