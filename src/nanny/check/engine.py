@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ..core.finding import Finding
 from .interpreter.interpreter import Interpreter
-from .interpreter.source import ModuleInfo, Project, SourceFile, says_half, span
+from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
 from .interpreter.trace import FileView, Options
 from .registry import Hit, Rule, event_rules, rules_on
 
@@ -27,14 +27,18 @@ def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | 
 
 
 def check_project(
-    sources: Mapping[str, str], options: Options | None = None, only: Collection[str] | None = None
+    sources: Mapping[str, str],
+    options: Options | None = None,
+    only: Collection[str] | None = None,
+    trees: Mapping[str, ast.Module] | None = None,
 ) -> dict[str, list[Finding]]:
     """The findings of several files that may import each other, by file; files with a syntax error are left out.
 
     `only` names the files to start from (all, by default); the others are read where those import them.
+    `trees` are those that are parsed already.
     """
     options = options or Options()
-    project = Project(sources)
+    project = Project(sources, trees)
     merged: dict[str, dict[tuple[object, ...], Finding]] = {name: {} for name in (only or sources)}
     for filename in only or sources:
         if not says_half(sources[filename]):
@@ -52,7 +56,7 @@ def _position(finding: Finding) -> tuple[int, int, str]:
 
 
 def _check_file(source: SourceFile, project: Project, options: Options) -> dict[str, list[Finding]]:
-    view = Interpreter(project, options).walk(ModuleInfo(source))
+    view = Interpreter(project, options).walk(WalkedFile(source))
     found: dict[tuple[object, ...], Finding] = {}
     for rule, hit, file in _hits(view):
         severity = hit.severity or rule.severity

@@ -226,12 +226,12 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
     from .interpreter.source import says_half
 
     report = Report(files=list(paths))
-    worth_it = []
+    worth_it: dict[str, ast.Module] = {}
     is_deep = False
     for path in paths:
         text = sources[path]
         try:
-            is_deep |= _parses_deep(text, path)
+            tree, needs_room = _parse(text, path)
         except SyntaxError as error:
             report.findings.append(broken_code(error, path))
         except ValueError as error:  # a NUL in the text
@@ -239,7 +239,9 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
         except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
             report.notes.append(too_deep(path))
         else:
-            worth_it += [path] if says_half(text) else []
+            is_deep |= needs_room
+            if says_half(text):
+                worth_it[path] = tree
     if worth_it:
         report.findings.extend(_engine_findings(sources, worth_it, config, is_deep, report.notes))
     kept = []
@@ -255,7 +257,7 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
 
 
 def _engine_findings(
-    sources: Mapping[str, str], paths: list[str], config: Config, is_deep: bool, notes: list[str]
+    sources: Mapping[str, str], trees: Mapping[str, ast.Module], config: Config, is_deep: bool, notes: list[str]
 ) -> list[Finding]:
     """Of all files at once; if that is too deep even with room, one after the other, so that only one is lost."""
     from .engine import check_project
@@ -264,16 +266,16 @@ def _engine_findings(
     options = Options(device=config.device, amp_dtype=config.amp_dtype)
 
     def run(only: list[str]) -> list[Finding]:
-        by_file = check_project(sources, options, only=only)
+        by_file = check_project(sources, options, only, trees)
         return [finding for findings in by_file.values() for finding in findings]
 
     try:
         if not is_deep:
-            return run(paths)
+            return run(list(trees))
     except RecursionError:
         pass
     out: list[Finding] = []
-    for path in paths:
+    for path in trees:
         try:
             out += _with_room(run, [path])
         except RecursionError:
@@ -281,14 +283,12 @@ def _engine_findings(
     return out
 
 
-def _parses_deep(text: str, path: str) -> bool:
-    """Whether parsing needs more than the usual stack; raises what `ast.parse` raises."""
+def _parse(text: str, path: str) -> tuple[ast.Module, bool]:
+    """The tree, and whether it needs more than the usual stack; raises what `ast.parse` raises."""
     try:
-        ast.parse(text, path)
+        return ast.parse(text, path), False
     except RecursionError:
-        _with_room(ast.parse, text, path)
-        return True
-    return False
+        return _with_room(ast.parse, text, path), True
 
 
 def _with_room(work: Callable[..., T], *args: object) -> T:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...core.formats import FORMATS
 from ...core.ops import DTYPES, TENSOR_TYPES
-from .source import ClassInfo
+from .source import OwnClass
 from .trace import Frame
 from .uses import dotted
 from .values import UNKNOWN, Thing, Value, constant, copied, join, tensor
@@ -66,7 +66,7 @@ def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Valu
     if base.op == "key" and name == "values":  # of a column of a table
         return base
     found = thing.attrs.get(name)
-    if found is None and isinstance(base.ref, ClassInfo):
+    if found is None and isinstance(base.ref, OwnClass):
         found = base.ref.field_of(name)
     if found is None:
         path = dotted(node)

@@ -16,14 +16,14 @@ from . import attributes, objects, torch_calls
 from .dtypes import result
 from .guards import guards_of, window_guard
 from .regions import AUTOCAST, NO_GRAD, Region
-from .source import ClassInfo, FunctionInfo, ModuleInfo, Project
-from .torch_names import FRAMEWORK_REGIONS
+from .source import OwnClass, OwnFunction, Project, WalkedFile
+from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
 from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, copied, join
 
 
-def _heirs(function: FunctionInfo, module: ModuleInfo) -> Iterator[ClassInfo]:
+def _heirs(function: OwnFunction, module: WalkedFile) -> Iterator[OwnClass]:
     """Classes that inherit this method, override others that it may call, and are instantiated nowhere in the file."""
     owner = function.owner
     if owner is None or function.name.startswith("__") or f"self.{function.name}" in module.uses.called:
@@ -121,7 +121,7 @@ _BUILTINS = frozenset(
 )
 
 
-def _accepts(function: FunctionInfo, given: int, kwargs: Kwargs) -> bool:
+def _accepts(function: OwnFunction, given: int, kwargs: Kwargs) -> bool:
     """Whether a method can be called with so many arguments, and with these by name."""
     spec: Any = function.node.args
     names = [a.arg for a in (*spec.posonlyargs, *spec.args)][1:]
@@ -166,17 +166,7 @@ SUPER = "super()"  # field with what a class gives to the __init__ of a base out
 
 
 # what a cached call still has to tell: calls that change gradients, scalers and optimizers
-_PROTOCOL = (
-    "scaler.",
-    "optimizer.",
-    "framework.",
-    "backward",
-    "clip_grad",
-    "grad_read",
-    "grad_use",
-    "autograd.grad",
-    "module_call",
-)
+_PROTOCOL = ("scaler.", "optimizer.", "framework.", "backward", "clip_grad", "grad_read", "autograd.grad", "module_call")
 
 
 def signature(values: list[Value], kwargs: Kwargs) -> tuple[object, ...]:
@@ -202,7 +192,7 @@ INNER = "(region)"  # field of a class derived from autocast: what its own __ini
 _ENTERS = ("__enter__", "__aenter__")
 
 
-def is_manager(info: FunctionInfo) -> bool:
+def is_manager(info: OwnFunction) -> bool:
     """Whether a call of the function gives a context manager: `@contextmanager def zone(): ... yield`."""
     return any(name.rpartition(".")[2] in ("contextmanager", "asynccontextmanager") for name in info.decorators)
 
@@ -236,13 +226,13 @@ class Interpreter:
         self.project = project
         self.options = options
         self.follows_imports = True
-        self.modules: dict[str, ModuleInfo | None] = {}
+        self.modules: dict[str, WalkedFile | None] = {}
         self.traces: list[Trace] = []
         self.statements = 0  # a generated monster must not hang the check
         self.instances: dict[tuple[object, ...], Value] = {}  # as they were when built
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
 
-    def walk(self, module: ModuleInfo) -> FileView:
+    def walk(self, module: WalkedFile) -> FileView:
         """Runs the module body, then every function that nothing has called yet, and keeps what was seen."""
         self.follows_imports = module.uses.is_active
         self.modules[module.filename] = module
@@ -260,7 +250,7 @@ class Interpreter:
                 self._run_entry(function, owner)
         return FileView(module, self.traces, self.options)
 
-    def _run_entry(self, function: FunctionInfo, owner: ClassInfo | None) -> None:
+    def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
         trace = Trace(function.name, function.module, owner)
         self.traces.append(trace)
         outer = Frame(self.options, function.module, trace, {}, closure=function.closure, owner=owner)
@@ -497,7 +487,7 @@ class Interpreter:
 
     def run_functiondef(self, frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         frame.mark(node)
-        info = FunctionInfo(node, frame.module, None, frame.env if frame.at.stack else None)
+        info = OwnFunction(node, frame.module, None, frame.env if frame.at.stack else None)
         frame.module.functions.append(info)
         for decorator in node.decorator_list:
             self._decorator(frame, decorator)
@@ -510,11 +500,11 @@ class Interpreter:
             self.evaluate(frame, node)
 
     def run_classdef(self, frame: Frame, node: ast.ClassDef) -> None:
-        info = ClassInfo(node, frame.module)
+        info = OwnClass(node, frame.module)
         names, parents = [], []
         for base in node.bases:
             value = self.evaluate(frame, base)
-            if isinstance(value.ref, ClassInfo):
+            if isinstance(value.ref, OwnClass):
                 parents.append(value.ref)
                 names.append(value.ref.name)
             else:
@@ -525,7 +515,7 @@ class Interpreter:
         for statement in node.body:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 frame.mark(statement)
-                method = FunctionInfo(statement, frame.module, info, frame.env if frame.at.stack else None)
+                method = OwnFunction(statement, frame.module, info, frame.env if frame.at.stack else None)
                 info.methods[statement.name] = method
                 frame.module.functions.append(method)
                 for decorator in statement.decorator_list:
@@ -771,7 +761,7 @@ class Interpreter:
         )
 
     def value_lambda(self, frame: Frame, node: ast.Lambda) -> Value:
-        info = FunctionInfo(node, frame.module, None, frame.env)
+        info = OwnFunction(node, frame.module, None, frame.env)
         return Value("function", ref=info)
 
     def value_joinedstr(self, frame: Frame, node: ast.JoinedStr) -> Value:
@@ -834,7 +824,7 @@ class Interpreter:
             return attributes.finfo_attribute(base, name)
         if base.kind == "instance":
             return self._instance_attribute(frame, base, name, node)
-        if base.kind == "class" and isinstance(base.ref, ClassInfo):
+        if base.kind == "class" and isinstance(base.ref, OwnClass):
             method = base.ref.find(name)
             found = base.ref.field_of(name)
             return (
@@ -927,7 +917,7 @@ class Interpreter:
                 return self.follow(frame, method, args if is_static else [base, *args], kwargs, node)
             if field is not None and not objects.knows(name):
                 return self.call_value(frame, node, field, args, kwargs)
-        if base.kind == "class" and isinstance(base.ref, ClassInfo):
+        if base.kind == "class" and isinstance(base.ref, OwnClass):
             return self._call_class_method(frame, node, base, name, args, kwargs)
         if base.kind == "dict" and isinstance(base.ref, dict) and name in ("get", "pop") and args:
             found = base.ref.get(args[0].const) if isinstance(args[0].const, str) else None
@@ -971,11 +961,11 @@ class Interpreter:
     def call_value(self, frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
         if target.kind == "external":
             return self.call_external(frame, node, target.ref, args, kwargs)
-        if target.op == "class.apply" and isinstance(target.ref, ClassInfo):
+        if target.op == "class.apply" and isinstance(target.ref, OwnClass):
             return self._call_class_method(frame, node, Value("class", ref=target.ref), "apply", args, kwargs)
-        if target.kind == "function" and isinstance(target.ref, FunctionInfo):
+        if target.kind == "function" and isinstance(target.ref, OwnFunction):
             return self.follow(frame, target.ref, [*target.inputs, *args], kwargs, node)
-        if target.kind == "class" and isinstance(target.ref, ClassInfo):
+        if target.kind == "class" and isinstance(target.ref, OwnClass):
             return self.construct(frame, target.ref, args, kwargs, node)
         if target.kind == "instance":
             return self._call_instance(frame, node, target, args, kwargs)
@@ -1038,7 +1028,7 @@ class Interpreter:
         tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
         return Value(op=f"call:{path.rpartition('.')[2]}", inputs=inputs, thing=frame.fresh(node), node=node, tags=tags)
 
-    def construct(self, frame: Frame, info: ClassInfo, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    def construct(self, frame: Frame, info: OwnClass, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
         """An instance of a class of the project; its __init__ is run once for the same arguments."""
         key = (info, frame.at.regions, signature(args, kwargs))
         known = self.instances.get(key)
@@ -1060,7 +1050,7 @@ class Interpreter:
                 frame.emit(f"{item.kind}.passed", node, (item,))
         return value
 
-    def build(self, frame: Frame, info: ClassInfo, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None:
+    def build(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None:
         thing = value.thing
         if thing is None or thing.is_built:
             return
@@ -1086,14 +1076,14 @@ class Interpreter:
         frame.env[name] = resolved
         return resolved
 
-    def _module(self, filename: str) -> ModuleInfo | None:
+    def _module(self, filename: str) -> WalkedFile | None:
         """A file of the project as this walk sees it; what another walk has defined in it is not known here."""
         if filename not in self.modules:
             source = self.project.file(filename)
-            self.modules[filename] = ModuleInfo(source) if source is not None else None
+            self.modules[filename] = WalkedFile(source) if source is not None else None
         return self.modules[filename]
 
-    def load(self, frame: Frame, module: ModuleInfo) -> None:
+    def load(self, frame: Frame, module: WalkedFile) -> None:
         """Runs a module's body once, so that its functions, classes and constants are known."""
         if module.is_loaded:
             return
@@ -1101,7 +1091,7 @@ class Interpreter:
         inner = Frame(self.options, module, Trace(f"<import {module.name}>", module), module.env)
         self.run_block(inner, module.tree.body)
 
-    def follow(self, frame: Frame, info: FunctionInfo, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    def follow(self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
         """Runs a function of the project with these arguments; its events go into the caller's trace."""
         if info in frame.at.stack or len(frame.at.stack) >= MAX_DEPTH:
             return UNKNOWN
@@ -1121,7 +1111,7 @@ class Interpreter:
         return value
 
     def run_function(
-        self, frame: Frame, info: FunctionInfo, args: Args, kwargs: Kwargs, at: Context, is_entry: bool = False
+        self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, at: Context, is_entry: bool = False
     ) -> Value:
         info.runs += 1
         inner = Frame(self.options, info.module, frame.trace, {}, at, info.closure, info.owner)
@@ -1146,7 +1136,7 @@ class Interpreter:
             value = join(value, other)
         return value
 
-    def bind(self, frame: Frame, info: FunctionInfo, args: Args, kwargs: Kwargs, is_entry: bool) -> None:
+    def bind(self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, is_entry: bool) -> None:
         spec: Any = info.node.args
         names = [a.arg for a in (*spec.posonlyargs, *spec.args)]
         defaults = dict(zip(reversed(names), reversed(spec.defaults)))
@@ -1177,7 +1167,7 @@ class Interpreter:
         tags = frozenset({"default_off"}) if known.const is False else frozenset()
         return Value(kind, thing=Thing(name, kind=kind), tags=tags)
 
-    def made_context(self, frame: Frame, info: FunctionInfo, outer: Context) -> Value | None:
+    def made_context(self, frame: Frame, info: OwnFunction, outer: Context) -> Value | None:
         """What a `with` gets from a generator that yields inside regions, or from an `__enter__` that enters some."""
         if info.name in _ENTERS and info.owner is not None:
             return _context(tuple(frame.entered), outer.has_grad, outer)
@@ -1191,14 +1181,14 @@ class Interpreter:
 
     def entered_instance(self, frame: Frame, value: Value) -> Value:
         """The context behind `with Zone():` for a class of the project."""
-        if not isinstance(value.ref, ClassInfo):
+        if not isinstance(value.ref, OwnClass):
             return UNKNOWN
         method = next((m for name in _ENTERS if (m := value.ref.find(name)) is not None), None)
         if method is not None:
             return self.follow(frame, method, [value], {}, method.node)
         return attributes.field_of(value, INNER) or UNKNOWN
 
-    def remember_base(self, frame: Frame, owner: ClassInfo, this: Thing, args: Args, kwargs: Kwargs, node: ast.Call) -> None:
+    def remember_base(self, frame: Frame, owner: OwnClass, this: Thing, args: Args, kwargs: Kwargs, node: ast.Call) -> None:
         """`super().__init__("cuda", dtype=...)` in a class derived from autocast."""
         path = next((base for base in owner.bases if base in AUTOCAST), "")
         if path:
@@ -1252,7 +1242,7 @@ class Interpreter:
             return enter_by_hand(frame, base)
         if base.kind == "context" and name == "__exit__":
             return leave_by_hand(frame, base)
-        if name in ("register_hook", "register_post_accumulate_grad_hook") and args and isinstance(args[0].ref, FunctionInfo):
+        if name in ("register_hook", "register_post_accumulate_grad_hook") and args and isinstance(args[0].ref, OwnFunction):
             return self._gradient_hook(frame, node, base, name, args[0])
         if (
             name == "step" and objects.is_optimizer(frame, base) and args and args[0].kind == "function"
@@ -1263,21 +1253,12 @@ class Interpreter:
                 base.thing.kind = base.thing.kind or "optimizer"
             return frame.emit(f"optimizer.{name}", node, (base, *args), kwargs, Value(op=f"optimizer.{name}", inputs=(base,)))
         if name in FRAMEWORK_REGIONS and base.kind in ("", "instance"):
-            region = Region(
-                "",
-                self.options.amp_dtype or "half",
-                None,
-                node.lineno,
-                dotted(node.func),
-                file=frame.module.filename,
-                is_framework=True,
-            )
-            return Value("context", ref=region)
+            return objects.framework_region(frame, node)
         if name == "from_pretrained":
             return objects.call_pretrained(frame, node, name, kwargs) or UNKNOWN
         if name in ("to", "type") or name in objects.CASTS:
             return objects.cast(frame, node, base, name, args, kwargs)
-        if objects.is_module(frame, base) and (name in objects.MODULE_METHODS or name in ("cuda", "cpu")):
+        if objects.is_module(frame, base) and (name in MODULE_METHODS or name in ("cuda", "cpu")):
             return self._module_method(frame, node, base, name, args, kwargs)
         return objects.tensor_method(frame, node, base, name, args, kwargs)
 
@@ -1308,7 +1289,7 @@ class Interpreter:
         if name == "state_dict":
             return Value(op="module.state_dict", inputs=(base,))
         frame.emit(f"module.{name}", node, (base, *args), kwargs)
-        if name == "apply" and thing is not None and args and isinstance(args[0].ref, FunctionInfo):
+        if name == "apply" and thing is not None and args and isinstance(args[0].ref, OwnFunction):
             self.follow(frame, args[0].ref, [*args[0].inputs, attributes.child_of(base)], {}, node)
         return (
             base

@@ -12,18 +12,18 @@ from dataclasses import replace
 from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .dtypes import on_device, result
 from .regions import Region
-from .source import ClassInfo
-from .torch_names import OPTIMIZERS
+from .source import OwnClass
+from .torch_names import MODULE_METHODS, OPTIMIZERS
 from .trace import Frame
 from .uses import dotted
-from .values import UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, tensor
+from .values import HALF, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, tensor
 
 
 def builds_optimizer(path: str, last: str) -> bool:
     return (path.startswith("torch.optim.") and "." not in path[12:]) or last in OPTIMIZERS
 
 
-def optimizer_base(info: ClassInfo) -> str:
+def optimizer_base(info: OwnClass) -> str:
     """`AdamW` for a class of the project that derives from torch.optim.AdamW; empty if it is no such class."""
     names = [base for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
     found = next((n.rpartition(".")[2] for n in names if n.rpartition(".")[2] != "Optimizer"), "")
@@ -58,28 +58,6 @@ _SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale",
 
 
 CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
-
-
-MODULE_METHODS = frozenset(
-    [
-        "train",
-        "eval",
-        "requires_grad_",
-        "parameters",
-        "named_parameters",
-        "modules",
-        "named_modules",
-        "children",
-        "named_children",
-        "state_dict",
-        "load_state_dict",
-        "apply",
-        "zero_grad",
-        "register_buffer",
-        "clip_grad_norm_",
-        "register_parameter",
-    ]
-)
 
 
 _TENSOR_METHODS = (
@@ -166,16 +144,7 @@ def framework_method(frame: Frame, node: ast.Call, base: Value, name: str, args:
                 value.thing.kind = "framework_optimizer"
         return args[0] if len(args) == 1 else Value("tuple", inputs=tuple(args))
     if name == "autocast":
-        region = Region(
-            "",
-            frame.options.amp_dtype or "half",
-            None,
-            node.lineno,
-            "accelerator.autocast",
-            file=frame.module.filename,
-            is_framework=True,
-        )
-        return Value("context", ref=region)
+        return framework_region(frame, node)
     if name == "unwrap_model" and args:
         return args[0]
     if name in ("parameters", "named_parameters"):
@@ -183,6 +152,12 @@ def framework_method(frame: Frame, node: ast.Call, base: Value, name: str, args:
     if name not in ("clip_grad_norm_", "clip_grad_value_", "step", "accumulate", "zero_grad", "train", "eval"):
         frame.emit("unknown_call", node, (base, *args), kwargs)
     return frame.emit(f"framework.{name}", node, (base, *args), kwargs, Value(inputs=tuple(args)))
+
+
+def framework_region(frame: Frame, node: ast.Call) -> Value:
+    """`accelerator.autocast()` and the like: whether it is on, and in which dtype, the framework knows."""
+    kind, file = frame.options.amp_dtype or "half", frame.module.filename
+    return Value("context", ref=Region("", kind, None, node.lineno, dotted(node.func), file=file, is_framework=True))
 
 
 def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: Kwargs) -> Value | None:
@@ -269,28 +244,12 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs:
     region = frame.at.region
     inputs = (*args, *kwargs.values(), target)
     if region is not None:
-        out = Value(
-            "tensor",
-            region.dtype,
-            f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}",
-            node.lineno,
-            False,
-            "module_call",
-            inputs,
-            tags=frozenset({"autocast"}),
-            node=node,
-        )
-    elif thing is not None and thing.dtype in ("fp16", "bf16", "half"):
-        out = Value(
-            "tensor",
-            thing.dtype,
-            f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}",
-            node.lineno,
-            True,
-            "module_call",
-            inputs,
-            node=node,
-        )
+        why = f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}"
+        tags = frozenset({"autocast"})
+        out = tensor(region.dtype, why, node.lineno, sure=False, op="module_call", inputs=inputs, tags=tags, node=node)
+    elif thing is not None and thing.dtype in HALF:
+        why = f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}"
+        out = tensor(thing.dtype, why, node.lineno, op="module_call", inputs=inputs, node=node)
     else:
         out = Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
     return emit_call(frame, node, target, args, kwargs, out)

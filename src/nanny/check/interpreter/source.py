@@ -27,12 +27,12 @@ def says_half(text: str) -> bool:
 
 
 @dataclass(eq=False, repr=False)
-class FunctionInfo:
+class OwnFunction:
     """A function or method of the project, not yet run."""
 
     node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-    module: ModuleInfo
-    owner: ClassInfo | None = None
+    module: WalkedFile
+    owner: OwnClass | None = None
     closure: dict[str, Value] | None = None
     runs: int = 0
 
@@ -53,12 +53,12 @@ class FunctionInfo:
 
 
 @dataclass(eq=False, repr=False)
-class ClassInfo:
+class OwnClass:
     node: ast.ClassDef
-    module: ModuleInfo
+    module: WalkedFile
     bases: tuple[str, ...] = ()  # dotted names as resolved when the class statement ran
-    parents: tuple[ClassInfo, ...] = ()
-    methods: dict[str, FunctionInfo] = field(default_factory=dict)
+    parents: tuple[OwnClass, ...] = ()
+    methods: dict[str, OwnFunction] = field(default_factory=dict)
     attrs: dict[str, Value] = field(default_factory=dict)
     example: Thing | None = None  # the first instance; methods that nobody calls are run on it
 
@@ -66,7 +66,7 @@ class ClassInfo:
     def name(self) -> str:
         return self.node.name
 
-    def find(self, name: str, depth: int = 0) -> FunctionInfo | None:
+    def find(self, name: str, depth: int = 0) -> OwnFunction | None:
         if name in self.methods:
             return self.methods[name]
         for parent in self.parents if depth < 6 else ():
@@ -113,13 +113,13 @@ class SourceFile:
 
 
 @dataclass(eq=False, repr=False)
-class ModuleInfo:
+class WalkedFile:
     """A file while it is walked: what its body has defined so far. Another walk has one of its own."""
 
     source: SourceFile
     env: dict[str, Value] = field(default_factory=dict)
-    functions: list[FunctionInfo] = field(default_factory=list)
-    classes: list[ClassInfo] = field(default_factory=list)
+    functions: list[OwnFunction] = field(default_factory=list)
+    classes: list[OwnClass] = field(default_factory=list)
     is_loaded: bool = False
     is_entry: bool = False  # the program starts here: `__name__ == "__main__"`
 
@@ -138,9 +138,11 @@ class ModuleInfo:
 class Project:
     """The files that are checked together, parsed when first needed."""
 
-    def __init__(self, sources: Mapping[str, str]):
+    def __init__(self, sources: Mapping[str, str], trees: Mapping[str, ast.Module] | None = None):
         self.sources = sources
-        self._files: dict[str, SourceFile | None] = {}
+        self._files: dict[str, SourceFile | None] = {
+            filename: SourceFile(filename, tree, _module_name(filename)) for filename, tree in (trees or {}).items()
+        }
         self._paths: dict[str, str] | None = None
 
     def file(self, filename: str) -> SourceFile | None:
@@ -152,7 +154,7 @@ class Project:
                 self._files[filename] = None
         return self._files[filename]
 
-    def resolve(self, importer: ModuleInfo, target: str, level: int = 0) -> str | None:
+    def resolve(self, importer: WalkedFile, target: str, level: int = 0) -> str | None:
         """The project's file behind `from target import ...` (with leading dots counted by level)."""
         if len(self.sources) < 2:
             return None
@@ -162,7 +164,7 @@ class Project:
             target = ".".join([*base[: max(keep, 0)], *([target] if target else [])])
         return self._find(target, importer)
 
-    def _find(self, target: str, importer: ModuleInfo) -> str | None:
+    def _find(self, target: str, importer: WalkedFile) -> str | None:
         if self._paths is None:
             self._paths = {}
             for filename in self.sources:

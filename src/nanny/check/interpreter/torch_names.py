@@ -19,6 +19,9 @@ CLIPS = _words("""
 WRAPPERS = _words("DistributedDataParallel DataParallel FullyShardedDataParallel DDP FSDP fully_shard")
 TRAINERS = _words("Trainer Seq2SeqTrainer SFTTrainer DPOTrainer ORPOTrainer KTOTrainer PPOTrainer GRPOTrainer RewardTrainer")
 TRAINING_ARGUMENTS = _words("TrainingArguments Seq2SeqTrainingArguments SFTConfig DPOConfig GRPOConfig RewardConfig")
+MODULE_METHODS = _words("""
+    train eval requires_grad_ parameters named_parameters modules named_modules children named_children state_dict
+    load_state_dict apply zero_grad register_buffer clip_grad_norm_ register_parameter""")
 FRAMEWORK_REGIONS = _words("autocast maybe_autocast autocast_smart_context_manager get_autocast_context")
 DEVICE_TYPES = _words("""
     cpu cuda ipu xpu mkldnn hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone npu musa""")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .regions import Region
-from .source import ClassInfo, FunctionInfo, ModuleInfo
+from .source import OwnClass, OwnFunction, WalkedFile
 from .values import UNKNOWN, Thing, Value
 
 MAX_DEPTH = 6  # calls followed into each other
@@ -33,7 +33,7 @@ class Context:
     has_grad: bool = True
     guards: tuple[Guard, ...] = ()
     loops: tuple[ast.AST, ...] = ()
-    stack: tuple[FunctionInfo, ...] = ()
+    stack: tuple[OwnFunction, ...] = ()
     exits: frozenset[str] = frozenset()  # guards that hold only because the other way has left (return, continue, raise)
 
     @property
@@ -58,7 +58,7 @@ class Event:
 
     op: str
     node: ast.AST
-    module: ModuleInfo
+    module: WalkedFile
     args: tuple[Value, ...]
     kwargs: Mapping[str, Value]
     out: Value
@@ -93,8 +93,8 @@ class Trace:
     """The events of one entry point (the module body, or a function nobody in the file calls) in program order."""
 
     name: str
-    module: ModuleInfo
-    owner: ClassInfo | None = None
+    module: WalkedFile
+    owner: OwnClass | None = None
     events: list[Event] = field(default_factory=list)
 
     @cached_property
@@ -119,7 +119,7 @@ class Trace:
 class FileView:
     """All that was seen from one file's entry points."""
 
-    module: ModuleInfo
+    module: WalkedFile
     traces: list[Trace]
     options: Options
 
@@ -147,12 +147,12 @@ class Frame:
     """One activation of a function, or the module body."""
 
     options: Options
-    module: ModuleInfo
+    module: WalkedFile
     trace: Trace
     env: dict[str, Value]
     at: Context = field(default_factory=Context)
     closure: dict[str, Value] | None = None
-    owner: ClassInfo | None = None
+    owner: OwnClass | None = None
     returns: list[Value] = field(default_factory=list)
     yields: list[Context] = field(default_factory=list)  # where the function yields
     globals: set[str] = field(default_factory=set)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import LOSSES, SHAPE
-from ..interpreter.source import FunctionInfo
+from ..interpreter.source import OwnFunction
 from ..interpreter.torch_names import DEVICE_TYPES, MATRIX_PRODUCTS
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value
@@ -321,7 +321,7 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-def _is_decorated(function: FunctionInfo, name: str) -> bool:
+def _is_decorated(function: OwnFunction, name: str) -> bool:
     return any(decorator.rpartition(".")[2] == name for decorator in function.decorators)
 
 

@@ -21,7 +21,7 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
 
 @dataclass(frozen=True)
-class Settings:
+class Section:
     """One section of a file: whose settings they are, what they say, and where it stands."""
 
     framework: str  # deepspeed, accelerate, hf, lightning
@@ -57,27 +57,27 @@ class Problem:
     severity: Severity | None = None
 
 
-def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[Settings]:
+def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[Section]:
     """The sections that clearly belong to a known framework; most JSON and YAML files have none."""
     if not isinstance(data, Mapping):
         return
     if _is_deepspeed(data):
-        yield Settings("deepspeed", data, (), spans)
+        yield Section("deepspeed", data, (), spans)
     elif _is_accelerate(data):
-        yield Settings("accelerate", data, (), spans)
+        yield Section("accelerate", data, (), spans)
     elif _is_trainer_target(data):
-        yield Settings("lightning", data, (), spans)
+        yield Section("lightning", data, (), spans)
     elif _is_training_arguments(data):
-        yield Settings("hf", data, (), spans)
+        yield Section("hf", data, (), spans)
     for key, value in data.items():
         if not isinstance(value, Mapping):
             continue
         if _is_deepspeed(value):
-            yield Settings("deepspeed", value, (key,), spans)
+            yield Section("deepspeed", value, (key,), spans)
         elif key == "trainer" and value.keys() & {"precision", "max_epochs", "max_steps", "accelerator", "devices"}:
-            yield Settings("lightning", value, (key,), spans)
+            yield Section("lightning", value, (key,), spans)
         elif _is_training_arguments(value):
-            yield Settings("hf", value, (key,), spans)
+            yield Section("hf", value, (key,), spans)
 
 
 def _is_deepspeed(data: Mapping[str, Any]) -> bool:
