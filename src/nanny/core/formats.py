@@ -62,7 +62,7 @@ class Format:
     @property
     def exact_integers(self) -> int:
         """All integers up to this magnitude are exact."""
-        return 2**self.significand
+        return 1 << self.significand
 
     def spacing(self, value: float) -> float:
         """Distance between neighbouring values of the format at this magnitude (one ulp)."""

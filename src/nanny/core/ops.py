@@ -202,6 +202,24 @@ SEVERAL_OPERANDS = _words("""
     mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits bilinear
     cosine_similarity pairwise_distance polar scaled_dot_product_attention max min meshgrid""")
 
+# What the checker asks of functions; `phi`, `moved`, `getitem` are its own words for joins, copies and items.
+ARITHMETIC = _words("add sub mul div pow neg floor_divide remainder phi")
+LOG_FUNCTIONS = ("log", "log2", "log10")
+COUNTING_FUNCTIONS = _words("arange range randint argmax argsort nonzero randperm cumsum multinomial bincount")
+SUM_FUNCTIONS = ("sum", "cumsum", "mean", "prod", "cumprod", "nansum", "norm", "linalg.vector_norm", "logcumsumexp", "nanmean")
+MAX_FUNCTIONS = ("max", "amax", "logsumexp", "maximum", "cummax")
+BOUNDING_FUNCTIONS = _words("clamp clamp_max clamp_ log_softmax logsigmoid tanh sigmoid minimum softmax")
+FFT_FUNCTIONS = frozenset(
+    f"fft.{kind}" for kind in _words("fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn hfft ihfft")
+)
+# uses of a gradient that the loss scale changes: all but multiplying by a number
+NONLINEAR_FUNCTIONS = _words("""
+    pow square norm linalg.vector_norm abs std var max min amax amin item tolist numpy clamp clamp_ clamp_min clamp_max clip_ sum
+    mean median sqrt sign sign_ histc log exp""")
+ACCUMULATING_FUNCTIONS = _words("add sub mul div lerp add_ sub_ mul_ div_ lerp_ getitem view phi moved cuda")
+CREATING_FUNCTIONS = ("zeros", "ones", "empty", "full", "tensor")
+SAME_VALUES = SHAPE | {"getitem", "view"}
+
 TO_BOOL = _words("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not any all isclose allclose equal")
 TO_INT = _words(
     "argmax argmin argsort nonzero bincount searchsorted long int multinomial randint randperm size numel count_nonzero"

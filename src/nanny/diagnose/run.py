@@ -46,7 +46,8 @@ def evidence_of(source: Any, run: int | None = None) -> Evidence:
         with reader.reading(find_stores(path)[0] if path.is_dir() else path) as db, reader.one_moment(db):
             return stored_evidence(db, reader.pick_run(db, run))
     if hasattr(source, "evidence") and callable(source.evidence):
-        return source.evidence()
+        found: Evidence = source.evidence()
+        return found
     raise NannyError(
         f"diagnose() cannot read a {type(source).__name__}; give it a MixedPrecisionNanny, what examine() returned, "
         "the path of a metrics.db, or a DiffReport"

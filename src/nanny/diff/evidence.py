@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from ..core.examination import Examination, FirstBad, GradientError, Hazard, Place
 from ..core.finding import Finding, Severity
 from ..core.formats import format_of
+from ..core.ops import DIFFERENCES, SPREADS
 from ..diagnose.evidence import Evidence, Incident, RunFacts
 from .records import LOSS, DiffReport
 
 _CAUSES = {"INTEGERS_ROUNDED": "integer_in_low_precision", "DECISION_FLIPS": "router_low_precision"}
-_DIFFERENCES = ("sub", "rsub", "var", "std")
 
 
 def diff_evidence(report: DiffReport) -> Evidence:
@@ -69,7 +69,7 @@ def _hazards(report: DiffReport, dtype: str) -> Iterator[Hazard]:
         cause = _CAUSES.get(finding.code, "")
         op = str(finding.evidence.get("op") or "")
         if finding.code == "LAYER_ERROR":
-            cancels = op in _DIFFERENCES and finding.site not in mixed
+            cancels = op in DIFFERENCES | SPREADS and finding.site not in mixed
             cause = "catastrophic_cancellation" if cancels else "scale_imbalance_absorption"
         if cause:
             yield Hazard(

@@ -15,6 +15,7 @@ from ..core.finding import Finding, Severity
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..core.numbers import counted, deviation, listed, share, short
+from ..core.ops import DECISIONS, NORMS, SINGULAR_AT_ZERO
 from ..core.registry import Pages, docstring_page
 from .blame import (
     Blame,
@@ -29,11 +30,10 @@ from .blame import (
     site_of_op,
     warn_limit,
 )
-from .records import DECISIONS, LOSS, CallDiff, DiffReport, GradDiff, NonfiniteOp
+from .records import LOSS, CallDiff, DiffReport, GradDiff, NonfiniteOp
 
 LOOK_FOR = "look for a difference of close numbers, a large offset, or sums in half"
 IN_THE_LOSS = "compute the loss in FP32 from output.float(), and from logits, not from probabilities that round to 0 or 1"
-DIVISIONS = frozenset(["div", "div_", "reciprocal", "rsqrt", "log", "pow", "linalg_vector_norm", "norm"])
 
 PAGES: Pages = {}
 page = partial(docstring_page, PAGES)
@@ -190,7 +190,7 @@ def _why_of_fault(fault: NonfiniteOp, target: Format) -> str:
     if fault.reference_absmax >= target.overflow_at:
         ends = f"{target.name} ends at {short(target.max)}"
         return f"`{fault.op}` makes the first: the reference reaches {short(fault.reference_absmax)}, {ends}"
-    if fault.op in DIVISIONS and fault.input_absmin and fault.input_absmin[-1] == 0:
+    if fault.op in SINGULAR_AT_ZERO | NORMS and fault.input_absmin and fault.input_absmin[-1] == 0:
         return f"`{fault.op}` makes the first: it meets a 0 that is none in the reference"
     return f"`{fault.op}` makes the first, of finite values up to {short(max(fault.input_absmax, default=0.0))}"
 

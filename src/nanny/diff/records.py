@@ -16,8 +16,6 @@ MODEL = "(model)"  # how the model itself, whose site is "", is named
 LOSS = "(loss)"  # the site of what runs after the model: the loss function
 REFERENCES = ("fp32", "fp64")
 POLICIES = ("native", "cuda", "cpu", "full")  # the device's autocast, that of a GPU or a CPU, a plain .to(dtype)
-# Decisions: their results pick, route or mask. Comparisons count apart from them.
-DECISIONS = frozenset(["argmax", "argmin", "topk", "sort", "argsort", "multinomial", "searchsorted", "bucketize", "kthvalue"])
 
 
 @dataclass(frozen=True)

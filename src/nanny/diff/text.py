@@ -10,6 +10,7 @@ from typing import Any
 from ..core.finding import Severity
 from ..core.limits import Limits
 from ..core.numbers import counted, deviation, share, short
+from ..core.ops import MEMORY, SAME_VALUE
 from ..show.findings import danger, render_text
 from ..show.tables import Column, Table, table_text
 from ..show.term import DEFAULT_WIDTH, painted
@@ -22,7 +23,7 @@ MOST_RESEEDS = 3
 MOST_NAME = 26  # characters up to which a module's class stands behind its name in a narrow terminal
 WIDE = 130  # columns from which the table of calls shows everything
 _STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}
-COMPUTES_NOTHING = frozenset(["_to_copy", "clone", "copy_", "empty", "empty_like", "zeros", "ones", "fill_", "detach"])
+COMPUTES_NOTHING = MEMORY | SAME_VALUE
 
 
 def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_WIDTH, every_call: bool = False) -> str:

@@ -24,21 +24,20 @@ from torch.utils.flop_counter import flop_registry
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
+from ..core.ops import COUNT, DECISIONS, UNWRITTEN
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
 from ..watch.names import plain_name
 from ..watch.storages import StorageMap
 from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
-from .records import DECISIONS, LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
+from .records import LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
 
 _next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _NO_NUMBER = 1 << 63  # AccumulateGrad belongs to no operation of the forward pass
-_MAKES_INTEGERS = frozenset(["_to_copy", "arange", "cumsum", "linspace", "embedding", "add", "mul"])
 _INTEGERS_LOOKED_AT = 4096
 _MATMULS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # the two factors
 _MOST_ERRORS = 256
-_FILLS_NOTHING = frozenset(["empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"])  # memory as it was found
 
 
 class PairWatcher:
@@ -272,7 +271,7 @@ class OpWatcher:
             return
         if not backward:
             self._compare(op, site, first, twin)
-        if op.name in _FILLS_NOTHING:
+        if op.name in UNWRITTEN:
             return
         if self._closely and first.is_floating_point() and first.numel() and first.layout == torch.strided:
             name = self._maker(op, first)
@@ -287,7 +286,7 @@ class OpWatcher:
 
     def _compare(self, op: Operation, site: str, first: Tensor, twin: Tensor) -> None:
         if first.dtype in LOW:
-            if op.name in _MAKES_INTEGERS:
+            if op.name in COUNT:
                 self._look_for_integers(op.name, site, first, twin)
             if op.name in _MATMULS or op.name == "convolution":
                 self._look_for_mix(op, site)

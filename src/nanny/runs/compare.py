@@ -297,7 +297,8 @@ def step_noise(values: np.ndarray, limits: Limits) -> np.ndarray:
     middle = np.maximum(middle, np.median(middle, axis=0))
     middle[1:] = np.maximum(middle[1:], middle[:-1])
     at = np.minimum(np.arange(len(values)) // block, count - 1)
-    return SIGMA_OF_MAD / np.sqrt(2.0) * middle[at]
+    found: np.ndarray = SIGMA_OF_MAD / np.sqrt(2.0) * middle[at]
+    return found
 
 
 def _finite_median(values: np.ndarray) -> np.ndarray:
@@ -343,7 +344,8 @@ def find_divergence(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: 
 
 def logarithm(values: np.ndarray) -> np.ndarray:
     """Natural logarithm of norms; zero counts as the smallest number, so that it differs from everything else."""
-    return np.log(np.maximum(values, SMALLEST))
+    found: np.ndarray = np.log(np.maximum(values, SMALLEST))
+    return found
 
 
 def _onset(delta: np.ndarray, start: int, window: int) -> int:

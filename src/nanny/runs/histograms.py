@@ -78,7 +78,10 @@ def _steps_read(source: Source, kind: str, sites: int) -> np.ndarray:
     if stride <= 1:
         return steps
     marked = {finding.step for finding in reader.findings(source.db, source.run.id)}
-    return steps[(np.arange(len(steps)) % stride == 0) | np.isin(steps, [step for step in marked if step is not None])]
+    found: np.ndarray = steps[
+        (np.arange(len(steps)) % stride == 0) | np.isin(steps, [step for step in marked if step is not None])
+    ]
+    return found
 
 
 def _read(source: Source, kind: str, steps: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:

@@ -76,14 +76,16 @@ def exponent_below(histograms: np.ndarray, energy_share: float) -> np.ndarray:
     energy = histograms[:, FINITE[filled]] * ENERGY[filled]
     total = energy.sum(1)
     reached = np.cumsum(energy, axis=1) >= energy_share * total[:, None]
-    return np.where(total > 0, EXPONENTS[filled][np.argmax(reached, axis=1)], NOTHING)
+    found: np.ndarray = np.where(total > 0, EXPONENTS[filled][np.argmax(reached, axis=1)], NOTHING)
+    return found
 
 
 def highest_exponent(histograms: np.ndarray) -> np.ndarray:
     """Per site, the exponent of its largest finite value; -NOTHING where there is none."""
     filled = histograms[:, FINITE] > 0
     last = filled.shape[1] - 1 - np.argmax(filled[:, ::-1], axis=1)
-    return np.where(filled.any(1), EXPONENTS[last], -NOTHING)
+    found: np.ndarray = np.where(filled.any(1), EXPONENTS[last], -NOTHING)
+    return found
 
 
 def _filled_bins(histograms: np.ndarray) -> np.ndarray:
@@ -93,4 +95,5 @@ def _filled_bins(histograms: np.ndarray) -> np.ndarray:
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    found: np.ndarray = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    return found

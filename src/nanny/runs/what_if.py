@@ -432,7 +432,8 @@ def limit_bits(peaks: np.ndarray, target: Format) -> np.ndarray:
     safe = np.where(known, peaks, 1.0)
     bits = np.floor(np.log2(target.overflow_at) - np.log2(safe)).astype(np.int64)
     too_much = overflows(np.ldexp(safe, np.clip(bits, -1000, 1000).astype(np.int32)), target)
-    return np.where(known, bits - too_much, NOTHING)
+    found: np.ndarray = np.where(known, bits - too_much, NOTHING)
+    return found
 
 
 def scale_path(peaks_by_step: Mapping[int, float], target: Format, limits: Limits, fixed_bits: int | None = None) -> ScalePath:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from ...core.ops import CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
-from .torch_names import ARITHMETIC
+from ...core.ops import ARITHMETIC, CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
 from .trace import Frame
 from .values import HALF, UNKNOWN, Value, widest
 

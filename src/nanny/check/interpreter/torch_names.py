@@ -1,8 +1,6 @@
-"""Names that torch and its libraries give, and sets of operations that only the checker needs."""
+"""Names that torch and the libraries around it give to classes, methods and devices; operations are in `core/ops.py`."""
 
 from __future__ import annotations
-
-from ...core.ops import SHAPE
 
 
 def _words(text: str) -> frozenset[str]:
@@ -29,22 +27,3 @@ DEVICE_TYPES = _words("""
 LOG_METHODS = _words("""
     print log log_dict log_metrics info debug warning error add_scalar add_scalars add_histogram histogram write writerow dump
     track watch""")
-
-MATRIX_PRODUCTS = _words("""
-    matmul mm bmm linear einsum addmm baddbmm conv1d conv2d conv3d scaled_dot_product_attention""")
-ARITHMETIC = _words("add sub mul div pow neg floor_divide remainder phi")
-LOGARITHMS = ("log", "log2", "log10")
-COUNTING = _words("arange range randint argmax argsort nonzero randperm cumsum multinomial bincount")
-REDUCTIONS = ("sum", "cumsum", "mean", "prod", "cumprod", "nansum", "norm", "linalg.vector_norm", "logcumsumexp", "nanmean")
-MAXIMA = ("max", "amax", "logsumexp", "maximum", "cummax")
-BOUNDED = _words("clamp clamp_max clamp_ log_softmax logsigmoid tanh sigmoid minimum softmax")
-FFT = frozenset(
-    f"fft.{kind}" for kind in _words("fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn hfft ihfft")
-)
-# uses of a gradient that the loss scale changes: all but multiplying by a number
-NONLINEAR = _words("""
-    pow square norm linalg.vector_norm abs std var max min amax amin item tolist numpy clamp clamp_ clamp_min clamp_max clip_ sum
-    mean median sqrt sign sign_ histc log exp""")
-RUNNING = _words("add sub mul div lerp add_ sub_ mul_ div_ lerp_ getitem view phi moved cuda")
-CREATED = ("zeros", "ones", "empty", "full", "tensor")
-SAME_VALUES = SHAPE | {"getitem", "view"}

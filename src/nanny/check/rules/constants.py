@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
-from ...core.ops import SHAPE
-from ..interpreter.torch_names import SAME_VALUES
+from ...core.ops import SAME_VALUES, SHAPE
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule

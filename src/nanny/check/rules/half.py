@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import FP16
-from ...core.ops import LOSSES, NORM_LAYERS, SHAPE
-from ..interpreter.torch_names import COUNTING, CREATED, RUNNING
+from ...core.ops import ACCUMULATING_FUNCTIONS, COUNTING_FUNCTIONS, CREATING_FUNCTIONS, LOSSES, NORM_LAYERS, SHAPE
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -103,7 +102,7 @@ def _through_shapes(value: Value) -> Iterator[Value]:
 
 def is_position(value: Value) -> bool:
     """Whether a value counts something: positions, time steps, ids."""
-    return value.dtype == "int" and any(v.op in COUNTING for v in ancestors(value, 10))
+    return value.dtype == "int" and any(v.op in COUNTING_FUNCTIONS for v in ancestors(value, 10))
 
 
 def stored_key(value: Value) -> str:
@@ -347,11 +346,11 @@ def _store(value: Value) -> Value | None:
     """What a running value was created as: a tensor made in half on purpose, or a parameter of a half copy of a model."""
     current = value
     for _ in range(12):
-        if current.dtype in HALF and current.op in (*CREATED, "param"):
+        if current.dtype in HALF and current.op in (*CREATING_FUNCTIONS, "param"):
             return current
         if current.dtype in HALF and current.op == "cast" and current.inputs:
-            return current if current.inputs[0].op in (*CREATED, "param", "clone", "detach") else None
-        if current.op not in RUNNING or not current.inputs:
+            return current if current.inputs[0].op in (*CREATING_FUNCTIONS, "param", "clone", "detach") else None
+        if current.op not in ACCUMULATING_FUNCTIONS or not current.inputs:
             return None
         current = next((v for v in current.inputs if v.kind == "tensor"), current.inputs[0])
     return None

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.ops import LOSSES, SHAPE
+from ...core.ops import LINEAR_ALGEBRA, LOSSES, SHAPE
 from ..interpreter.source import OwnFunction
-from ..interpreter.torch_names import DEVICE_TYPES, MATRIX_PRODUCTS
+from ..interpreter.torch_names import DEVICE_TYPES
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value
 from ..registry import Hit, rule
@@ -154,7 +154,7 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             yield Hit(event.node, "device_type is a torch.device object; autocast wants its name and raises", "pass device.type")
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in DEVICE_TYPES:
             yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"')
-    for event in trace.of("module_call", *MATRIX_PRODUCTS):
+    for event in trace.of("module_call", *LINEAR_ALGEBRA):
         region = event.at.region
         if region is None or region.node is None or not region.device:
             continue
@@ -329,6 +329,6 @@ def _uses_matrices(node: ast.AST) -> bool:
     for inner in ast.walk(node):
         if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.MatMult):
             return True
-        if isinstance(inner, ast.Attribute) and inner.attr in MATRIX_PRODUCTS:
+        if isinstance(inner, ast.Attribute) and inner.attr in LINEAR_ALGEBRA:
             return True
     return False

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ..interpreter.torch_names import LOG_METHODS, NONLINEAR
+from ...core.ops import NONLINEAR_FUNCTIONS
+from ..interpreter.torch_names import LOG_METHODS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted
 from ..interpreter.values import Value, ancestors
@@ -114,7 +115,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
 
 def _used_gradient(event: Event) -> Value | None:
     """The `.grad` that an event uses in a way that the scale changes."""
-    if event.op in NONLINEAR or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
+    if event.op in NONLINEAR_FUNCTIONS or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
         return _gradient(event.arg(0))
     if event.op in ("mul_", "div_") and _has_gradient(event.arg(1)):
         return _gradient(event.arg(0))

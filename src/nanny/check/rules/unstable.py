@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.ops import NEEDS_FLOAT, SHAPE, autocast_list
-from ..interpreter.torch_names import BOUNDED, FFT, LOGARITHMS, MAXIMA, REDUCTIONS
+from ...core.ops import (
+    BOUNDING_FUNCTIONS,
+    FFT_FUNCTIONS,
+    LOG_FUNCTIONS,
+    MAX_FUNCTIONS,
+    NEEDS_FLOAT,
+    SHAPE,
+    SUM_FUNCTIONS,
+    autocast_list,
+)
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -58,14 +66,14 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event):
         return
-    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*LOGARITHMS)):
+    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*LOG_FUNCTIONS)):
         return
     yield Hit(
         event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()"
     )
 
 
-@rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *LOGARITHMS)
+@rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *LOG_FUNCTIONS)
 def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
     """log(softmax(x)) is computed in two steps in half.
 
@@ -88,7 +96,7 @@ def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
     yield Hit(event.node, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
 
 
-@rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *LOGARITHMS, "log1p")
+@rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *LOG_FUNCTIONS, "log1p")
 def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     """log(sigmoid(x)) or log(1 - sigmoid(x)) is computed in two steps in half.
 
@@ -119,7 +127,7 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-@rule("NUM_LOGSUMEXP", Severity.WARNING, *LOGARITHMS)
+@rule("NUM_LOGSUMEXP", Severity.WARNING, *LOG_FUNCTIONS)
 def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
     """log(sum(exp(x))) is written out in half.
 
@@ -150,9 +158,9 @@ def _is_shifted(value: Value) -> bool:
     """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, or it is negated."""
     current = value
     for _ in range(8):
-        if current.op in BOUNDED or current.op == "neg":
+        if current.op in BOUNDING_FUNCTIONS or current.op == "neg":
             return True
-        if current.op == "sub" and len(current.inputs) == 2 and _made_by(current.inputs[1], MAXIMA) is not None:
+        if current.op == "sub" and len(current.inputs) == 2 and _made_by(current.inputs[1], MAX_FUNCTIONS) is not None:
             return True
         if current.op in ("mul", "div") and any((v.is_number and v.const < 0) or v.op == "neg" for v in current.inputs):
             return True
@@ -179,7 +187,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event):
         return
-    if any(_log_uses(e.arg(0), event.out) for e in view.of(*LOGARITHMS)):
+    if any(_log_uses(e.arg(0), event.out) for e in view.of(*LOG_FUNCTIONS)):
         return
     yield Hit(event.node, f"exp overflows fp16 from 11.1 on: {value.why}", "cast the argument with .float(), or bound it")
 
@@ -189,7 +197,7 @@ def _log_uses(value: Value, made: Value) -> bool:
     return total is not None and bool(total.inputs) and _made_by(total.inputs[0], ("exp",)) is made
 
 
-@rule("NUM_REDUCE_HALF", Severity.WARNING, *REDUCTIONS)
+@rule("NUM_REDUCE_HALF", Severity.WARNING, *SUM_FUNCTIONS)
 def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     """A sum, running sum or mean of squares is taken of half values.
 
@@ -243,7 +251,7 @@ def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
     if any(_variance(e) and any(v is event.out for v in ancestors(e.out, 20)) for e in view.of("sub")):
         return True
-    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*LOGARITHMS))
+    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*LOG_FUNCTIONS))
 
 
 @rule("NUM_VARIANCE", Severity.WARNING, "sub")
@@ -295,7 +303,7 @@ def _is_square_of_mean(value: Value) -> bool:
     )
 
 
-@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT), extra=True)
+@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT_FUNCTIONS), extra=True)
 def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     """An operation that has no half version gets a half tensor.
 
@@ -313,7 +321,7 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event):
         return
-    if event.op in FFT and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
+    if event.op in FFT_FUNCTIONS and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
         return
     severity = Severity.ERROR if value.sure else Severity.WARNING
     yield Hit(event.node, f"{event.op} does not take {value.dtype}: {value.why}", "cast the input with .float()", severity)
