@@ -19,7 +19,7 @@ from ..core.formats import Format, format_of
 from ..core.limits import Limits
 from ..measure.errors import compare, dimension_errors, relative_l2
 from ..watch.names import plain_name
-from ..watch.tensors import LOW, float_leaves, in_backward, outside_program, short_dtype
+from ..watch.tensors import LOW, float_leaves, in_backward, is_plain, outside_program, short_dtype
 from ..watch.twins import Twins
 from .pair_ops import OpWatcher
 from .records import LOSS, CallDiff, ErrorStats, GradDiff
@@ -122,7 +122,7 @@ class PairWatcher:
         self._since.append((_next_node(), self.site()))
 
     def _measure(self, site: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        leaves = list(float_leaves(output))
+        leaves = list(filter(is_plain, float_leaves(output)))
         if not leaves:
             return
         call = self._seen[site]
