@@ -210,8 +210,8 @@ class NonfiniteOrigins:
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
                 if spot.place.phase == "optimizer":
                     origin.storage = key_of(tensor)
-            if kept is not None:
-                origin.kept = (kept, op.out)
+                if kept is not None:
+                    origin.kept = (kept, op.out)
             self._enter(tensor, origin)
 
     def _producers(self, waiting: list[Origin]) -> list[Origin]:
