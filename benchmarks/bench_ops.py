@@ -1,6 +1,7 @@
 """What watching every operation costs: a step of the 7M GPT under each tool against the same step of a plain copy, interleaved.
 
-Also that losses stay bit-identical, and that memory stays flat over 500 steps of a small model.
+Also what one small operation costs under each consumer of the op stream, that losses stay bit-identical, and that memory stays
+flat over 500 steps of a small model.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch
 from torch import nn
 
 from nanny import CompareWithCPU, NanInfTracker
+from nanny.watch.op_stream import watching
+from nanny.watch.snapshot import KeptState
+from nanny.watch.twins import Twins
 
 from .gpt import Training
 from .timing import ratio
@@ -49,6 +53,35 @@ def cost(name: str) -> bool:
     if tool.faults:
         print(f"  {name}: unexpected faults: {sorted({f.op for f in tool.faults})}")
     return result.meets(BARS[name]) and not tool.faults
+
+
+def small_operations() -> None:
+    """10,000 operations that compute next to nothing; twins carry bf16, the others see fp32."""
+    consumers: dict[str, tuple[Callable[[], Any], torch.dtype]] = {
+        "write guard": (lambda: watching(KeptState(nn.Linear(1, 1))), torch.float32),
+        "NanInfTracker": (TOOLS["NanInfTracker"], torch.float32),
+        "CompareWithCPU": (TOOLS["CompareWithCPU"], torch.float32),
+        "twins, idle": (Twins, torch.float32),
+        "twins": (Twins, torch.bfloat16),
+    }
+
+    def work(x: torch.Tensor) -> None:
+        z = x
+        for _ in range(2500):
+            z = z + x
+            z = z * 0.5
+            z.view(64)
+            z.add_(0.1)
+
+    for name, (open_tool, dtype) in consumers.items():
+        x = torch.randn(8, 8, dtype=dtype)
+
+        def watch(open_tool: Callable[[], Any] = open_tool, x: torch.Tensor = x) -> None:
+            with contextlib.redirect_stderr(io.StringIO()), open_tool():
+                work(x)
+
+        result = ratio(watch, lambda x=x: work(x), 5)
+        print(f"  {name:16} {result.a_seconds * 100:.1f} us per small operation, plain {result.b_seconds * 100:.1f}")
 
 
 def identical(name: str, steps: int = 2) -> bool:
@@ -85,5 +118,6 @@ def growth(name: str, steps: int = 500) -> bool:
 
 def main() -> int:
     print(f"  GPT with 6.9M parameters, FP32, {torch.get_num_threads()} threads, {REPEATS} rounds")
+    small_operations()
     good = [check(name) for name in TOOLS for check in (cost, identical, growth)]
     return 0 if all(good) else 1

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 
 from nanny import CompareWithCPU, NanInfTracker
+from nanny.core.finding import NannyWarning
 from ops.op_models import TinyGpt, images, language, optimizer_for, series, train
 
 
@@ -266,3 +269,23 @@ def test_memory_does_not_grow_with_the_steps():
         train(model, x, y, steps=12, after_step=lambda: held.append((len(tool._consumer._held), len(tool._consumer._waiting))))
     assert held[-1][0] <= held[3][0] + 5
     assert held[-1][1] < 50
+
+
+def test_own_trouble_is_told_once_and_the_program_goes_on(monkeypatch):
+    model, x, y = images()
+    with warnings.catch_warnings(record=True) as told, NanInfTracker() as tool:
+        warnings.simplefilter("always")
+        monkeypatch.setattr(tool._consumer, "_results", lambda *_: 1 / 0)
+        train(model, x, y, steps=3, after_step=tool.step)
+    ours = [str(w.message) for w in told if w.category is NannyWarning]
+    assert ours == ["NanInfTracker could not do its work and is off now (ZeroDivisionError: division by zero)"]
+
+
+def test_what_is_kept_for_a_dump_is_let_go_of(tmp_path):
+    model, x, y = images()
+    with NanInfTracker(dump_error_data=True, output_dir=tmp_path, strict=True) as tool:
+        held = []
+        train(model, x, y, steps=6, after_step=lambda: held.append(len(tool._consumer._held)))
+        kept = [origin for origin in tool._consumer._held.values() if origin.kept is not None]
+    assert not kept
+    assert held[-1] <= max(held[:2]) + 64

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from nanny import CompareWithCPU, NanInfTracker
 from nanny.watch.op_stream import Op, Stopped, watching
@@ -60,6 +60,16 @@ def test_who_came_first_may_go_first():
         first.__exit__()
         torch.ones(2)
     assert second.seen == ["ones"]
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_who_joins_where_the_modes_are_set_aside_sees_what_runs_there():
+    outer, inner = Names(), Names()
+    with watching(outer):
+        with _disable_current_modes(), watching(inner):
+            torch.ones(2)
+        torch.zeros(2)
+    assert (outer.seen, inner.seen) == (["zeros"], ["ones"])
     assert torch._C._len_torch_dispatch_stack() == 0
 
 

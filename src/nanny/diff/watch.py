@@ -29,7 +29,7 @@ from ..measure.errors import channel_contributions, compare, contribution_ratio,
 from ..measure.records import ErrorStats
 from ..watch.names import plain_name
 from ..watch.storages import StorageMap
-from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, outside_program, short_dtype
+from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .records import LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
 
@@ -134,7 +134,7 @@ class PairWatcher:
         self._since.append((_next_node(), self.site()))
 
     def _measure(self, site: str, module: nn.Module, inputs: Any, output: Any) -> None:
-        leaves = list(float_leaves(output))
+        leaves = list(filter(is_plain, float_leaves(output)))
         if not leaves:
             return
         call = self._seen[site]

@@ -43,7 +43,7 @@ from ..core.limits import Limits
 from ..watch.names import parts_of, unwrapped
 from ..watch.places import Places
 from ..watch.storages import key_of
-from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, outside_program, short_dtype
+from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .facts import StepFacts
 from .follow import Follower
@@ -187,7 +187,7 @@ class Sanitizer:
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
         with outside_program():
-            for i, leaf in enumerate(float_leaves(args)):
+            for i, leaf in enumerate(filter(is_plain, float_leaves(args))):
                 self._known(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
                 if i < 8 and len(self._inputs) < 32:
                     span = extent(leaf)

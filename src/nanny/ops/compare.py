@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from ..core.limits import Limits
 from ..core.ops import JUMP, MEMORY
+from ..watch.nonfinite import nonfinite_made
 from ..watch.op_facts import (
     KERNEL_ERRORS,
     SAFE_NAMESPACES,
@@ -20,7 +20,6 @@ from ..watch.op_facts import (
     is_collective,
     is_view_op,
     long_name,
-    puts_nonfinite,
     workspace_of,
 )
 from ..watch.op_stream import Op
@@ -145,7 +144,7 @@ class Comparison:
             if gaps:
                 self._faults += 1
                 return "fails to pass CompareWithCPU test", self._fault(call, results, spot, "mismatch", gaps)
-            kind = _nonfinite_made(call, results, spot.place.phase)
+            kind = nonfinite_made(call.func, *call.inputs, results, spot.place.phase)
             if kind:
                 return f"makes {kind}, as its reference does", self._fault(call, results, spot, kind, ())
             return "succeeds to pass CompareWithCPU test", None
@@ -198,22 +197,6 @@ def _is_random(op: Op) -> bool:
             value = op.args[i] if i < len(op.args) else op.kwargs.get(argument.name, argument.default_value)
             return bool(value != 0)
     return True
-
-
-def _nonfinite_made(call: Call, results: list[Tensor], phase: str) -> str:
-    """`nan` or `inf` in a result, of finite inputs; what was written on purpose, such as a mask, is nobody's fault."""
-    floats = [t for t in results if t.is_floating_point() and t.numel()]
-    ends = [float(v) for t in floats for v in torch.aminmax(t)]
-    if all(math.isfinite(v) for v in ends):
-        return ""
-    if puts_nonfinite(call.func, call.args, dict(call.kwargs), floats[0].dtype):
-        return ""
-    given = [float(v) for t in call.tensors() if t.is_floating_point() and t.numel() for v in torch.aminmax(t)]
-    nan = any(v != v for v in ends)
-    if all(map(math.isfinite, given)):
-        return "nan" if nan else "inf"
-    # a mask may become NaN, and be left out of the loss again; anything else that was given has been told of
-    return "nan" if nan and phase != "loop" and all(v < math.inf for v in given) else ""
 
 
 def notes_of(call: Call) -> tuple[TensorNote, ...]:

@@ -98,6 +98,7 @@ class _Watch:
     _make_consumer: Callable[[Places], Any]
     _tally = OpTally()
     _paused = False
+    _failed = False
 
     def __init__(
         self,
@@ -227,7 +228,9 @@ class _Watch:
             self._consumer.active = self._in_window()
 
     def _in_window(self) -> bool:
-        return not self._paused and self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
+        if self._paused or self._failed:
+            return False
+        return self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream or sys.stderr, flush=True)
@@ -277,6 +280,8 @@ class _Watch:
             self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said)}")
 
     def _trouble(self, error: Exception) -> None:
+        self._failed = True
+        self._consumer.active = False
         warnings.warn(
             f"{self.tool} could not do its work and is off now ({type(error).__name__}: {error})", NannyWarning, stacklevel=2
         )

@@ -210,8 +210,8 @@ class NonfiniteOrigins:
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
                 if spot.place.phase == "optimizer":
                     origin.storage = key_of(tensor)
-            if kept is not None:
-                origin.kept = (kept, op.out)
+                if kept is not None:
+                    origin.kept = (kept, op.out)
             self._enter(tensor, origin)
 
     def _producers(self, waiting: list[Origin]) -> list[Origin]:
@@ -282,6 +282,28 @@ class NonfiniteOrigins:
             place = origin.spot.place
             what = "NaN" if origin.nan else "Inf"
             root.passed_on += (f"{bare_name(origin.func)} {place.site or place.phase} ({what})",)
+
+
+def nonfinite_made(func: Any, args: Any, kwargs: Any, results: list[Tensor], phase: str) -> str:
+    """`nan` or `inf` that one operation made of finite inputs, looked at by itself and at once; empty: it did not.
+
+    What was written on purpose, such as a mask, is nobody's fault.
+    """
+    ends = _ends_now(results)
+    if all(map(math.isfinite, ends)):
+        return ""
+    if puts_nonfinite(func, args, kwargs, next(t.dtype for t in results if _measurable(t))):
+        return ""
+    given = _ends_now(tensors_in((args, kwargs)))
+    nan = any(v != v for v in ends)
+    if all(map(math.isfinite, given)):
+        return "nan" if nan else "inf"
+    # a mask may become NaN, and be left out of the loss again; anything else that was given has been told of
+    return "nan" if nan and phase != "loop" and all(v < math.inf for v in given) else ""
+
+
+def _ends_now(tensors: list[Tensor]) -> list[float]:
+    return [float(end) for t in tensors if _measurable(t) for end in _ends(t)]
 
 
 def _confirms(origin: Origin, root: Origin) -> bool:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ..core.finding import NannyError
 from .op_facts import written_by
@@ -130,9 +130,11 @@ _joined: dict[int, _OpStream] = {}  # by the identity of the consumer
 
 def join(consumer: Consumer) -> None:
     """Shows this thread's operations to a consumer, after those that look already."""
-    stream: _OpStream | None = getattr(_of_thread, "stream", None)
+    streams: list[_OpStream] = _of_thread.__dict__.setdefault("streams", [])
+    stream = next((s for s in reversed(streams) if _is_on(s)), None)  # one is off where somebody has set the modes aside
     if stream is None:
-        stream = _of_thread.stream = _OpStream()
+        stream = _OpStream()
+        streams.append(stream)
         stream.__enter__()
     _joined[id(consumer)] = stream
     stream.consumers = (*stream.consumers, consumer)
@@ -141,10 +143,16 @@ def join(consumer: Consumer) -> None:
 def leave(consumer: Consumer) -> None:
     stream = _joined.pop(id(consumer))
     stream.consumers = tuple(c for c in stream.consumers if c is not consumer)
+    streams: list[_OpStream] = getattr(_of_thread, "streams", [])
     # in another thread's stack nothing can be taken away: its stream then looks no more, and serves the next who joins
-    if stream not in _joined.values() and getattr(_of_thread, "stream", None) is stream:
-        _of_thread.stream = None
-        stream.__exit__(None, None, None)
+    if stream not in _joined.values() and stream in streams:
+        streams.remove(stream)
+        if _is_on(stream):  # not if it was opened where torch puts the modes back by itself (inference mode, backward)
+            stream.__exit__(None, None, None)
+
+
+def _is_on(stream: _OpStream) -> bool:
+    return any(mode is stream for mode in _get_current_dispatch_mode_stack())
 
 
 def guarded(consumer: Consumer, work: Callable[..., None], *given: Any) -> None:
@@ -177,8 +185,7 @@ def watching(consumer: Consumer) -> Iterator[None]:
 
 def _blind_in_child() -> None:
     """A data loader's worker that is forked inside a stream keeps the mode; what it does is not the training."""
-    stream = getattr(_of_thread, "stream", None)
-    if stream is not None:
+    for stream in getattr(_of_thread, "streams", []):
         stream.consumers = ()
 
 

@@ -123,9 +123,13 @@ class outside_program:
     def __enter__(self) -> None:
         self._grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
-        self._dispatch = torch._C._DisableTorchDispatch()
-        self._autocast = torch._C._DisableAutocast()
+        self._dispatch = torch._C._DisableTorchDispatch()  # from its making on
+        self._autocast = torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else None
+        if self._autocast is not None:
+            self._autocast.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        del self._autocast, self._dispatch
+        if self._autocast is not None:
+            self._autocast.__exit__(None, None, None)
+        del self._dispatch
         torch._C._set_grad_enabled(self._grad)
