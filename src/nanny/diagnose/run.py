@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
+from ..core.step import StepRecord
+from .choose import diagnoses_of
 from .evidence import Evidence, RunFacts
 from .records import Diagnosis
-from .registry import diagnoses_of
 
 
 def diagnose(source: Any, run: int | None = None) -> list[Diagnosis]:
@@ -58,7 +59,7 @@ def stored_evidence(path: Path, run: int | None = None) -> Evidence:
         row = reader.pick_run(db, run)
         facts = reader.facts(db, row.id).get("facts")
         return Evidence(
-            facts=dataclass_of(RunFacts, facts) if facts else RunFacts(amp_dtype=row.amp_dtype),
+            facts=dataclass_of(RunFacts, facts) if facts else RunFacts(latest=StepRecord(0, amp_dtype=row.amp_dtype)),
             scalars=reader.scalars(db, row.id),
             findings=tuple(reader.findings(db, row.id)),
             examinations=tuple(reader.examinations(db, row.id)),
