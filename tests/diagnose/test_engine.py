@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,13 @@ from nanny.core.examination import Examination, FirstBad, GradientError, Hazard,
 from nanny.core.finding import Finding, NannyError, Severity
 from nanny.core.step import OptimizerState, StepRecord, Update
 from nanny.diagnose.causes.early import crossing
-from nanny.diagnose.evidence import Evidence, Gathering, Incident, Reach, RunFacts
-from nanny.diagnose.registry import all_causes, diagnoses_of
+from nanny.diagnose.choose import diagnoses_of
+from nanny.diagnose.evidence import Evidence, Reach, RunFacts
+from nanny.diagnose.history import RunHistory
+from nanny.diagnose.knowledge import LANGUAGES, remedy_of
+from nanny.diagnose.registry import all_causes
 from nanny.diagnose.run import diagnose, evidence_of
+from nanny.store.encode import dataclass_of, from_json, to_json
 
 FFN = Place("blocks.2.ffn", "FeedForward", "forward", "train.py", 12)
 
@@ -38,7 +42,7 @@ def overflow_exam(step: int = 3, place: Place = FFN, op: str = "addmm", in_fp32:
 
 def broken_run(exam: Examination, steps: int = 10, **more) -> Evidence:
     """A run under a GradScaler whose loss is NaN from the examined step on."""
-    incident = Incident(step=exam.step, loss=math.nan, scale=1024.0, skipped=True, bad_grads=("w",), grads=1, nan=True)
+    incident = StepRecord(step=exam.step, loss=math.nan, scale=1024.0, skipped=True, bad_grads=("w",), nan_grads=True)
     bad = [s >= exam.step for s in range(steps)]
     scalars = {
         "loss": curve([math.nan if b else 1.0 for b in bad]),
@@ -46,7 +50,8 @@ def broken_run(exam: Examination, steps: int = 10, **more) -> Evidence:
         "skipped": curve([float(b) for b in bad]),
         "grad_norm": curve([math.nan if b else 1.0 for b in bad]),
     }
-    facts = RunFacts(steps=steps, incidents=(incident,), bad_steps=sum(bad), amp_dtype="float16", scaler_steps=steps, **more)
+    latest, counts = StepRecord(0, amp_dtype="float16"), {"scale": steps}
+    facts = RunFacts(steps=steps, incidents=(incident,), bad_steps=sum(bad), latest=latest, counts=counts, **more)
     return Evidence(facts, scalars, examinations=(exam,))
 
 
@@ -88,7 +93,7 @@ def test_what_breaks_backward_in_fp32_too_is_a_singular_gradient():
 
 
 def test_a_loss_scale_that_is_still_being_searched_is_healthy():
-    skipped = Incident(step=0, loss=1.0, scale=2.0**16, skipped=True, bad_grads=("w",), grads=1)
+    skipped = StepRecord(step=0, loss=1.0, scale=2.0**16, skipped=True, bad_grads=("w",))
     incidents = tuple(replace(skipped, step=s, scale=2.0 ** (16 - s)) for s in range(4))
     scalars = {
         "loss": curve([1.0 - 0.05 * s for s in range(12)]),
@@ -96,7 +101,7 @@ def test_a_loss_scale_that_is_still_being_searched_is_healthy():
         "skipped": curve([1.0] * 4 + [0.0] * 8),
         "grad_norm": curve([math.inf] * 4 + [1.0] * 8),
     }
-    assert diagnoses_of(Evidence(RunFacts(steps=12, incidents=incidents, bad_steps=4, scaler_steps=12), scalars)) == []
+    assert diagnoses_of(Evidence(RunFacts(steps=12, incidents=incidents, bad_steps=4, counts={"scale": 12}), scalars)) == []
 
 
 def test_growth_before_the_overflow_is_a_learning_rate_not_a_format():
@@ -127,7 +132,9 @@ def hazard(cause: str, consequence: float, order: int = 5, site: str = "norm", *
 
 def silent(*hazards: Hazard, steps: int = 3) -> Evidence:
     exams = tuple(Examination(s, amp_dtype="bfloat16", loss=1.0, gradient_error=0.4, hazards=hazards) for s in range(steps))
-    return Evidence(RunFacts(steps=steps, amp_dtype="bfloat16"), {"loss": curve([1.0] * steps)}, examinations=exams)
+    return Evidence(
+        RunFacts(steps=steps, latest=StepRecord(0, amp_dtype="bfloat16")), {"loss": curve([1.0] * steps)}, examinations=exams
+    )
 
 
 def test_a_silent_hazard_is_told_once_for_all_examined_steps():
@@ -151,7 +158,8 @@ def test_a_hazard_of_the_fp32_twin_is_not_precision():
 
 def test_clipping_scaled_gradients_is_told_with_the_order_of_calls():
     finding = Finding("CLIP_BEFORE_UNSCALE", Severity.ERROR, "clipped to 1 while scaled by 65536", site="scaler", step=0)
-    facts = RunFacts(steps=4, clips=4, clipped_scaled=4, calls=("scale", "backward", "clip", "scaler.step", "update"))
+    latest = StepRecord(3, calls=("scale", "backward", "clip", "scaler.step", "update"))
+    facts = RunFacts(steps=4, counts={"clipped": 4, "clipped_scaled": 4}, latest=latest)
     scalars = {"grad_norm": curve([2.0] * 4), "scale": curve([65536.0] * 4), "clip": curve([1.0] * 4), "loss": curve([1.0] * 4)}
     (best,) = diagnoses_of(Evidence(facts, scalars, findings=(finding,)))
     assert (best.cause, best.culprit) == ("clip_before_unscale", "loop:clip")
@@ -159,7 +167,7 @@ def test_clipping_scaled_gradients_is_told_with_the_order_of_calls():
 
 
 def test_poisoned_running_statistics_of_a_run_that_trains_on_are_the_cause():
-    incident = Incident(step=5, loss=math.nan, skipped=True, bad_grads=("w",), grads=1, nan=True)
+    incident = StepRecord(step=5, loss=math.nan, skipped=True, bad_grads=("w",), nan_grads=True)
     facts = RunFacts(steps=20, bad_steps=1, incidents=(incident,), bad_buffers=("stem.1.running_var",), bad_buffers_step=5)
     scalars = {"loss": curve([1.0] * 20), "skipped": curve([float(s == 5) for s in range(20)]), "scale": curve([1024.0] * 20)}
     best = diagnoses_of(Evidence(facts, scalars))[0]
@@ -169,18 +177,20 @@ def test_poisoned_running_statistics_of_a_run_that_trains_on_are_the_cause():
 def test_lost_updates_need_most_probed_steps_and_an_ordinary_optimizer():
     update = Update("w", "bfloat16", 1e-5, 1000, 990, 1e-7, 0.1)
     optimizer = OptimizerState("AdamW", True, False, 1e-5, param_dtype="bfloat16")
-    facts = RunFacts(steps=9, probes=4, lost_probes=4, updates=(update,), updates_step=8, optimizers=(optimizer,))
+    facts = RunFacts(
+        steps=9, probes=4, lost_probes=4, updates=(update,), updates_step=8, latest=StepRecord(8, optimizers=(optimizer,))
+    )
     (best,) = diagnoses_of(Evidence(facts))
     assert (best.cause, best.culprit) == ("bf16_update_lost", "w")
     assert any("99%" in fact for fact in best.evidence)
     assert diagnoses_of(Evidence(replace(facts, lost_probes=1))) == []
     stochastic = replace(optimizer, rounds_to_nearest=False)
-    assert diagnoses_of(Evidence(replace(facts, optimizers=(stochastic,)))) == []
+    assert diagnoses_of(Evidence(replace(facts, latest=StepRecord(8, optimizers=(stochastic,))))) == []
 
 
 def test_a_steady_rise_towards_the_end_of_fp16_is_an_early_warning_with_its_step():
     reach = tuple(Reach(100 * i, "blocks.3.ffn", 8000 * 1.3**i) for i in range(8))
-    (best,) = diagnoses_of(Evidence(RunFacts(steps=700, reach=reach, amp_dtype="float16")))
+    (best,) = diagnoses_of(Evidence(RunFacts(steps=700, reach=reach, latest=StepRecord(0, amp_dtype="float16"))))
     assert (best.cause, best.culprit, best.early) == ("activation_overflow_fp16", "blocks.3.ffn", True)
     assert best.expected_step is not None
     assert 700 < best.expected_step < 1000
@@ -193,20 +203,37 @@ def test_noise_is_no_trend():
 
 
 def test_steps_are_folded_into_facts_of_the_loop():
-    gathering = Gathering()
+    history = RunHistory()
     calls = ("zero_grad", "scale", "backward", "scaler.step", "update")
     for s in range(3):
         step = StepRecord(s, loss=1.0, scale=8.0, stepped=True, calls=calls, new_scaler=True)
-        gathering.add(replace(step, backwards=2, loss_factor=4.0))
-    facts = gathering.evidence(()).facts
-    assert (facts.steps, facts.optimizer_steps, facts.scalers, facts.backwards, facts.loss_factor) == (3, 3, 3, 2, 4.0)
-    assert facts.calls == calls
-    assert list(gathering.evidence(()).curve("loss")[1]) == [1.0, 1.0, 1.0]
+        history.add(replace(step, backwards=2, loss_factor=4.0))
+    facts = history.evidence(()).facts
+    assert (facts.steps, facts.count("stepped"), facts.count("new_scaler")) == (3, 3, 3)
+    assert (facts.largest["backwards"], facts.largest["loss_factor"]) == (2, 4.0)
+    assert facts.latest.calls == calls
+    assert list(history.evidence(()).curve("loss")[1]) == [1.0, 1.0, 1.0]
+
+
+def test_every_field_of_a_step_is_kept_by_the_run_and_survives_the_store():
+    told = {
+        "growth_interval": 2000,
+        "loss_dtype": "float16",
+        "stale": ("w",),
+        "optimizers": (OptimizerState("SGD", True, False, 0.1),),
+    }
+    history = RunHistory()
+    history.add(StepRecord(4, **told))
+    history.add(StepRecord(5))
+    facts = dataclass_of(RunFacts, from_json(to_json(asdict(history.facts))))
+    assert {name: getattr(facts.latest, name) for name in told} == told == {name: getattr(facts.first, name) for name in told}
+    assert (facts.count("stale"), facts.first_steps["stale"], facts.largest["growth_interval"]) == (1, 4, 2000)
+    assert facts == history.facts
 
 
 def test_every_cause_says_what_to_change_and_how_to_prove_it():
     for cause in all_causes().values():
-        assert cause.paragraph("Fix"), cause.name
+        assert all(remedy_of(cause.name, language) for language in LANGUAGES), cause.name
         assert cause.paragraph("Confirm"), cause.name
         assert cause.doc.partition("\n")[0], cause.name
 
@@ -215,7 +242,7 @@ def test_every_cause_has_a_page():
     from nanny.show.pages import all_pages
 
     pages = {code.lower() for code in all_pages()}
-    missing = {name.removesuffix("_ahead") for name in all_causes()} - pages
+    missing = set(all_causes()) - pages
     assert missing == set()
 
 

@@ -2,6 +2,6 @@
 
 from .engine import check_project, check_source
 from .interpreter.trace import Options
-from .registry import Rule, all_rules, rule
+from .registry import CheckRule, all_rules, rule
 
 __all__ = ["Options", "Rule", "all_rules", "check_project", "check_source", "rule"]

@@ -12,7 +12,7 @@ from ..core.finding import Finding
 from .interpreter.interpreter import Interpreter
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
 from .interpreter.trace import FileView, Options
-from .registry import Hit, Rule, event_rules, rules_on
+from .registry import CheckRule, Hit, event_rules, rules_on
 
 
 def check_source(source: str, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
@@ -79,7 +79,7 @@ def _check_file(source: SourceFile, project: Project, options: Options) -> dict[
     return out
 
 
-def _hits(view: FileView) -> Iterator[tuple[Rule, Hit, str]]:
+def _hits(view: FileView) -> Iterator[tuple[CheckRule, Hit, str]]:
     wanted = event_rules()
     for trace in view.traces:
         for event in trace.events:

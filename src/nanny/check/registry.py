@@ -8,7 +8,6 @@ It yields `Hit`s. Its docstring is its page: what it finds, then the sections Wh
 from __future__ import annotations
 
 import ast
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,7 +30,7 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Rule:
+class CheckRule:
     code: str
     severity: Severity
     family: str
@@ -43,7 +42,7 @@ class Rule:
 
 EXTRA = "EXTRA"  # the family that is off unless selected
 OPT_IN = "\n\nOnly with `--select EXTRA` (or this code): no finding of it on code of strangers has been right yet."
-_RULES: dict[str, list[Rule]] = {}
+_RULES: dict[str, list[CheckRule]] = {}
 
 
 def rule(code: str, severity: Severity, *ops: str, on: str = "event", extra: bool = False) -> Callable[[Any], Any]:
@@ -55,7 +54,7 @@ def rule(code: str, severity: Severity, *ops: str, on: str = "event", extra: boo
     def enter(function: Callable[..., Iterable[Hit]]) -> Callable[..., Iterable[Hit]]:
         doc = cleandoc(function.__doc__ or "") + (OPT_IN if extra else "")
         family = EXTRA if extra else code.partition("_")[0]
-        _RULES.setdefault(code, []).append(Rule(code, severity, family, function, doc, on, ops))
+        _RULES.setdefault(code, []).append(CheckRule(code, severity, family, function, doc, on, ops))
         return function
 
     return enter
@@ -63,10 +62,10 @@ def rule(code: str, severity: Severity, *ops: str, on: str = "event", extra: boo
 
 @cache
 def _load() -> None:
-    import_all(importlib.import_module(".rules", __package__))
+    import_all("nanny.check.rules")
 
 
-def all_rules() -> dict[str, Rule]:
+def all_rules() -> dict[str, CheckRule]:
     """Every rule by code; where a code has several functions, the one that carries its page."""
     _load()
     return {code: next((r for r in parts if r.doc), parts[0]) for code, parts in sorted(_RULES.items())}
@@ -78,15 +77,15 @@ def extra_codes() -> frozenset[str]:
 
 
 @cache
-def rules_on(kind: str) -> tuple[Rule, ...]:
+def rules_on(kind: str) -> tuple[CheckRule, ...]:
     _load()
     return tuple(r for parts in _RULES.values() for r in parts if r.on == kind)
 
 
 @cache
-def event_rules() -> dict[str, tuple[Rule, ...]]:
+def event_rules() -> dict[str, tuple[CheckRule, ...]]:
     """Operation -> the rules that want to see it."""
-    table: dict[str, list[Rule]] = {}
+    table: dict[str, list[CheckRule]] = {}
     for entry in rules_on("event"):
         for op in entry.ops:
             table.setdefault(op, []).append(entry)

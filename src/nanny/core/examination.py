@@ -1,6 +1,6 @@
 """What one examined training step told: which operations are numerically hazardous, and what FP32 would have made of the step.
 
-An examination watches every operation of one step beside its FP32 twin (`observe/shadow.py`). It is plain data: it can be
+An examination watches every operation of one step beside its FP32 twin (`watch/twins.py`). It is plain data: it can be
 stored, judged again and shown without torch.
 """
 
@@ -23,12 +23,29 @@ class Place:
     file: str = ""  # the nearest frame outside torch and nanny; in backward, of the operation it belongs to
     line: int | None = None
 
+    @property
+    def where(self) -> str:
+        return "" if not self.file else self.file if self.line is None else f"{self.file}:{self.line}"
+
+    @property
+    def is_data(self) -> bool:
+        """No place of the program: the number came with the batch."""
+        return self.site in ("data", "data:input", "data:target")
+
+    @property
+    def is_outside(self) -> bool:
+        """In the loop's own code: the criterion, clipping, averages."""
+        return self.phase == "loop" and not self.site
+
 
 @dataclass(frozen=True)
 class Hazard:
-    """One numerical hazard: the same kind, operation and place are one hazard, however often it ran."""
+    """One numerical hazard: the same kind, operation and place are one hazard, however often it ran.
 
-    kind: str  # overflow, flush, absorption ...: a key of judge.hazards.KINDS
+    A hazard states what happened. Its cause is chosen from kind and traits, by `diagnose.choose`.
+    """
+
+    kind: str  # overflow, flush, absorption ...: a function of examine/hazards
     op: str  # aten name without namespace and overload: `bmm`
     place: Place
     order: int  # position of its first occurrence among the operations of the step
@@ -39,9 +56,10 @@ class Hazard:
     limit: float | None = None  # ... and what it broke
     message: str = ""  # one sentence with the numbers
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    traits: tuple[str, ...] = ()  # what else is known of it and tells causes apart: the first column of diagnose.choose
     consequence: float = 0.0  # 0..inf: relative, energy-weighted error that it puts into loss and gradients; inf: destroys them
     cause: str = ""  # a name of the knowledge base
-    remedy: str = ""
+    remedy: str = ""  # as the page of the cause has it
     in_reference: bool = False  # the FP32 twin shows it too: precision is not the reason
 
     @property
@@ -67,7 +85,7 @@ class GradientError:
 
 @dataclass(frozen=True)
 class FirstBad:
-    """The operation that made the first NaN or infinity out of finite numbers."""
+    """The operation that made the first NaN or infinity out of finite numbers, from whatever source tells it best."""
 
     op: str
     place: Place
@@ -75,6 +93,26 @@ class FirstBad:
     nan: bool  # False: an infinity
     inputs: Mapping[str, float] = field(default_factory=dict)  # absmax, absmin, ... of what went in
     expected: float | None = None  # magnitude of the result in FP32, if finite
+    step: int = 0
+    dtype: str = ""
+    in_reference: bool | None = None  # FP32 breaks there too; None: nobody compared
+    from_data: bool = False
+    source: str = "examination"  # or graph, trace, gradients: what a step that was not examined tells
+    hazard: Hazard | None = None  # that it is, or that led to it
+
+    @property
+    def culprit(self) -> str:
+        """The place as a diagnosis names it."""
+        return self.place.site or f"op:{self.op}"
+
+    @property
+    def in_forward(self) -> bool:
+        return self.place.phase in ("forward", "loop")
+
+    @property
+    def hint(self) -> str:
+        """The cause that the examined operation speaks for by itself."""
+        return self.hazard.cause if self.hazard is not None else ""
 
 
 @dataclass(frozen=True)
@@ -92,7 +130,7 @@ class Examination:
     first_bad: FirstBad | None = None  # in the program as it ran
     first_bad_reference: FirstBad | None = None  # in its FP32 twin
     hazards: tuple[Hazard, ...] = ()  # by consequence, worst first
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what else causes ask for: see observe/sanitizer.py
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what else causes ask for: see examine/sanitizer.py
     reseeds: Mapping[str, int] = field(default_factory=dict)  # operation and reason -> how often the twin could not follow
     seconds: float | None = None
-    suspects: tuple[Any, ...] = ()  # of type hazard_records.Suspect, until judge.hazards.judged() has made hazards of them
+    suspects: tuple[Any, ...] = ()  # of type examine.records.Suspect, until hazards are made of them

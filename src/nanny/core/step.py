@@ -7,7 +7,7 @@ stored run and on literals in a test. Nothing here imports torch or touches a fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 
@@ -148,28 +148,43 @@ class OptimizerState:
     decoupled: bool = False  # the decay is p *= 1 - lr * weight_decay, as in AdamW
 
 
-@dataclass(frozen=True)
+_TABLE = {"table": True}  # numbers of many sites: stored as samples, and too large to be kept of a step that is over
+
+
+def _curve(name: str) -> dict[str, str]:
+    """A number that is stored at every step that has one, and that evidence has as a curve of this name."""
+    return {"curve": name}
+
+
+@dataclass
 class StepRecord:
-    """All that is known about one training step, on the host."""
+    """All that is known about one training step, on the host.
+
+    A new fact about a step is one field here, which the recorder fills. The store, the history of the run and the evidence of a
+    diagnosis take it from the field: `history.RunHistory` counts the steps that told it, and keeps what was told first, last
+    and at most (`RunFacts.counts`, `first`, `latest`, `largest`); a `_curve` is stored and can be read as one.
+    """
 
     step: int
     seconds: float | None = None  # from its begin to the next one's
-    loss: float | None = None
-    lr: float | None = None
-    scale: float | None = None  # in force during backward
+    loss: float | None = field(default=None, metadata=_curve("loss"))
+    lr: float | None = field(default=None, metadata=_curve("lr"))
+    scale: float | None = field(default=None, metadata=_curve("scale"))  # in force during backward
     scale_after: float | None = None
     growth_interval: int | None = None
     skipped: bool = False  # GradScaler refused the step
     stepped: bool = False  # an optimizer was asked to step (skipped or not)
     traced: bool = False
-    clipped: float | None = None  # max_norm, if gradients were clipped; what is recorded of them is from before
+    clipped: float | None = field(
+        default=None, metadata=_curve("clip")
+    )  # max_norm, if gradients were clipped; what is recorded of them is from before
     clipped_scaled: bool = False
     stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
-    grads: SiteTable | None = None
-    outputs: SiteTable | None = None
-    output_grads: SiteTable | None = None
-    weights: SiteTable | None = None
-    buffers: SiteTable | None = None
+    grads: SiteTable | None = field(default=None, metadata=_TABLE)
+    outputs: SiteTable | None = field(default=None, metadata=_TABLE)
+    output_grads: SiteTable | None = field(default=None, metadata=_TABLE)
+    weights: SiteTable | None = field(default=None, metadata=_TABLE)
+    buffers: SiteTable | None = field(default=None, metadata=_TABLE)
     bad_calls: tuple[BadCall, ...] = ()
     autopsy: Autopsy | None = None
     singular: Autopsy | None = None  # what can have broken backward, if forward and loss are finite and gradients are not
@@ -181,7 +196,7 @@ class StepRecord:
     optimizers: tuple[OptimizerState, ...] = ()
     amp_dtype: str = ""  # "" means no autocast was seen
     examined: bool = False
-    calls: tuple[str, ...] = ()  # what the loop did, in order: scale, backward, unscale, clip, step, update, zero_grad
+    calls: tuple[str, ...] = field(default=(), metadata={"if": "stepped"})  # of the loop, in order: scale, backward, clip ...
     backwards: int = 0
     loss_dtype: str = ""
     loss_factor: float | None = None  # a number by which the loss was multiplied by hand right before backward
@@ -189,3 +204,24 @@ class StepRecord:
     new_scaler: bool = False  # a GradScaler that no step before has used
     scale_given: bool = False  # update() was told the scale
     scale_static: bool = False  # the scaler in use can neither fall nor rise
+
+    # of a step that is kept without its tables (`RunFacts.incidents`)
+    bad_grads: tuple[str, ...] = ()  # not finite; the last one is nearest to the loss
+    nan_grads: bool = False  # one of them holds NaN, not only infinities
+    culprit_code: str = ""  # of the first producer, as the rules name it
+    culprit_site: str = ""
+
+    def without_tables(self, **more: Any) -> StepRecord:
+        """With the conclusions drawn from them instead."""
+        dropped: dict[str, Any] = {**dict.fromkeys(TABLES), "called": frozenset(), "updates": (), "zero_outputs": ()}
+        return replace(self, **(dropped | more))
+
+
+CURVES = {f.name: f.metadata["curve"] for f in fields(StepRecord) if "curve" in f.metadata}
+TABLES = tuple(f.name for f in fields(StepRecord) if "table" in f.metadata)
+# what a step may tell the run: field, the value that means nothing, the field that must hold for it to count
+TOLD = tuple(
+    (f.name, f.default, f.metadata.get("if", ""))
+    for f in fields(StepRecord)
+    if f.name not in (*TABLES, "step", "seconds", "between", "called", "updates", "zero_outputs", "bad_calls")
+)

@@ -10,12 +10,12 @@ from typing import Any
 class Diagnosis:
     """One root cause, as plain data."""
 
-    cause: str  # a page of the knowledge base: `nanny rule CAUSE`
-    family: str
-    culprit: str  # module or parameter path, op:<name>, optimizer[.field], scaler[.field], data[:what], loop:<what>
+    cause: str = ""  # a page of the knowledge base: `nanny rule CAUSE`
+    family: str = ""
+    culprit: str = ""  # module or parameter path, op:<name>, optimizer[.field], scaler[.field], data[:what], loop:<what>
     step: int | None = None
     where: str = ""  # file:line if known
-    confidence: float = 0.0  # 0..1
+    confidence: float = 0.0  # one of registry.LEVELS
     precision_caused: bool | None = None  # None: unknown
     evidence: tuple[str, ...] = ()  # facts with their numbers
     chain: tuple[str, ...] = ()  # producer -> ... -> symptom
@@ -29,6 +29,11 @@ class Diagnosis:
         """One line: what, where, when."""
         place = f"step {self.step}, {self.culprit}" if self.step is not None else self.culprit
         return f"{place}: {self.cause}" + (f" ({self.where})" if self.where else "")
+
+    @property
+    def is_bare_operation(self) -> bool:
+        """No module, parameter or part of the loop is named, only what was computed."""
+        return self.culprit.partition(":")[0] == "op"
 
     def to_json(self) -> dict[str, Any]:
         """All fields, plain, as diagnose --format json prints them."""

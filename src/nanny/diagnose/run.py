@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
+from ..core.step import StepRecord
 from ..store import reader
 from ..store.encode import dataclass_of
 from ..store.files import find_stores
 from ..store.reader import RunRow
+from .choose import diagnoses_of
 from .evidence import Evidence, RunFacts
 from .records import Diagnosis
-from .registry import diagnoses_of
 
 
 def diagnose(source: Any, run: int | None = None) -> list[Diagnosis]:
@@ -58,7 +59,7 @@ def stored_evidence(db: sqlite3.Connection, run: RunRow) -> Evidence:
     """What the store says about a run; also of one that was killed: what had been written until then."""
     facts = reader.facts(db, run.id).get("facts")
     return Evidence(
-        facts=dataclass_of(RunFacts, facts) if facts else RunFacts(amp_dtype=run.amp_dtype),
+        facts=dataclass_of(RunFacts, facts) if facts else RunFacts(latest=StepRecord(0, amp_dtype=run.amp_dtype)),
         scalars=reader.scalars(db, run.id),
         findings=tuple(reader.findings(db, run.id)),
         examinations=tuple(reader.examinations(db, run.id)),

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ..core.examination import Examination, Hazard
+from ..core.examination import Examination, FirstBad, Hazard, Place
 from ..core.formats import FP16
 from ..core.limits import Limits
-from ..core.step import Growth
-from .breaks import STEP_HAPPENS, Break, break_of
-from .evidence import Evidence, Incident, RunFacts
+from ..core.step import Growth, StepRecord
+from .evidence import Evidence, RunFacts
 
-LOW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 PROVED = ("overflow", "exp_range", "constant_lost", "integers")  # by the number itself, whatever it led to
 
 
@@ -55,9 +53,9 @@ class Signs:
     # non-finite numbers
 
     @cached_property
-    def losing_steps(self) -> Sequence[Incident]:
+    def losing_steps(self) -> Sequence[StepRecord]:
         """Bad steps that the loss scale's search does not explain: the forward pass was bad, or nobody skipped the update."""
-        return [i for i in self.facts.incidents if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.calls)]
+        return [i for i in self.facts.incidents if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.bad_calls)]
 
     @cached_property
     def skips(self) -> tuple[int, int, int]:
@@ -95,7 +93,7 @@ class Signs:
         return [e for e in self.evidence.examinations if e.first_bad is not None and (first_loss is None or e.step <= first_loss)]
 
     @cached_property
-    def break_(self) -> Break | None:
+    def first_bad(self) -> FirstBad | None:
         """The first bad number that did harm."""
         first = self.first_bad_step
         in_forward = [e for e in self.broken_exams if _reaches_loss(e)]
@@ -104,56 +102,60 @@ class Signs:
             told = self._by_incident()
             if told is not None and told.from_data and told.step < best.step:
                 return told  # one bad batch; what broke later is another matter
-            return break_of(best)
+            return first_bad_of(best)
         told = self._by_incident()
-        if told is not None and told.phase != "backward":
+        if told is not None and told.place.phase != "backward":
             return told
         if not self.harmed:
             return None
         backward = [e for e in self.broken_exams if any(g.nonfinite for g in e.gradients)]
         if backward:  # the last: a loss scale that was still being searched broke the earlier ones
-            return break_of(backward[-1])
+            return first_bad_of(backward[-1])
         return told
 
     @property
     def first_bad_step(self) -> int | None:
         return self.losing_steps[0].step if self.losing_steps else self.evidence.first_bad_step
 
-    def _by_incident(self) -> Break | None:
+    def _by_incident(self) -> FirstBad | None:
         """From the loss's graph or the traced modules, for a step that was not examined."""
         for incident in self.losing_steps:
             autopsy = incident.autopsy
-            site = {"input": "data:input", "loss": ""}.get(incident.site, incident.site)
-            if incident.code == "WEIGHT_NONFINITE":
+            site = {"input": "data:input", "loss": ""}.get(incident.culprit_site, incident.culprit_site)
+            if incident.culprit_code == "WEIGHT_NONFINITE":
                 continue
             if autopsy is not None and not autopsy.weight:
                 op = autopsy.op.lstrip("_")
-                if site in ("", self.facts.root_site):
-                    site = f"op:{op}"
-                if autopsy.from_data:
-                    site = "data:input"
+                if site in (self.facts.latest.root_site, f"op:{autopsy.op}"):
+                    site = ""
+                place = Place("data:input" if autopsy.from_data else site)
                 decided = self._reference_by_size(autopsy.dtype, autopsy.size)
-                return Break(
-                    incident.step, op, site, "forward", autopsy.nan, autopsy.dtype, expected=autopsy.size, in_reference=decided,
-                    from_data=autopsy.from_data, source="graph",
+                return FirstBad(
+                    op, place, 0, autopsy.nan, expected=autopsy.size, step=incident.step, dtype=autopsy.dtype,
+                    in_reference=decided, from_data=autopsy.from_data, source="graph",
                 )  # fmt: skip
-            if incident.calls and site:
-                call = next((c for c in incident.calls if c.inputs_clean is not False), incident.calls[0])
-                clean = any(c.inputs_clean is not False for c in incident.calls)
-                return Break(
-                    incident.step, "", site if clean else "data:input", "forward", bool(call.nan), call.dtype, module=call.module,
-                    input_absmax=call.input_absmax, from_data=not clean, source="trace",
+            if incident.bad_calls and site:
+                call = next((c for c in incident.bad_calls if c.inputs_clean is not False), incident.bad_calls[0])
+                clean = any(c.inputs_clean is not False for c in incident.bad_calls)
+                return FirstBad(
+                    "", Place(site if clean else "data:input", call.module), 0, bool(call.nan), {"absmax": call.input_absmax},
+                    step=incident.step, dtype=call.dtype, from_data=not clean, source="trace",
                 )  # fmt: skip
             if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
-                op = incident.singular.op if incident.singular is not None and incident.nan else ""
-                at = f"op:{op}" if op else incident.bad_grads[-1]
-                return Break(incident.step, op, at, "backward", incident.nan, source="gradients")
+                op = incident.singular.op if incident.singular is not None and incident.nan_grads else ""
+                place = Place("" if op else incident.bad_grads[-1], phase="backward")
+                return FirstBad(op, place, 0, incident.nan_grads, step=incident.step, source="gradients")
         return None
 
     def _reference_by_size(self, dtype: str, size: float | None) -> bool | None:
         return False if dtype == "float16" and size is not None and math.isfinite(size) and size >= FP16.max else None
 
-    def attends(self, at: Break) -> bool:
+    def layers_in(self, module: str) -> int:
+        """How many layers with weights a module holds."""
+        inside = f"{module}."
+        return len({name[len(inside) :].partition(".")[0] for name in self.facts.parameters if name.startswith(inside)})
+
+    def attends(self, at: FirstBad) -> bool:
         """A product of two activations whose result a softmax turns into weights."""
         for exam in self.evidence.examinations:
             if exam.step == at.step:
@@ -193,7 +195,7 @@ class Signs:
     @cached_property
     def growth(self) -> Growth | None:
         """Geometric growth within one step, before any training can have made it."""
-        known = [*self.facts.growths] if self._untrained(self.facts.growths_step) else []
+        known = [*self.facts.first.growths] if self._untrained(self.facts.first_steps.get("growths")) else []
         for exam, growths in self.fact("growth"):
             if self._untrained(exam.step):
                 known += [_growth_of(where, numbers) for where, numbers in growths.items()]
@@ -213,7 +215,7 @@ class Signs:
     @cached_property
     def fading_in_time(self) -> Growth | None:
         """A gradient that fades over the calls of one module."""
-        fading = [g for g in self.facts.growths if g.factor < 1 and g.direction == "backward"]
+        fading = [g for g in self.facts.first.growths if g.factor < 1 and g.direction == "backward"]
         return min(fading, key=lambda g: g.factor, default=None)
 
     @cached_property
@@ -224,7 +226,7 @@ class Signs:
         began_bad = first is not None and len(steps) > 0 and first <= int(steps[0])
         return began_bad or (len(norms) > 0 and float(norms[0]) > self.limits.grad_rail_high)
 
-    def ran_away_before(self, at: Break) -> bool:
+    def ran_away_before(self, at: FirstBad) -> bool:
         """Loss or gradients had grown by orders before the number went bad: it is a consequence."""
         away = self.runaway
         return away is not None and away.start < at.step and away.step <= at.step and not self.wrong_before(away.start + 1)
@@ -331,10 +333,10 @@ class Signs:
     def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
         for exam in self.evidence.examinations:
             for hazard in exam.hazards:
-                if self._cause(hazard) == cause:
+                if self.cause_of(hazard) == cause:
                     yield exam, hazard
 
-    def _cause(self, hazard: Hazard) -> str:
+    def cause_of(self, hazard: Hazard) -> str:
         """A choice inside a module that is trained itself routes; a target comes from outside or from a frozen teacher."""
         if hazard.cause != "target_in_low_precision" or not hazard.place.site:
             return hazard.cause
@@ -351,7 +353,7 @@ class Signs:
             first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
             if first is not None:
                 proof = 2.0 if first.kind in PROVED else 1.0
-                name = self._cause(first)
+                name = self.cause_of(first)
                 votes[name] = votes.get(name, 0.0) + proof * (0.5 + 0.5 * worst)
         return max(votes, key=lambda name: votes[name], default="")
 
@@ -362,16 +364,37 @@ class Signs:
 
     @property
     def amp_dtype(self) -> str:
-        return self.facts.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
+        return self.facts.latest.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
 
 
-def signs_of(evidence: Evidence) -> Signs:
-    return Signs(evidence)
+def first_bad_of(exam: Examination) -> FirstBad:
+    """The first bad number of an examined step, with the hazard that it is."""
+    first, other = exam.first_bad, exam.first_bad_reference
+    assert first is not None
+    hazard = _hazard_at(exam, first)
+    return replace(
+        first,
+        op=first.op.lstrip("_"),
+        step=exam.step,
+        dtype=hazard.dtype if hazard is not None else "",
+        in_reference=other is not None
+        and (other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)),
+        hazard=hazard,
+    )
+
+
+def _hazard_at(exam: Examination, first: FirstBad) -> Hazard | None:
+    """The hazard that the first bad number is, or that led to it: the nearest at or before it with a consequence."""
+    exact = [h for h in exam.hazards if h.order == first.order]
+    if exact:
+        return max(exact, key=lambda h: h.consequence)
+    before = [h for h in exam.hazards if h.order < first.order and math.isinf(h.consequence)]
+    return max(before, key=lambda h: h.order, default=None)
 
 
 def _reaches_loss(exam: Examination) -> bool:
     first = exam.first_bad
-    if first is None or first.place.phase in STEP_HAPPENS:
+    if first is None or first.place.phase in ("backward", "optimizer"):
         return False
     return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
 

@@ -9,10 +9,10 @@ from ..core.examination import Examination, FirstBad, GradientError, Hazard, Pla
 from ..core.finding import Finding, Severity
 from ..core.formats import format_of
 from ..core.ops import DIFFERENCES, SPREADS
-from ..diagnose.evidence import Evidence, Incident, RunFacts
+from ..core.step import StepRecord
+from ..diagnose.choose import with_cause
+from ..diagnose.evidence import Evidence, RunFacts
 from .records import LOSS, DiffReport
-
-_CAUSES = {"INTEGERS_ROUNDED": "integer_in_low_precision", "DECISION_FLIPS": "router_low_precision"}
 
 
 def diff_evidence(report: DiffReport) -> Evidence:
@@ -30,10 +30,10 @@ def diff_evidence(report: DiffReport) -> Evidence:
     )
     bad = tuple(g.name for g in exam.gradients if g.nonfinite)
     broken = bad or (report.loss is not None and not math.isfinite(report.loss))
-    incident = Incident(step=0, loss=report.loss, bad_grads=bad, grads=len(names))
+    incident = StepRecord(0, loss=report.loss, bad_grads=bad)
     facts = RunFacts(
-        steps=1, amp_dtype=dtype, parameters=tuple(names), sizes=names, examinations=1, bad_steps=int(bool(broken)),
-        incidents=(incident,) if broken else (),
+        steps=1, latest=StepRecord(0, amp_dtype=dtype), parameters=tuple(names), sizes=names, examinations=1,
+        bad_steps=int(bool(broken)), incidents=(incident,) if broken else (),
     )  # fmt: skip
     return Evidence(facts, findings=report.findings, examinations=(exam,))
 
@@ -66,16 +66,16 @@ def _hazards(report: DiffReport, dtype: str) -> Iterator[Hazard]:
     for order, finding in enumerate(report.findings):
         if finding.severity < Severity.WARNING:
             continue
-        cause = _CAUSES.get(finding.code, "")
         op = str(finding.evidence.get("op") or "")
-        if finding.code == "LAYER_ERROR":
-            cancels = op in DIFFERENCES | SPREADS and finding.site not in mixed
-            cause = "catastrophic_cancellation" if cancels else "scale_imbalance_absorption"
-        if cause:
-            yield Hazard(
+        seen = with_cause(
+            Hazard(
                 finding.code.lower(), op, _place(finding.site), order, dtype, value=finding.value, limit=finding.limit,
-                message=finding.message, consequence=_consequence(report, finding), cause=cause, remedy=finding.hint,
-            )  # fmt: skip
+                message=finding.message, consequence=_consequence(report, finding),
+                traits=("difference",) if op in DIFFERENCES | SPREADS and finding.site not in mixed else (),
+            )
+        )  # fmt: skip
+        if seen.cause:
+            yield seen
 
 
 def _consequence(report: DiffReport, finding: Finding) -> float:

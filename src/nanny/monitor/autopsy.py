@@ -33,7 +33,7 @@ _WALKED = HARMLESS | ADDITIVE | {"mul", "div", "to_copy"}  # the last ones may m
 _THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
 
 
-def examine(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
+def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
     """The operation that made the first NaN or +Inf on the way to `root`, and the parameters nearest before it."""
     if root.grad_fn is None:
         return None
@@ -180,7 +180,8 @@ def _weight(node: Any) -> Tensor | None:
 def _op(node: Any) -> str:
     """`LogBackward0` as `log`."""
     name = type(node).__name__.partition("Backward")[0]
-    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+    starts = [c.isupper() and i > 0 and not (c == "D" and name[i - 1].isdigit()) for i, c in enumerate(name)]  # nll_loss2d
+    return "".join(f"_{c.lower()}" if starts[i] else c.lower() for i, c in enumerate(name))
 
 
 def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], good: Mapping[Any, int]) -> Autopsy:

@@ -1,4 +1,4 @@
-"""What was seen of one step: tensors of numbers on the device first, a plain StepRecord once they have arrived on the host."""
+"""One step while it runs: a StepRecord that is being filled, and the tensors of numbers that are not on the host yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..core.step import Autopsy, BadCall, Growth, OptimizerState, SiteTable, StepRecord, Update
+from ..core.step import BadCall, SiteTable, StepRecord
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
 from .growth import growths_of
@@ -34,8 +34,9 @@ class GradientRead:
 
 @dataclass
 class StepCapture:
-    step: int
-    traced: bool
+    """A step while it runs. What the host knows is written into `record` at once; numbers on the device wait for `finished`."""
+
+    record: StepRecord
     started: float
     trace: StepTrace | None = None
     weights: tuple[Sites, RowBuffer] | None = None
@@ -44,39 +45,23 @@ class StepCapture:
     read: set[str] = field(default_factory=set)
     provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
     losses: list[Tensor] = field(default_factory=list)
-    backwards: int = 0
     ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
     backward_scaled: bool = False
     unscaled: set[int] = field(default_factory=set)
-    stale: list[str] = field(default_factory=list)
     packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
-    autopsy: Autopsy | None = None
     graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
-    singular: Autopsy | None = None
     scale: Tensor | None = None
     scale_after: Tensor | None = None
-    growth_interval: int | None = None
     found_inf: list[Tensor] = field(default_factory=list)
-    skipped_known: bool = False
     ran: bool = False
-    stepped: bool = False
     stepped_by: set[int] = field(default_factory=set)
     repeated: bool = False  # one optimizer stepped twice
-    lr: float | None = None
-    clipped: float | None = None
-    clipped_scaled: bool = False
     probes: list[UpdateProbe] = field(default_factory=list)
-    optimizers: tuple[OptimizerState, ...] = ()
-    root_site: str = ""
-    examined: bool = False
-    calls: list[str] = field(default_factory=list)
-    loss_dtype: str = ""
-    loss_factor: float | None = None
-    new_scaler: bool = False
-    scale_given: bool = False
-    scale_static: bool = False
-    seconds: float = 0.0
     _pending: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backwards(self) -> int:
+        return self.record.backwards
 
     def start_reading(self) -> None:
         """Starts every copy to the host; nothing waits."""
@@ -97,64 +82,29 @@ class StepCapture:
         parts = [*p["loss"], p["scalars"], *p["grads"], *p["grad_scales"], *p["probes"], p["weights"], p["buffers"], p["trace"]]
         return all(part is None or part.ready() for part in parts)
 
-    def record(self) -> StepRecord:
-        """Everything on the host, as plain numbers."""
-        p = self._pending
+    def finished(self) -> StepRecord:
+        """The record with everything that was on the device."""
+        p, record, trace = self._pending, self.record, self.trace
         losses = [float(read.arrays()[0]) for read in p["loss"]]
         scale, scale_after, *found = p["scalars"].arrays()
-        trace = self.trace
-        outputs, output_grads = None, None
-        bad_calls: tuple[BadCall, ...] = ()
-        zero_outputs: tuple[str, ...] = ()
-        growths: tuple[Growth, ...] = ()
-        weights = _table(self.weights, p["weights"])
+        record.loss = sum(losses) / len(losses) if losses else None
+        record.scale = None if scale is None else float(scale)
+        record.scale_after = None if scale_after is None else float(scale_after)
+        record.skipped = record.skipped or any(float(f) > 0 for f in found)
+        record.grads = self._gradients()
+        record.weights = _table(self.weights, p["weights"])
+        record.buffers = _table(self.buffers, p["buffers"])
+        record.updates = tuple(u for probe, read in zip(self.probes, p["probes"]) for u in probe.updates(read))
         if trace is not None:
             values, histograms = p["trace"].table()
-            outputs, output_grads = _outputs(trace, values, histograms)
-            bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, weights))
-            growths = tuple(growths_of(trace.calls, values))
-            zero_outputs = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, weights))
-        updates: list[Update] = []
-        for probe, read in zip(self.probes, p["probes"]):
-            updates.extend(probe.updates(read))
-        return StepRecord(
-            step=self.step,
-            seconds=self.seconds,
-            loss=sum(losses) / len(losses) if losses else None,
-            lr=self.lr,
-            scale=None if scale is None else float(scale),
-            scale_after=None if scale_after is None else float(scale_after),
-            growth_interval=self.growth_interval,
-            skipped=self.skipped_known or any(float(f) > 0 for f in found),
-            stepped=self.stepped,
-            traced=self.traced,
-            clipped=self.clipped,
-            clipped_scaled=self.clipped_scaled,
-            stale=tuple(self.stale),
-            autopsy=self.autopsy,
-            singular=self.singular,
-            grads=self._gradients(),
-            outputs=outputs,
-            output_grads=output_grads,
-            weights=weights,
-            buffers=_table(self.buffers, p["buffers"]),
-            bad_calls=bad_calls,
-            zero_outputs=tuple(dict.fromkeys(zero_outputs)),
-            called=frozenset(trace.called) if trace is not None else frozenset(),
-            updates=tuple(updates),
-            optimizers=self.optimizers,
-            amp_dtype=trace.amp[1] if trace is not None and trace.amp is not None else "",
-            root_site=self.root_site,
-            examined=self.examined,
-            calls=tuple(self.calls),
-            growths=growths,
-            backwards=self.backwards,
-            loss_dtype=self.loss_dtype,
-            loss_factor=self.loss_factor,
-            new_scaler=self.new_scaler,
-            scale_given=self.scale_given,
-            scale_static=self.scale_static,
-        )
+            record.outputs, record.output_grads = _outputs(trace, values, histograms)
+            record.bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, record.weights))
+            record.growths = tuple(growths_of(trace.calls, values))
+            zeros = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, record.weights))
+            record.zero_outputs = tuple(dict.fromkeys(zeros))
+            record.called = frozenset(trace.called)
+            record.amp_dtype = trace.amp[1] if trace.amp is not None else ""
+        return record
 
     def _gradients(self) -> SiteTable | None:
         if not self.reads:

@@ -137,7 +137,7 @@ class Examiner:
     def _called(self, module: nn.Module, _: Any) -> None:
         """A forward pass after the step: an evaluation, or the user's block is over and nobody said so."""
         capture = self._recorder.capture
-        over = capture is None or capture.ended or (capture.stepped and not torch.is_grad_enabled())
+        over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:
             self._recorder.when_cleared()
 

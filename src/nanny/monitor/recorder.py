@@ -16,12 +16,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..core.step import StepRecord
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
 from ..watch.names import parts_of, root_name
 from ..watch.tensors import short_dtype
-from .autopsy import examine, singular_operation
+from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
 from .loss_facts import copied, factor_of
 from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
@@ -120,7 +121,7 @@ class Recorder:
 
     @guarded
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
-        self.capture = StepCapture(step, traced, started=time.perf_counter(), examined=examined)
+        self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
         self.stepped_late = False
         self._scaled = self._probe = None
         if traced:
@@ -151,14 +152,15 @@ class Recorder:
             return None
         if capture.trace is not None:
             capture.trace.close()
-        if capture.traced or capture.skipped_known:
+        record = capture.record
+        if record.traced or record.skipped:
             self._measure_buffers(capture)
-        if capture.traced or capture.examined:
-            capture.optimizers = tuple(
+        if record.traced or record.examined:
+            record.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
-        capture.root_site, capture.graph = self.root_site, None
-        capture.seconds = time.perf_counter() - capture.started
+        record.root_site, capture.graph = self.root_site, None
+        record.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
 
@@ -211,7 +213,7 @@ class Recorder:
         for found in groups.values():
             grads = [g for _, g in found]
             sites = [(name, short_dtype(g.dtype), tuple(g.shape)) for name, g in found]
-            if capture.traced:
+            if capture.record.traced:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
                 for g in grads:
                     rows.add(g, histogram=True)
@@ -227,8 +229,8 @@ class Recorder:
                 )
             one.bad = {i: count_nonfinite(grads[i]) for i in bad}
             capture.reads.append(one)
-            if bad and capture.graph is not None and capture.autopsy is None:
-                capture.singular = singular_operation(capture.graph, self.parameters)
+            if bad and capture.graph is not None and capture.record.autopsy is None:
+                capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
 
     # events
@@ -254,21 +256,21 @@ class Recorder:
             loss = self._scaled[1] if scaled and self._scaled is not None else copied(root)
             capture.losses.append(loss)
             capture.backward_scaled = capture.backward_scaled or scaled
-            capture.loss_dtype = short_dtype(root.dtype if not scaled else self._scaled_from or root.dtype)
-            capture.loss_factor = None if scaled else factor_of(root)
+            capture.record.loss_dtype = short_dtype(root.dtype if not scaled else self._scaled_from or root.dtype)
+            capture.record.loss_factor = None if scaled else factor_of(root)
         if (
             not capture.packed
-            and capture.autopsy is None
+            and capture.record.autopsy is None
             and transfer.reads_freely(root.device)
             and not bool(root.isfinite().all())
         ):
-            capture.autopsy = examine(root, self.parameters)
+            capture.record.autopsy = first_nonfinite(root, self.parameters)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
                 if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
-                    capture.stale.append(name)
-        capture.backwards += 1
+                    capture.record.stale += (name,)
+        capture.record.backwards += 1
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
@@ -295,8 +297,8 @@ class Recorder:
             return
         scaled = capture.backward_scaled and not any(id(p) in capture.unscaled for p in mine)
         self._note("clip")
-        capture.clipped = max_norm
-        capture.clipped_scaled = capture.clipped_scaled or scaled
+        capture.record.clipped = max_norm
+        capture.record.clipped_scaled |= scaled
         self._read_gradients(mine, capture.scale if scaled else None)
 
     @guarded
@@ -312,7 +314,7 @@ class Recorder:
         self._note_optimizer(optimizer)
         if scaler._scale is not None and capture.scale is None:
             capture.scale = scaler._scale.detach().clone()
-        capture.growth_interval = scaler.get_growth_interval()
+        capture.record.growth_interval = scaler.get_growth_interval()
         capture.ran = False
         if getattr(optimizer, "_step_supports_amp_scaling", False) and id(mine[0]) not in capture.unscaled:
             self._read_gradients(mine, capture.scale)  # a fused optimizer unscales inside its kernel
@@ -327,14 +329,14 @@ class Recorder:
             found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
             capture.found_inf.extend(t.detach().clone() for t in cast(Mapping[Any, Tensor], found).values())
         elif not capture.ran:
-            capture.skipped_known = True
+            capture.record.skipped = True
 
     @guarded
     def after_scaler_update(self, scaler: GradScaler, given: bool) -> None:
         self._note("update")
         if self.capture is not None and scaler._scale is not None:
             self.capture.scale_after = scaler._scale.detach().clone()
-            self.capture.scale_given = self.capture.scale_given or given
+            self.capture.record.scale_given |= given
 
     @guarded
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
@@ -348,7 +350,7 @@ class Recorder:
         capture.ran = True
         if not has_closure:
             self._read_gradients(mine, None)
-        if (capture.traced or capture.examined) and not has_closure:
+        if (capture.record.traced or capture.record.examined) and not has_closure:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -369,22 +371,22 @@ class Recorder:
         self._note("zero_grad")
 
     def _note(self, call: str) -> None:
-        if self.capture is not None and len(self.capture.calls) < MOST_CALLS_NOTED:
-            self.capture.calls.append(call)
+        if self.capture is not None and len(self.capture.record.calls) < MOST_CALLS_NOTED:
+            self.capture.record.calls += (call,)
 
     def _note_scaler(self, scaler: GradScaler) -> None:
         if self.capture is None:
             return
         if scaler not in self._scalers:
             self._scalers.add(scaler)
-            self.capture.new_scaler = True
-        self.capture.scale_static = scaler.get_backoff_factor() >= 1.0
+            self.capture.record.new_scaler = True
+        self.capture.record.scale_static = scaler.get_backoff_factor() >= 1.0
 
     def _note_optimizer(self, optimizer: Optimizer) -> None:
         assert self.capture is not None
         self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
-        self.capture.stepped = True
+        self.capture.record.stepped = True
         self.capture.repeated = self.capture.repeated or (self.capture.ran and id(optimizer) in self.capture.stepped_by)
         self.capture.stepped_by.add(id(optimizer))
         if optimizer.param_groups:
-            self.capture.lr = lr_of(optimizer.param_groups[0])
+            self.capture.record.lr = lr_of(optimizer.param_groups[0])

@@ -15,7 +15,8 @@ from ..core.examination import Examination
 from ..core.finding import Finding
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site, SiteTable, StepRecord, Update
-from ..diagnose.evidence import RunFacts, step_scalars
+from ..diagnose.evidence import RunFacts
+from ..diagnose.history import step_scalars
 from ..store.writer import RunWriter
 
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error

@@ -1,16 +1,17 @@
-"""The rules of the monitor: each is one generator that takes a step and the run so far, and yields what it saw."""
+"""The rules of the monitor: each is one generator in `rules/` that takes a step and the run so far, and yields what it saw."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.finding import Finding, Severity
-from ..core.registry import import_all, paragraph
+from ..core.registry import Entry, Registry
 from ..core.step import StepRecord
-from .culprit import modules_between
-from .history import RunHistory
+from ..diagnose.first_nonfinite import modules_between
+from ..diagnose.history import RunHistory
+from ..diagnose.knowledge import remedy_of
 
 
 @dataclass(frozen=True)
@@ -26,60 +27,37 @@ class Seen:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class Rule:
-    code: str
-    severity: Severity
-    function: Callable[[StepRecord, RunHistory], Iterator[Seen]]
-
-    @property
-    def doc(self) -> str:
-        return self.function.__doc__ or ""
-
-    @property
-    def hint(self) -> str:
-        """The `Fix:` paragraph of the docstring, on one line."""
-        return paragraph(self.doc, "Fix")
+_rules = Registry("nanny.monitor.rules")
 
 
-_RULES: dict[str, Rule] = {}
+def rule(code: str, severity: Severity, cause: str = "") -> Any:
+    """`cause`: the one that the finding proves by itself; what to change stands on its page."""
+    return _rules.enter(code, severity=severity, fix=remedy_of(cause))
 
 
-def rule(code: str, severity: Severity) -> Callable[[Any], Any]:
-    def register(function: Any) -> Any:
-        _RULES[code] = Rule(code, severity, function)
-        return function
-
-    return register
+def all_rules() -> dict[str, Entry]:
+    """Every rule by code."""
+    return _rules.entries()
 
 
-def all_rules() -> dict[str, Rule]:
-    """Every rule in `judge/rules`, by code."""
-    from . import rules
-
-    import_all(rules)
-    return _RULES
-
-
-def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Rule]) -> list[Finding]:
+def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) -> list[Finding]:
     """All findings of one step, the worst first. The history is updated afterwards, so rules compare with what was before."""
     if step.autopsy is not None:
         step = replace(step, between=modules_between(run.last_trace, step.autopsy.after))
-    found = []
-    for one in rules.values():
-        for seen in one.function(step, run):
-            found.append(
-                Finding(
-                    code=one.code,
-                    severity=seen.severity or one.severity,
-                    message=seen.message,
-                    hint=seen.hint or one.hint,
-                    site=seen.site,
-                    step=step.step,
-                    value=seen.value,
-                    limit=seen.limit,
-                    evidence=seen.evidence,
-                )
-            )
+    found = [
+        Finding(
+            code=one.code,
+            severity=seen.severity or one.severity,
+            message=seen.message,
+            hint=seen.hint or one.hint,
+            site=seen.site,
+            step=step.step,
+            value=seen.value,
+            limit=seen.limit,
+            evidence=seen.evidence,
+        )
+        for one in rules.values()
+        for seen in one.function(step, run)
+    ]
     run.add(step)
     return sorted(found, key=lambda f: -f.severity)

@@ -9,7 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ..core.finding import Finding
 from ..core.step import StepRecord
-from .history import RunHistory
+from ..diagnose.history import RunHistory
 from .live_log import LiveLog
 from .registry import all_rules, judge_step
 from .watch import disabled

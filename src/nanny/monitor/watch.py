@@ -36,9 +36,10 @@ from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, NannyWarning, Severity
 from ..core.limits import Limits
 from ..core.step import StepRecord
-from ..diagnose.evidence import Evidence, Gathering, looks_wrong
+from ..diagnose.choose import diagnoses_of
+from ..diagnose.evidence import Evidence
+from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
-from ..diagnose.registry import diagnoses_of
 from ..diagnose.text import diagnosis_lines
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
@@ -47,7 +48,6 @@ from .capture import StepCapture
 from .culprit import first_culprit
 from .dump import save_suspect
 from .examiner import Examiner
-from .history import RunHistory
 from .live_log import LiveLog, closing_lines
 from .process import run_info
 from .recorder import Recorder
@@ -63,6 +63,11 @@ EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, 
 
 def should_trace(step: int, every: int, dense_until: int) -> bool:
     return step < dense_until or step % every == 0
+
+
+def looks_wrong(found: Sequence[Finding]) -> bool:
+    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not."""
+    return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
 def disabled() -> bool:
@@ -108,7 +113,6 @@ class MixedPrecisionNanny:
         self._pid = os.getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
-        self._gathering = Gathering(limits)
         self._recorder = Recorder(self._failed, self._suspect)
         self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
         self._recorder.when_cleared = self._close_examination
@@ -147,7 +151,6 @@ class MixedPrecisionNanny:
             prefix += "."
         self._recorder.guard(self._recorder.add_model)(model, prefix)
         self._history.bad_buffers |= self._recorder.nonfinite_buffers()
-        self._gathering.masks = self._history.bad_buffers
         if self._recorder.compiled and self._live is not None and not prefix:
             self._live.say("nanny: part of the model is compiled: its inner outputs are not traced, gradients are as usual")
 
@@ -172,7 +175,7 @@ class MixedPrecisionNanny:
             self._recorder.close()
         self._recorder.guard(self._finish)()
         self._recorder.guard(self._begin)(int(step))
-        if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.examined:
+        if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.record.examined:
             self._recorder.guard(self._examiner.open)(self._step)
 
     def _begin(self, step: int) -> None:
@@ -197,7 +200,7 @@ class MixedPrecisionNanny:
             self._recorder.end()
             if self._recorder.off:
                 self._recorder.close()
-            if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.stepped):
+            if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.record.stepped):
                 self._close_examination()
             self._ended = time.perf_counter()
 
@@ -217,7 +220,7 @@ class MixedPrecisionNanny:
                 raise
             self._examiner.off_because = f"{type(error).__name__}: {error}"
             return
-        self._gathering.add_examination(examination)
+        self._history.add_examination(examination)
         if self._recording is not None:
             self._recording.add_examination(examination)
 
@@ -239,16 +242,15 @@ class MixedPrecisionNanny:
         if capture is not None:
             self._waiting.append(capture)
         while self._waiting and (wait or self._waiting[0].ready()):
-            self._judge(self._waiting.popleft().record())
+            self._judge(self._waiting.popleft().finished())
 
     def _judge(self, step: StepRecord) -> None:
         found = judge_step(step, self._history, self._rules)
-        self._gathering.add(step)
         wrong = any(f.severity is Severity.ERROR for f in found)
         if self._recording is not None:
             self._recording.add_step(step, urgent=wrong)
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
-                self._recording.set_facts(self._gathering.facts)
+                self._recording.set_facts(self._history.facts)
         if self._examiner is not None:
             if not step.examined and not step.traced and step.seconds is not None:
                 self._examiner.plain_step(step.seconds)
@@ -266,7 +268,7 @@ class MixedPrecisionNanny:
         """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
         self._tries += 1
         best = next(iter(self.diagnoses()), None)
-        if best is not None and not best.early and (best.where or not best.culprit.startswith("op:")):
+        if best is not None and not best.early and (best.where or not best.is_bare_operation):
             self._told = best
             self._say(best)
 
@@ -282,7 +284,7 @@ class MixedPrecisionNanny:
 
     def evidence(self) -> Evidence:
         """What was gathered so far, as `diagnose` reads it."""
-        return self._gathering.evidence(self.findings) if self.enabled else Gathering().evidence(())
+        return self._history.evidence(self.findings) if self.enabled else RunHistory().evidence(())
 
     def diagnoses(self) -> list[Diagnosis]:
         """The root causes of what was seen so far, best first; nothing on a healthy run."""
@@ -366,7 +368,7 @@ class MixedPrecisionNanny:
         self._recorder.guard(self._finish)(wait=True)
         self._recorder.close()
         if self._recording is not None:
-            self._recording.set_facts(self._gathering.facts)
+            self._recording.set_facts(self._history.facts)
             self._recording.close(
                 status,
                 cost_percent=round(cost, 3),
@@ -384,7 +386,7 @@ class MixedPrecisionNanny:
         counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
-        count = len(self._gathering.examinations)
+        count = len(self._history.examinations)
         examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
         best = self._best_diagnosis()
         if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):

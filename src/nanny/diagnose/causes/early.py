@@ -1,4 +1,4 @@
-"""Trends that foresee trouble while nothing is lost yet, under the name of the cause they lead to."""
+"""Trends that foresee trouble while nothing is lost yet; the causes they lead to tell them as early warnings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...core.formats import FP16
-from ..accounts import number
-from ..registry import POSSIBLE, Suspicion, cause
+from ..describe import number
+from ..records import Diagnosis
+from ..registry import POSSIBLE
 from ..signs import Signs
 
 
@@ -32,14 +33,8 @@ def crossing(points: Sequence[tuple[int, float]], limit: float, fewest: int, fit
     return math.ceil(step) if steps[-1] < step <= steps[-1] + seen else None
 
 
-@cause("activation_overflow_fp16_ahead", "overflow")
-def headroom_falls(signs: Signs) -> Iterator[Suspicion]:
-    """A layer's fp16 output grows steadily towards 65,504.
-
-    Fix: while the run is still healthy: compute this layer in FP32 or BF16, or normalise what goes in.
-
-    Confirm: `nanny layer SITE` shows its largest value over the steps.
-    """
+def headroom_falls(signs: Signs) -> Iterator[Diagnosis]:
+    """A layer's fp16 output grows steadily towards 65,504."""
     reach = signs.facts.reach
     if not reach or signs.harmed or signs.amp_dtype != "float16":
         return
@@ -51,9 +46,9 @@ def headroom_falls(signs: Signs) -> Iterator[Suspicion]:
     step = crossing(points, FP16.max, int(limits.trend_points), limits.trend_fit)
     if step is None:
         return
-    yield Suspicion(
+    yield Diagnosis(
         culprit=site,
-        score=POSSIBLE,
+        confidence=POSSIBLE,
         evidence=(
             f"its largest value rose from {number(points[0][1])} at step {points[0][0]} to {number(points[-1][1])} at step "
             f"{points[-1][0]}, fp16 ends at {number(FP16.max)}",
@@ -66,14 +61,8 @@ def headroom_falls(signs: Signs) -> Iterator[Suspicion]:
     )
 
 
-@cause("attention_logit_overflow_fp16_ahead", "overflow")
-def attention_logits_grow(signs: Signs) -> Iterator[Suspicion]:
-    """Attention logits grow steadily towards the end of fp16.
-
-    Fix: normalise q and k, scale by 1/sqrt(d), or lower the learning rate of the projections, while the run is healthy.
-
-    Confirm: the largest logit doubles again over the next steps.
-    """
+def attention_logits_grow(signs: Signs) -> Iterator[Diagnosis]:
+    """Attention logits grow steadily towards the end of fp16."""
     if signs.harmed or signs.amp_dtype != "float16":
         return
     points: dict[str, list[tuple[int, float]]] = {}
@@ -85,9 +74,9 @@ def attention_logits_grow(signs: Signs) -> Iterator[Suspicion]:
             continue
         step = crossing(known, FP16.max, int(signs.limits.trend_points), signs.limits.trend_fit)
         if step is not None:
-            yield Suspicion(
+            yield Diagnosis(
                 culprit=site,
-                score=POSSIBLE,
+                confidence=POSSIBLE,
                 evidence=(
                     f"its largest logit rose from {number(known[0][1])} to {number(known[-1][1])}",
                     f"at this pace it passes {number(FP16.max)} around step {step}",

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..accounts import by_break, by_hazard, number
-from ..breaks import Break
-from ..producers import cause_of
-from ..registry import CERTAIN, LIKELY, POSSIBLE, Suspicion, cause
+from ...core.examination import FirstBad
+from ...core.ops import LOSS_OPS
+from ..choose import first_bad_cause
+from ..describe import by_first_bad, by_hazard, number
+from ..records import Diagnosis
+from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
 
 
-@cause("lr_too_high", "not_precision", precision=False)
-def lr_too_high(signs: Signs) -> Iterator[Suspicion]:
+@cause("lr_too_high", family="not_precision", precision=False)
+def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
     """Loss and gradients grow from step to step: the steps are too long, in any precision.
-
-    Fix: lower the learning rate (by 3 to 10), warm up, clip the gradients.
 
     Confirm: run the same steps in FP32: the loss grows as well; with a tenth of the learning rate it does not.
     """
@@ -26,11 +26,11 @@ def lr_too_high(signs: Signs) -> Iterator[Suspicion]:
         return
     _, rates = signs.evidence.curve("lr")
     ratio = float(np.nanmax(signs.evidence.curve("update_ratio")[1], initial=0.0))
-    at = signs.break_
+    at = signs.first_bad
     twin = signs.twin_agrees(away.step)
-    yield Suspicion(
+    yield Diagnosis(
         culprit="optimizer.lr",
-        score=LIKELY + (0.12 if twin else 0.05),
+        confidence=LIKELY,
         evidence=tuple(
             t for t in (
                 f"{away.name} grows from {number(away.low)} at step {away.start} to {number(away.high)} at step {away.step}",
@@ -46,37 +46,33 @@ def lr_too_high(signs: Signs) -> Iterator[Suspicion]:
     )  # fmt: skip
 
 
-@cause("exploding_recurrence", "not_precision", precision=False)
-def exploding_recurrence(signs: Signs) -> Iterator[Suspicion]:
+@cause("exploding_recurrence", family="not_precision", precision=False)
+def exploding_recurrence(signs: Signs) -> Iterator[Diagnosis]:
     """Activations or gradients grow by a factor in every layer or time step, before any training.
-
-    Fix: orthogonal or smaller initialisation, gates or norms, fewer unrolled steps; clip the gradients.
 
     Confirm: print the norm after every time step (or layer) in FP32: it grows geometrically.
     """
     growth = signs.growth
     if growth is None or not (signs.harmed or signs.exploded_at_once or signs.runaway is not None):
         return
-    at = signs.break_
-    yield Suspicion(
+    at, step = signs.first_bad, signs.facts.first_steps.get("growths")
+    yield Diagnosis(
         culprit=growth.site,
-        score=CERTAIN,
+        confidence=CERTAIN,
         evidence=(
-            f"step {signs.facts.growths_step}: {growth.direction} over {growth.calls} {growth.unit} from `{growth.site}` on the "
+            f"step {step}: {growth.direction} over {growth.calls} {growth.unit} from `{growth.site}` on the "
             f"norm grows {growth.factor:.2g} times, {growth.each:.2f} each",
             *((f"it passes the range at `{at.culprit}`",) if at is not None else ()),
         ),
         chain=(f"gain above 1 in `{growth.site}`", "geometric growth", "overflow or an exploding gradient"),
-        step=signs.facts.growths_step,
+        step=step,
         precision_caused=False,
     )
 
 
-@cause("dead_relu", "not_precision", precision=False)
-def dead_relu(signs: Signs) -> Iterator[Suspicion]:
+@cause("dead_relu", family="not_precision", precision=False)
+def dead_relu(signs: Signs) -> Iterator[Diagnosis]:
     """Units that are never active: their gradients are exactly zero, in FP32 too.
-
-    Fix: initialise again (bias 0), lower the learning rate, use LeakyReLU or GELU.
 
     Confirm: the inputs of the activation are negative for the whole batch, in FP32 too.
     """
@@ -87,9 +83,9 @@ def dead_relu(signs: Signs) -> Iterator[Suspicion]:
     site, share, exams = off
     if share < signs.limits.dead_units_error and (share < signs.limits.dead_units_warn or signs.learns):
         return
-    yield Suspicion(
+    yield Diagnosis(
         culprit=site,
-        score=CERTAIN if share >= signs.limits.dead_units_error else LIKELY,
+        confidence=CERTAIN if share >= signs.limits.dead_units_error else LIKELY,
         evidence=(
             f"{share:.0%} of the units of `{site}` are off for the whole batch, in all of {exams} examined steps",
             *_no_gradient(signs),
@@ -106,69 +102,59 @@ def _no_gradient(signs: Signs) -> Iterator[str]:
         yield f"{len(names)} gradients have been exactly 0 at every step, first `{names[0]}`; FP32 gives the same"
 
 
-@cause("data_nan", "not_precision", precision=False)
-def data_nan(signs: Signs) -> Iterator[Suspicion]:
+@cause("data_nan", family="not_precision", precision=False)
+def data_nan(signs: Signs) -> Iterator[Diagnosis]:
     """The batch itself holds NaN or infinities.
-
-    Fix: check the loader with `torch.isfinite(x).all()`, log the index of the batch, drop or repair the sample.
 
     Confirm: look at the batch of this step.
     """
-    at = signs.break_
-    bad_input = next(((e, v) for e, v in signs.fact("nonfinite_inputs") if v), None)
-    if at is not None and at.from_data and (at.nan or at.dtype != "float16"):
-        yield by_break(signs, at, CERTAIN + 0.03, culprit=_which_data(signs, at.step) or "data:input")
-    elif at is not None and cause_of(at, signs) == "data_nan":
-        yield by_break(signs, at, CERTAIN + 0.03)
-    elif bad_input is not None and (at is None or at.step >= bad_input[0].step):
-        exam, names = bad_input
-        yield Suspicion(
-            culprit="data:input", score=CERTAIN + 0.02, evidence=(f"step {exam.step}: non-finite values in the batch: {names}",),
-            step=exam.step, precision_caused=False, chain=("batch with NaN or inf", "loss and gradients bad"),
-        )  # fmt: skip
+    at = signs.first_bad
+    if at is None:
+        return
+    if at.from_data and (at.nan or at.dtype != "float16"):
+        yield by_first_bad(signs, at, CERTAIN, culprit=_which_data(signs, at.step) or "data:input")
+    elif first_bad_cause(at, signs) == "data_nan":
+        yield by_first_bad(signs, at, CERTAIN)
 
 
 def _which_data(signs: Signs, step: int) -> str:
     """The target, if every module put out finite numbers and only the loss is bad."""
     incident = next((i for i in signs.facts.incidents if i.step == step), None)
-    if incident is None or incident.calls:
+    if incident is None or incident.bad_calls:
         return ""
     op = incident.autopsy.op if incident.autopsy is not None else ""
-    return "data:target" if "loss" in op or "cross_entropy" in op else ""
+    return "data:target" if op in LOSS_OPS else ""
 
 
-@cause("singular_gradient", "not_precision", precision=False)
-def singular_gradient(signs: Signs) -> Iterator[Suspicion]:
+@cause("singular_gradient", family="not_precision", precision=False)
+def singular_gradient(signs: Signs) -> Iterator[Diagnosis]:
     """A derivative is taken where it does not exist: sqrt or norm at 0, a power, an angle at 1.
-
-    Fix: put an eps inside the root, use the library's norm, or keep the argument away from the singular point.
 
     Confirm: the same step in FP32 gives NaN in backward at the same operation.
     """
-    at = signs.break_
-    if at is None or at.phase != "backward":
+    at = signs.first_bad
+    if at is None or at.place.phase != "backward":
         return
     if at.in_reference is True:
-        yield by_break(signs, at, CERTAIN, culprit=_forward_name(signs, at))
+        yield by_first_bad(signs, at, CERTAIN, culprit=_forward_name(signs, at))
         return
     scales = signs.evidence.curve("scale")[1]
     at_any_scale = len(scales) and float(np.min(scales)) <= 1 and signs.skips[2] > 0
     if at.source != "examination" and at.nan and (at_any_scale or not len(scales)):
-        yield by_break(signs, at, POSSIBLE, "gradients are NaN at any loss scale while forward and loss are finite")
+        yield by_first_bad(signs, at, POSSIBLE, "gradients are NaN at any loss scale while forward and loss are finite")
 
 
-def _forward_name(signs: Signs, at: Break) -> str:
+def _forward_name(signs: Signs, at: FirstBad) -> str:
     """`sqrt`, not the division that its derivative is: as the user has written it."""
     incident = next((i for i in signs.facts.incidents if i.step == at.step and i.singular is not None), None)
-    named = at.culprit.startswith("op:") and incident is not None and incident.singular is not None
-    return f"op:{incident.singular.op}" if named and incident is not None and incident.singular is not None else ""
+    if at.place.site or incident is None or incident.singular is None:
+        return ""
+    return f"op:{incident.singular.op}"
 
 
-@cause("vanishing_architecture", "not_precision", precision=False)
-def vanishing_architecture(signs: Signs) -> Iterator[Suspicion]:
+@cause("vanishing_architecture", family="not_precision", precision=False)
+def vanishing_architecture(signs: Signs) -> Iterator[Diagnosis]:
     """Gradients fade layer by layer on the way back, in FP32 too.
-
-    Fix: residual connections, normalisation, another activation than sigmoid or tanh, better initialisation.
 
     Confirm: compare the gradient norms of the first and the last layer in FP32: many orders apart.
     """
@@ -177,9 +163,9 @@ def vanishing_architecture(signs: Signs) -> Iterator[Suspicion]:
         yield from _fades_in_time(signs)
         return
     name, ratio, norm, top, reference = fade
-    yield Suspicion(
+    yield Diagnosis(
         culprit=name.rpartition(".")[0] or name,
-        score=LIKELY + 0.1 if not signs.learns else POSSIBLE,
+        confidence=LIKELY if not signs.learns else POSSIBLE,
         evidence=(
             f"the gradient of `{name}` has an rms of {norm:.1e}, that of the last layer {top:.1e}: {ratio:.1e} of it",
             "FP32 gives the same" if reference else "not compared with FP32",
@@ -190,29 +176,28 @@ def vanishing_architecture(signs: Signs) -> Iterator[Suspicion]:
     )
 
 
-def _fades_in_time(signs: Signs) -> Iterator[Suspicion]:
+def _fades_in_time(signs: Signs) -> Iterator[Diagnosis]:
     fading = signs.fading_in_time
     if fading is None or signs.learns or signs.harmed:
         return
-    yield Suspicion(
+    step = signs.facts.first_steps.get("growths")
+    yield Diagnosis(
         culprit=fading.site,
-        score=LIKELY + 0.1,
+        confidence=LIKELY,
         evidence=(
-            f"step {signs.facts.growths_step}: over {fading.calls} calls of `{fading.site}` the gradient shrinks to "
+            f"step {step}: over {fading.calls} calls of `{fading.site}` the gradient shrinks to "
             f"{fading.factor:.1e} of itself on the way back, {fading.each:.2f} each",
             "the loss does not fall",
         ),
         chain=("derivatives below 1 at every call", "the product vanishes", "what came early is never learned"),
-        step=signs.facts.growths_step,
+        step=step,
         precision_caused=False,
     )
 
 
-@cause("attention_entropy_collapse", "not_precision", precision=False)
-def attention_entropy_collapse(signs: Signs) -> Iterator[Suspicion]:
+@cause("attention_entropy_collapse", family="not_precision", precision=False)
+def attention_entropy_collapse(signs: Signs) -> Iterator[Diagnosis]:
     """Attention logits are so large that every query sees one key only; no gradient flows through the softmax.
-
-    Fix: scale the scores by 1/sqrt(d), normalise q and k, lower the learning rate of the projections.
 
     Confirm: the normalised entropy of the attention is near 0 in FP32 too.
     """
@@ -220,9 +205,9 @@ def attention_entropy_collapse(signs: Signs) -> Iterator[Suspicion]:
     if collapsed is None or signs.harmed:
         return
     site, entropy, largest, exams = collapsed
-    yield Suspicion(
+    yield Diagnosis(
         culprit=site,
-        score=CERTAIN + 0.01 if not signs.learns else LIKELY + 0.1,
+        confidence=CERTAIN if not signs.learns else LIKELY,
         evidence=(
             f"the attention of `{site}` has an entropy of {entropy:.2g} (1 uniform, 0 one-hot), in {exams} examined steps",
             f"its logits reach {number(largest)}; from about 50 on the softmax is one-hot",

@@ -7,28 +7,27 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.formats import format_of
-from ..registry import CERTAIN, LIKELY, POSSIBLE, Suspicion, cause
+from ..records import Diagnosis
+from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
 
 
-@cause("adam_eps_underflow_fp16", "optimizer")
-def adam_eps_underflow(signs: Signs) -> Iterator[Suspicion]:
+@cause("adam_eps_underflow_fp16", family="optimizer")
+def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
     """Adam works in fp16: eps and small second moments are 0, and the step divides by zero.
-
-    Fix: keep parameters and optimizer state in FP32 (autocast does), or set eps to 1e-4 and expect little.
 
     Confirm: after the first step parameters are inf or NaN although every gradient was finite.
     """
-    for state in signs.facts.optimizers:
+    for state in signs.facts.latest.optimizers:
         dtype = state.state_dtype or state.param_dtype
         if state.eps is None or state.fused or dtype != "float16" or state.eps > format_of(dtype).flush_at:
             continue
         incident = next((i for i in signs.facts.incidents if not i.skipped), None)
         if incident is None:
             continue
-        yield Suspicion(
+        yield Diagnosis(
             culprit="optimizer.eps",
-            score=CERTAIN + 0.03 if incident.step <= 2 else LIKELY,
+            confidence=CERTAIN if incident.step <= 2 else LIKELY,
             evidence=(
                 f"{state.name} keeps its state in float16, where eps={state.eps:g} is 0",
                 f"step {incident.step}: loss or gradients are not finite; the steps before were",
@@ -39,23 +38,21 @@ def adam_eps_underflow(signs: Signs) -> Iterator[Suspicion]:
         )
 
 
-@cause("adam_eps_dominates", "optimizer", precision=False)
-def adam_eps_dominates(signs: Signs) -> Iterator[Suspicion]:
+@cause("adam_eps_dominates", family="optimizer", precision=False)
+def adam_eps_dominates(signs: Signs) -> Iterator[Diagnosis]:
     """Adam's eps is larger than the gradients it divides by, so the steps shrink with them.
-
-    Fix: lower eps below a tenth of the gradients' size, or multiply the loss (sum instead of mean). Precision is not the reason.
 
     Confirm: set eps to 1e-15 for a few steps: the loss starts to move.
     """
-    for state in signs.facts.optimizers:
+    for state in signs.facts.latest.optimizers:
         ratio = state.eps_ratio
         if ratio is None or ratio >= signs.limits.eps_dominates_error or signs.facts.bad_steps:
             continue
         if signs.converged:
             continue
-        yield Suspicion(
+        yield Diagnosis(
             culprit="optimizer.eps",
-            score=LIKELY + 0.1 if not signs.learns else POSSIBLE,
+            confidence=LIKELY if not signs.learns else POSSIBLE,
             evidence=(
                 f"half of the values of sqrt(v) are below {ratio:.2g} times eps={state.eps:g}",
                 f"so a step is about {ratio / (1 + ratio):.1%} of what the learning rate says",
@@ -66,11 +63,9 @@ def adam_eps_dominates(signs: Signs) -> Iterator[Suspicion]:
         )
 
 
-@cause("optimizer_v_lag", "optimizer", precision=False)
-def optimizer_v_lag(signs: Signs) -> Iterator[Suspicion]:
+@cause("optimizer_v_lag", family="optimizer", precision=False)
+def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
     """The second moment has forgotten, or never seen, gradients this large: one step is many times too long.
-
-    Fix: lower beta2 to 0.95, clip the update (StableAdamW) or the gradients, warm up longer.
 
     Confirm: the rms of g / sqrt(v) of this parameter is above 2 one to eight steps before the loss rises.
     """
@@ -89,9 +84,9 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Suspicion]:
         usual, thrown = float(np.median(before[-8:])), float(np.median(after))
         rises = float(after.max()) > 1.5 * float(after[0])  # by the updates; a new task is only learnt away
         if rises and usual > 0 and thrown > signs.limits.loss_ratio * usual and thrown > 0.5 * began:
-            yield Suspicion(
+            yield Diagnosis(
                 culprit="optimizer",
-                score=LIKELY + 0.05,
+                confidence=LIKELY,
                 evidence=(
                     f"step {one.step}: the gradient of `{one.name}` is {one.ratio:.3g} times what its second moment expects",
                     f"the loss, {usual:.3g} before, is {thrown:.3g} when that is over; the run began with {began:.3g}",
@@ -103,31 +98,29 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Suspicion]:
             return
 
 
-@cause("weight_decay_lost", "optimizer")
-def weight_decay_lost(signs: Signs) -> Iterator[Suspicion]:
+@cause("weight_decay_lost", family="optimizer")
+def weight_decay_lost(signs: Signs) -> Iterator[Diagnosis]:
     """Weight decay multiplies 16-bit weights by a number that rounds to 1.
-
-    Fix: keep FP32 master weights, or add the decay to the update before it is rounded (stochastic rounding, Kahan).
 
     Confirm: p * (1 - lr * weight_decay) == p for every element.
     """
     facts = signs.facts
-    for state in facts.optimizers:
+    for state in facts.latest.optimizers:
         if not state.decoupled or not state.weight_decay or state.param_dtype not in ("bfloat16", "float16"):
             continue
         factor = state.lr * state.weight_decay
         half = format_of(state.param_dtype).unit_roundoff / 2
-        missing = factor * facts.optimizer_steps
+        missing = factor * facts.count("stepped")
         if not state.rounds_to_nearest or not 0 < factor < half or missing < signs.limits.decay_missing:
             continue
         moved = facts.lost_probes < facts.probes  # else the steps are lost altogether
         proved = any(True for _ in signs.hazards("weight_decay_lost"))
-        yield Suspicion(
+        yield Diagnosis(
             culprit="optimizer.weight_decay",
-            score=POSSIBLE if not moved else CERTAIN + 0.01 if proved else LIKELY + 0.08,
+            confidence=POSSIBLE if not moved else CERTAIN if proved else LIKELY,
             evidence=(
                 f"weights are {state.param_dtype}; lr * weight_decay = {factor:.2g} is below half a spacing ({half:.2g})",
-                f"over {facts.optimizer_steps} steps the weights should have shrunk by {missing:.1%}, and have not",
+                f"over {facts.count('stepped')} steps the weights should have shrunk by {missing:.1%}, and have not",
             ),
             chain=("1 - lr * weight_decay rounds to 1", "no decay at all", "weights grow where they should not"),
             step=facts.updates_step,

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.formats import format_of
-from ..accounts import by_hazard
-from ..registry import CERTAIN, LIKELY, POSSIBLE, Suspicion, cause
+from ..describe import by_hazard
+from ..records import Diagnosis
+from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
 
 
-@cause("bf16_update_lost", "update_stagnation")
-def update_lost(signs: Signs) -> Iterator[Suspicion]:
+@cause("bf16_update_lost", family="update_stagnation")
+def update_lost(signs: Signs) -> Iterator[Diagnosis]:
     """Weights are kept in 16 bits and most updates are below half a spacing: the steps do nothing.
-
-    Fix: keep FP32 master weights (leave the parameters in FP32 and use autocast), or use stochastic rounding or Kahan summation.
 
     Confirm: count the elements with a non-zero gradient that the step left bit-identical: more than half.
     """
@@ -23,16 +22,16 @@ def update_lost(signs: Signs) -> Iterator[Suspicion]:
     total = sum(u.count for u in narrow)
     if not total or facts.probes < 1 or facts.lost_probes <= facts.probes / 2:
         return
-    if not all(o.rounds_to_nearest for o in facts.optimizers):
+    if not all(o.rounds_to_nearest for o in facts.latest.optimizers):
         return
     share = sum(u.unchanged for u in narrow) / total
     if share <= signs.limits.unchanged_share_warn:
         return
     worst = max(narrow, key=lambda u: u.unchanged)
     spacing = 2 * format_of(worst.dtype).unit_roundoff
-    yield Suspicion(
+    yield Diagnosis(
         culprit=worst.name,
-        score=CERTAIN if share > signs.limits.unchanged_share_error else LIKELY + 0.1,
+        confidence=CERTAIN if share > signs.limits.unchanged_share_error else LIKELY,
         evidence=(
             f"step {facts.updates_step}: {share:.0%} of the {worst.dtype} weights with a gradient did not change",
             f"most in `{worst.name}`: update {worst.update_rms:.1e} (rms) on weights of {worst.weight_rms:.1e}, "
@@ -45,32 +44,29 @@ def update_lost(signs: Signs) -> Iterator[Suspicion]:
     )
 
 
-@cause("ema_stagnation", "update_stagnation")
-def ema_stagnation(signs: Signs) -> Iterator[Suspicion]:
+@cause("ema_stagnation", family="update_stagnation")
+def ema_stagnation(signs: Signs) -> Iterator[Diagnosis]:
     """A moving average decays more slowly than its format can express, and stands still.
-
-    Fix: keep the average in FP32, also if what it follows is in 16 bits.
 
     Confirm: the average is bit-identical over many steps while its target moves.
     """
     yield from by_hazard(signs, "ema_stagnation")
-    for state in signs.facts.optimizers:
+    for state in signs.facts.latest.optimizers:
         if state.beta2 is None or state.fused or not state.rounds_to_nearest or state.state_dtype not in ("bfloat16", "float16"):
             continue
         half = format_of(state.state_dtype).unit_roundoff / 2
-        if 1 - state.beta2 >= half or signs.facts.optimizer_steps < 3:
+        if 1 - state.beta2 >= half or signs.facts.count("stepped") < 3:
             continue
         lost = signs.facts.lost_probes > signs.facts.probes / 2
-        yield Suspicion(
+        yield Diagnosis(
             culprit="optimizer",
-            score=POSSIBLE if lost else LIKELY + 0.05,
+            confidence=POSSIBLE if lost else LIKELY,
             evidence=(
                 f"{state.name} keeps exp_avg_sq in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below {half:.2g}, "
                 "so v * beta2 rounds back to v",
-                f"after {signs.facts.optimizer_steps} steps the bias correction expects an average that was never formed",
+                f"after {signs.facts.count('stepped')} steps the bias correction expects an average that was never formed",
             ),
             chain=("v * beta2 == v", "the second moment never falls", "steps of the wrong size"),
             step=signs.facts.updates_step,
             precision_caused=True,
-            remedy="keep the optimizer state in FP32 (FP32 parameters under autocast), or lower beta2 (0.95 works in bf16)",
         )

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from ...core.examination import Examination, GradientError
 from ...core.formats import FP16
-from ..accounts import by_break, by_hazard
-from ..producers import cause_of
-from ..registry import CERTAIN, LIKELY, Suspicion, cause
+from ..choose import first_bad_cause
+from ..describe import by_first_bad, by_hazard
+from ..records import Diagnosis
+from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs
 
 _RANGE = FP16.min_subnormal / FP16.max  # what is smaller beside the largest, no loss scale can lift
@@ -37,7 +38,7 @@ def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None
     return best
 
 
-def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
+def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
     found = _lost(signs)
     if found is None or found[2] < signs.limits.lost_gradient_elements or signs.amp_dtype not in ("float16", ""):
         return
@@ -45,13 +46,13 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
     flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
     if flush is None and (exam.hazards or share <= 0.5):
         return  # zeros with another reason, or in a part that a healthy run can spare
-    if scaled != (exam.scale is not None and signs.facts.scaler_steps > 0):
+    if scaled != (exam.scale is not None and signs.facts.count("scale") > 0):
         return
     whole = [g for g in gone if g.norm == 0]
     worst = max(whole or gone, key=lambda g: g.reference_norm)
-    yield Suspicion(
+    yield Diagnosis(
         culprit="scaler.scale" if scaled else worst.name,
-        score=CERTAIN,
+        confidence=CERTAIN,
         evidence=(
             f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose over half of their size beside FP32",
             f"`{worst.name}`: {worst.zero_share:.0%} of its gradient is exactly 0, in FP32 {worst.reference_zero_share:.0%}; its "
@@ -66,56 +67,48 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Suspicion]:
     )
 
 
-@cause("grad_underflow_no_scaling", "underflow")
-def grad_underflow(signs: Signs) -> Iterator[Suspicion]:
+@cause("grad_underflow_no_scaling", family="underflow")
+def grad_underflow(signs: Signs) -> Iterator[Diagnosis]:
     """Gradients below 3e-8 become 0 in an fp16 backward pass without loss scaling.
-
-    Fix: use torch.amp.GradScaler, or BF16, whose range is that of FP32.
 
     Confirm: multiply the loss by 65536 for one step: the zeros disappear.
     """
     yield from _underflow(signs, scaled=False)
 
 
-@cause("loss_scale_too_low", "underflow")
-def loss_scale_too_low(signs: Signs) -> Iterator[Suspicion]:
+@cause("loss_scale_too_low", family="underflow")
+def loss_scale_too_low(signs: Signs) -> Iterator[Diagnosis]:
     """There is a GradScaler, but its scale is too small for these gradients.
-
-    Fix: raise init_scale (65536 is the default) or shorten growth_interval.
 
     Confirm: set the scale to 65536 for one step: the zeros disappear and nothing overflows.
     """
     yield from _underflow(signs, scaled=True)
 
 
-@cause("eps_underflow_fp16", "underflow")
-def eps_underflow(signs: Signs) -> Iterator[Suspicion]:
+@cause("eps_underflow_fp16", family="underflow")
+def eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
     """A protecting epsilon (1e-8, 1e-12) is 0 in fp16, so a division or logarithm meets 0.
-
-    Fix: compute this in FP32, or use an eps of at least 6.1e-5, inside the root.
 
     Confirm: torch.tensor(eps, dtype=torch.float16) is 0.
     """
-    at = signs.break_
+    at = signs.first_bad
     if at is not None:
-        if cause_of(at, signs) == "eps_underflow_fp16":
-            yield by_break(signs, at, CERTAIN if at.source == "examination" else LIKELY)
-        elif at.phase == "backward" and at.hint == "eps_underflow_fp16" and at.in_reference is False:
-            yield by_break(signs, at, CERTAIN)
+        if first_bad_cause(at, signs) == "eps_underflow_fp16":
+            yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+        elif at.place.phase == "backward" and at.hint == "eps_underflow_fp16" and at.in_reference is False:
+            yield by_first_bad(signs, at, CERTAIN)
     else:
         yield from by_hazard(signs, "eps_underflow_fp16")
 
 
-@cause("product_underflow_fp16", "underflow")
-def product_underflow(signs: Signs) -> Iterator[Suspicion]:
+@cause("product_underflow_fp16", family="underflow")
+def product_underflow(signs: Signs) -> Iterator[Diagnosis]:
     """A product of many factors below 1 is 0 in fp16, and its logarithm -inf.
-
-    Fix: add logarithms instead of multiplying, or multiply in FP32.
 
     Confirm: every factor is above 0, their product in fp16 is 0.
     """
-    at = signs.break_
+    at = signs.first_bad
     if at is not None and at.hint == "product_underflow_fp16":
-        yield by_break(signs, at, CERTAIN)
+        yield by_first_bad(signs, at, CERTAIN)
     elif at is None:
         yield from by_hazard(signs, "product_underflow_fp16")

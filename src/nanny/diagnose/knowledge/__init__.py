@@ -1,7 +1,8 @@
 """The knowledge base: one page per cause that a diagnosis may name, in English and Chinese, beside this file.
 
-A page begins with `# cause: one sentence` and `Family: ...` (Chinese: `类别: ...`); then come the same sections in the same
-order, two of them with a program: the one that fails, the repaired one.
+A page begins with `# cause: one sentence`, `Family: ...` and `Fix: ...` (Chinese: `类别: ...`, `修复: ...`): the remedy that a
+diagnosis, a hazard or a rule of the monitor shows stands there and nowhere else. Then come the same sections in the same order,
+two of them with a program: the one that fails, the repaired one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SECTIONS = {
 
 _HERE = Path(__file__).parent
 _HEAD = re.compile(r"# (?P<name>\w+): (?P<title>.+)\n+(?:Family|类别): *(?P<family>\w+)\n+")
+_FIX = re.compile(r"(?:Fix|修复): *(?P<text>.+?)\n\n", re.DOTALL)
 _CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -30,7 +32,8 @@ class CausePage:
     family: str
     title: str  # what happens, in one sentence
     text: str  # all of the page, in Markdown
-    body: str  # the sections
+    body: str  # the remedy and the sections
+    remedy: str  # what to change, on one line
 
     def sections(self) -> dict[str, str]:
         parts = re.split(r"^## (.+)$", self.body, flags=re.MULTILINE)
@@ -54,4 +57,14 @@ def _read(path: Path) -> CausePage:
     head = _HEAD.match(text)
     if head is None:
         raise ValueError(f"{path} does not begin with '# cause: sentence' and 'Family: ...'")
-    return CausePage(head["name"], head["family"], head["title"], text, text[head.end() :])
+    body = text[head.end() :]
+    fix = _FIX.match(body)
+    if fix is None:
+        raise ValueError(f"{path} has no paragraph 'Fix: ...' (修复: ...) behind its family")
+    return CausePage(head["name"], head["family"], head["title"], text, body, " ".join(fix["text"].split()))
+
+
+def remedy_of(cause: str, language: str = "en") -> str:
+    """What to change, as the page of the cause has it; "" for what has no page."""
+    page = causes(language).get(cause)
+    return page.remedy if page is not None else ""

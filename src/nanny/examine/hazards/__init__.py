@@ -1,35 +1,24 @@
-"""From the suspects of an examined step to hazards: what it is, what it did, why, and what to change. No torch.
+"""From the suspects of an examined step to hazards: what happened, with its numbers. No torch.
 
-A kind of hazard is one decorated function in this folder. It takes a suspect and the step, and returns a `Verdict` if the
-suspect is of its kind *and* did harm; the first kind that claims a suspect has it. Count is not consequence: what healthy nets
-do all the time (tails that flush, masks of -inf, near-ties) is claimed only if loss, gradients or state suffer.
+A kind of hazard is one decorated function in this folder. It takes a suspect and the step, and returns a hazard if the
+suspect is of its kind *and* did harm; the first kind that claims a suspect has it. Which cause a hazard speaks for is not
+decided here: its traits say what tells causes apart, and `diagnose.choose` reads them. Count is not consequence: what healthy
+nets do all the time (tails that flush, masks of -inf, near-ties) is claimed only if loss, gradients or state suffer.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.examination import Examination, Hazard
 from ...core.formats import FORMATS, Format, format_of
 from ...core.limits import Limits
-from ...core.registry import import_all
+from ...core.registry import Entry, Registry
+from ...diagnose.choose import with_cause
 from ..records import Suspect
-
-
-@dataclass(frozen=True)
-class Verdict:
-    message: str
-    cause: str = ""
-    remedy: str = ""
-    value: float | None = None
-    limit: float | None = None
-    consequence: float | None = None  # default: what the suspect put into the gradients
-    site: str | None = None  # a culprit that is no module: `optimizer`, `data:input`, a parameter
-    op: str | None = None  # the operation to name, if it is another one
 
 
 @dataclass(frozen=True)
@@ -68,67 +57,58 @@ class Step:
         return suspect.reference_absmax / self.scale < self.format_of(suspect).max
 
 
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    rank: int
-    claim: Callable[[Suspect, Step], Verdict | None]
-
-    @property
-    def title(self) -> str:
-        return (self.claim.__doc__ or "").strip().partition("\n")[0]
+kinds = Registry(__name__)
+hazard = kinds.enter  # `@hazard("overflow", rank=30)`: kinds of lower rank are asked first
 
 
-KINDS: dict[str, Kind] = {}
-
-
-def hazard(name: str, rank: int) -> Callable[[Any], Any]:
-    """Kinds of lower rank are asked first."""
-
-    def register(function: Any) -> Any:
-        KINDS[name] = Kind(name, rank, function)
-        return function
-
-    return register
-
-
-def all_kinds() -> list[Kind]:
-    import_all(sys.modules[__name__])
-    return sorted(KINDS.values(), key=lambda kind: kind.rank)
+def all_kinds() -> list[Entry]:
+    return list(kinds.entries().values())
 
 
 def judged(examination: Examination, limits: Limits | None = None) -> Examination:
     """The examination with its hazards, worst first; the suspects are spent."""
     step = Step(examination, limits or Limits())
-    kinds = all_kinds()
-    claimed = [found for suspect in examination.suspects if (found := _claimed(suspect, step, kinds)) is not None]
-    return replace(examination, hazards=tuple(_ranked(_merged(claimed))), suspects=())
+    claimed = [found for suspect in examination.suspects if (found := _claimed(suspect, step)) is not None]
+    return replace(examination, hazards=tuple(_ranked(_merged(map(with_cause, claimed)))), suspects=())
 
 
-def _claimed(suspect: Suspect, step: Step, kinds: Iterable[Kind]) -> Hazard | None:
-    for kind in kinds:
-        verdict = kind.claim(suspect, step)
-        if verdict is not None:
-            return _hazard(kind.name, suspect, verdict)
+def _claimed(suspect: Suspect, step: Step) -> Hazard | None:
+    for kind in all_kinds():
+        found: Hazard | None = kind.function(suspect, step)
+        if found is not None:
+            return replace(found, kind=kind.name)
     return None
 
 
-def _hazard(kind: str, suspect: Suspect, verdict: Verdict) -> Hazard:
-    consequence = suspect.consequence if verdict.consequence is None else verdict.consequence
+def hazard_of(
+    suspect: Suspect,
+    message: str,
+    *traits: str,
+    value: float | None = None,
+    limit: float | None = None,
+    consequence: float | None = None,
+    site: str | None = None,
+    op: str | None = None,
+) -> Hazard:
+    """What a kind claims of a suspect; empty traits are left out.
+
+    `consequence`: if not what the suspect put into the gradients. `site`: a culprit that is no module (`optimizer`,
+    `data:input`, a parameter). `op`: the operation to name, if it is another one.
+    """
+    harm = suspect.consequence if consequence is None else consequence
     return Hazard(
-        kind=kind,
-        op=verdict.op or _NAMES.get(suspect.op, suspect.op),
-        place=suspect.place if verdict.site is None else replace(suspect.place, site=verdict.site),
+        kind="",
+        op=op or _NAMES.get(suspect.op, suspect.op),
+        place=suspect.place if site is None else replace(suspect.place, site=site),
         order=suspect.order,
         dtype=suspect.dtype,
         share=suspect.share,
-        value=verdict.value,
-        limit=verdict.limit,
-        message=verdict.message,
+        value=value,
+        limit=limit,
+        message=message,
         numbers=_numbers(suspect),
-        consequence=math.inf if suspect.destroyed else consequence,
-        cause=verdict.cause,
-        remedy=verdict.remedy,
+        traits=tuple(trait for trait in traits if trait),
+        consequence=math.inf if suspect.destroyed else harm,
         in_reference=suspect.in_reference,
     )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from ...core.examination import Hazard
 from ...core.numbers import share
 from ..records import Suspect
-from . import Step, Verdict, hazard
+from . import Step, hazard, hazard_of
 
 
 @hazard("integers", rank=16)
-def integers(suspect: Suspect, step: Step) -> Verdict | None:
+def integers(suspect: Suspect, step: Step) -> Hazard | None:
     """Whole numbers (ids, positions, counts) beyond what the format counts exactly"""
     stored = suspect.numbers.get("stored", False) and bool(suspect.met)
     if suspect.trouble != "integers" or not (stored or suspect.destroyed or step.harmful(suspect, certain=True)):
@@ -16,15 +17,15 @@ def integers(suspect: Suspect, step: Step) -> Verdict | None:
     form = step.format_of(suspect)
     largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
     angles = bool(suspect.met.keys() & {"sin", "cos"}) and not suspect.wide_angle  # rounded before there was an angle
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
         + (
             f"{share(suspect.share)} of them are beyond, and {suspect.next[0]} looks them up"
             if stored
             else f"{share(suspect.share)} change, {share(collisions)} fall together"
         ),
-        cause="position_precision_loss" if angles else "integer_in_low_precision",
-        remedy="keep them as integers or in FP32 until they are no longer counted",
+        "angle" if angles else "",
         value=largest,
         limit=float(form.exact_integers),
         consequence=max(suspect.consequence, suspect.share) if stored else None,
@@ -33,19 +34,18 @@ def integers(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("decision", rank=18)
-def decision(suspect: Suspect, step: Step) -> Verdict | None:
+def decision(suspect: Suspect, step: Step) -> Hazard | None:
     """A choice (argmax, top-k, comparison) that FP32 makes differently"""
     if suspect.trouble != "decision" or not step.harmful(suspect, certain=True):
         return None
     ties = suspect.numbers.get("ties", 0.0)
     if suspect.share < step.limits.damage_flips and ties < step.limits.damage_ties:
         return None
-    target = not suspect.differentiable or suspect.target
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{suspect.op} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
         + (f"; {share(ties)} of the choices are ties" if ties else ""),
-        cause="target_in_low_precision" if target else "router_low_precision",
-        remedy="compute targets in FP32, outside autocast" if target else "compute the scores in FP32 before choosing",
+        "target" if suspect.target or not suspect.differentiable else "",
         value=suspect.share,
         limit=step.limits.damage_flips,
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from ...core.examination import Hazard
 from ...core.numbers import share, short
 from ...core.ops import CANCEL, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
 from ..records import Suspect
-from . import Step, Verdict, hazard
+from . import Step, hazard, hazard_of
 
 
 def _jumps(suspect: Suspect, step: Step) -> bool:
@@ -21,7 +24,7 @@ def _inherent(suspect: Suspect) -> bool:
 
 
 @hazard("flush", rank=60)
-def flush(suspect: Suspect, step: Step) -> Verdict | None:
+def flush(suspect: Suspect, step: Step) -> Hazard | None:
     """Values below the smallest number of the format become zero, or lose their digits"""
     form = step.format_of(suspect)
     lost = suspect.numbers.get("flushed_energy", 0.0)
@@ -32,28 +35,21 @@ def flush(suspect: Suspect, step: Step) -> Verdict | None:
     if suspect.reference_absmax >= form.min_normal or not (silent or step.harmful(suspect, certain=True)):
         return None
     flushed = suspect.numbers.get("flushed_share", 0.0)
-    scale = step.scale
-    if suspect.in_backward:
-        cause = "loss_scale_too_low" if scale is not None else "grad_underflow_no_scaling"
-        remedy = (
-            "raise the loss scale (init_scale, growth_interval)" if cause == "loss_scale_too_low" else "use a GradScaler, or bf16"
-        )
-    else:
-        cause, remedy = "product_underflow_fp16", "compute it in FP32, or in logarithms"
-    return Verdict(
+    scaler = None if not suspect.in_backward else "scaler.scale" if step.scale is not None else "scaler"
+    return hazard_of(
+        suspect,
         f"{share(flushed)} of {suspect.op}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32"
         + (f"; {share(suspect.silenced)} of the parameters get no gradient at all" if silent else ""),
-        cause=cause,
-        remedy=remedy,
+        "scaled" if step.scale is not None else "",
         consequence=max(suspect.consequence, suspect.silenced),
-        site={"loss_scale_too_low": "scaler.scale", "grad_underflow_no_scaling": "scaler"}.get(cause),
+        site=scaler,
         value=suspect.reference_absmax,
         limit=form.min_normal,
     )
 
 
 @hazard("accumulation", rank=62)
-def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
+def accumulation(suspect: Suspect, step: Step) -> Hazard | None:
     """A kernel, or autograd itself, adds many terms up in the storage format"""
     form = step.format_of(suspect)
     own = suspect.own
@@ -75,54 +71,46 @@ def accumulation(suspect: Suspect, step: Step) -> Verdict | None:
         return None
     if not suspect.reached or not (step.harmful(suspect, certain=True) or (own or 0.0) > step.limits.diff_centred_warn):
         return None
-    if fan_in:
-        cause, remedy = "low_precision_grad_accumulation", "keep the parameter in FP32, so that its gradients add up in FP32"
-    elif suspect.op in SCATTERS:
-        cause, remedy = "low_precision_scatter_add", "keep the table in FP32, or scatter x.float()"
-    else:
-        cause, remedy = "kernel_low_precision_accumulation", "give this operation FP32 inputs (x.float(), autocast disabled)"
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{suspect.op} adds up in {form.name}: its result is {share(own if own is not None else suspect.plain)} off",
-        cause=cause,
-        remedy=remedy,
+        "fan_in" if fan_in else "scatter" if suspect.op in SCATTERS else "",
         value=own if own is not None else suspect.plain,
         limit=limit,
     )
 
 
 @hazard("phase", rank=64)
-def phase(suspect: Suspect, step: Step) -> Verdict | None:
+def phase(suspect: Suspect, step: Step) -> Hazard | None:
     """Sine and cosine of angles that low precision cannot tell apart"""
     error = suspect.numbers.get("phase_error", 0.0)
     if not _jumps(suspect, step) or error < step.limits.damage_phase or not step.harmful(suspect, certain=True):
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"angles are off by {short(error)} radians, so {suspect.op} is {share(suspect.plain)} wrong",
-        cause="position_precision_loss",
-        remedy="compute positions and angles in FP32, and cast sine and cosine afterwards",
         value=error,
         limit=step.limits.damage_phase,
     )
 
 
 @hazard("biased_rounding", rank=65)
-def biased_rounding(suspect: Suspect, step: Step) -> Verdict | None:
+def biased_rounding(suspect: Suspect, step: Step) -> Hazard | None:
     """Rounding that goes the same way time after time, so that it adds up instead of averaging out"""
     bias = suspect.numbers.get("bias")
     again = suspect.repeats >= step.limits.damage_repeats and suspect.op in ("mul", "div", "lerp", "addcmul")
     if not _jumps(suspect, step) or bias is None or abs(bias) < step.limits.damage_bias or not again or not step.harmful(suspect):
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{suspect.op} rounds the same way in each of {suspect.repeats} repetitions (mean error {bias:+.1f} of its spread)",
-        cause="ema_stagnation",
-        remedy="keep what is multiplied again and again in FP32",
         value=abs(bias),
         limit=step.limits.damage_bias,
     )
 
 
 @hazard("cancellation", rank=66)
-def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
+def cancellation(suspect: Suspect, step: Step) -> Hazard | None:
     """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
     logs = "log_softmax" in suspect.after
     largest = max((o.rms for o in suspect.operands), default=0.0)
@@ -136,67 +124,71 @@ def cancellation(suspect: Suspect, step: Step) -> Verdict | None:
     certain = stored_low if logs else gone < step.limits.damage_cancelled
     if not margins and not step.harmful(suspect, certain=certain):
         return None
-    chosen = _chosen(suspect)
-    if chosen:
-        return _of_choice(suspect, step, chosen)
-    return Verdict(
+    if _chosen(suspect):
+        return _of_choice(suspect, step)
+    return hazard_of(
+        suspect,
         f"{suspect.op} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} wrong",
-        cause="logprob_rounding" if logs else "catastrophic_cancellation",
-        remedy="keep log-probabilities and their sums in FP32" if logs else
-        "reformulate (two passes, torch.var, cdist), or compute both sides and the difference in FP32",
+        *_traits(suspect, step),
         value=suspect.reference_rms / largest,
         limit=1 / step.limits.damage_bits_lost,
         consequence=max(suspect.consequence, step.limits.damage_certain) if margins else None,
-    )  # fmt: skip
+    )
 
 
 def _chosen(suspect: Suspect) -> str:
     """What was decided by the damaged numbers: a target, or which way to go."""
-    if suspect.target or not suspect.differentiable:
-        return "target_in_low_precision"
-    return "router_low_precision" if suspect.chose else ""
+    return "target" if suspect.target or not suspect.differentiable else "choice" if suspect.chose else ""
 
 
-def _of_choice(suspect: Suspect, step: Step, cause: str) -> Verdict:
-    return Verdict(
+def _of_choice(suspect: Suspect, step: Step) -> Hazard:
+    return hazard_of(
+        suspect,
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}: what varies in it is "
         f"{share(max(suspect.plain, suspect.centred))} wrong, and a choice is made by it",
-        cause=cause,
-        remedy="compute targets in FP32, outside autocast" if cause == "target_in_low_precision" else
-        "compute the scores in FP32 before choosing",
+        _chosen(suspect),
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
-    )  # fmt: skip
+    )
+
+
+def _traits(suspect: Suspect, step: Step) -> Iterator[str]:
+    """What tells the causes of finite but wrong results apart; several may hold."""
+    if "log_softmax" in suspect.after:
+        yield "log_probabilities"
+    if _small_branch(suspect, step):
+        yield "small_branch"
+    if suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
+        yield "running_sum"
+    if (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & DIFFERENCES) or (
+        suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES
+    ):
+        yield "before_difference"
+    if suspect.after & DIFFERENCES:
+        yield "after_difference"
+    if _makes_logits(suspect):
+        yield "logits"
+    if suspect.op == "softmax" and _one_hot(suspect, step):
+        yield "one_hot_attention"
 
 
 @hazard("absorption", rank=68)
-def absorption(suspect: Suspect, step: Step) -> Verdict | None:
+def absorption(suspect: Suspect, step: Step) -> Hazard | None:
     """What varies is smaller than the spacing of the numbers that carry it"""
     if not _jumps(suspect, step) or suspect.centred < 2 * suspect.plain or _inherent(suspect) or not step.harmful(suspect):
         return None
-    form = step.format_of(suspect)
-    chosen = _chosen(suspect)
-    if chosen:
-        return _of_choice(suspect, step, chosen)
-    cause = "scale_imbalance_absorption"
-    remedy = "remove the common part or rescale the loud channel before this operation, or compute it in FP32"
-    if "log_softmax" in suspect.after:
-        cause, remedy = "logprob_rounding", "keep log-probabilities and their sums in FP32"
-    elif _small_branch(suspect, step):
-        cause, remedy = "residual_absorption", "keep the residual stream in FP32, or normalise it"
-    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
-        cause, remedy = "absorption_in_accumulator", "accumulate in FP32"
-    elif (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & DIFFERENCES) or (
-        suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES
-    ):
-        cause, remedy = "catastrophic_cancellation", "reformulate (two passes, torch.var, cdist), or compute it in FP32"
-    elif _makes_logits(suspect):
-        cause, remedy = "low_precision_output_head", "compute the head in FP32, or remove the common offset of the logits"
-    return Verdict(
-        f"{suspect.op} stores {short(suspect.reference_absmax)} in {form.name}; what varies is {share(suspect.centred)} wrong",
-        cause=cause,
-        op=next((n for n in suspect.next if n in DIFFERENCES), None) if cause == "catastrophic_cancellation" else None,
-        remedy=remedy,
+    if _chosen(suspect):
+        return _of_choice(suspect, step)
+    traits = tuple(_traits(suspect, step))
+    # the difference is what a user has written; the sum of squares before it is what was rounded
+    first = next((trait for trait in traits if trait != "after_difference"), "")
+    named = next((n for n in suspect.next if n in DIFFERENCES), None) if first == "before_difference" else None
+    return hazard_of(
+        suspect,
+        f"{suspect.op} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}; what varies is "
+        f"{share(suspect.centred)} wrong",
+        *traits,
+        op=named,
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
     )
@@ -224,43 +216,32 @@ def _one_hot(suspect: Suspect, step: Step) -> bool:
 
 
 @hazard("saturation", rank=58)
-def saturation(suspect: Suspect, step: Step) -> Verdict | None:
+def saturation(suspect: Suspect, step: Step) -> Hazard | None:
     """A format without infinity holds the largest number instead"""
     form = step.format_of(suspect)
     if suspect.trouble != "error" or form.bits != 8 or suspect.reference_absmax <= form.max or not step.harmful(suspect):
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{short(suspect.reference_absmax)} is beyond {short(form.max)} of {form.name} and is cut off: the scale is too large",
-        cause="fp8_scale_stale",
-        remedy="take the scale from this tensor (current scaling), or shorten the amax history",
         value=suspect.reference_absmax,
         limit=form.max,
     )
 
 
 @hazard("amplification", rank=70)
-def amplification(suspect: Suspect, step: Step) -> Verdict | None:
+def amplification(suspect: Suspect, step: Step) -> Hazard | None:
     """An operation that makes a large error of small ones"""
     if not _jumps(suspect, step) or _inherent(suspect) or suspect.op in MATMULS or not step.harmful(suspect):
         return None
-    chosen = _chosen(suspect)
-    if chosen:
-        return _of_choice(suspect, step, chosen)
-    logs = "log_softmax" in suspect.after
-    if logs:
-        cause = "logprob_rounding"
-    elif suspect.op == "softmax" and _one_hot(suspect, step):
-        cause = "attention_entropy_collapse"
-    elif suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
-        cause = "absorption_in_accumulator"
-    else:
-        cause = "catastrophic_cancellation" if suspect.after & DIFFERENCES else "scale_imbalance_absorption"
+    if _chosen(suspect):
+        return _of_choice(suspect, step)
     bias = suspect.numbers.get("bias")
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{suspect.op} turns an error of {share(suspect.input_level)} into one of {share(suspect.plain)}"
         + (f"; it is biased ({bias:+.1f} of its spread)" if bias is not None and abs(bias) > 0.5 else ""),
-        cause=cause,
-        remedy="compute this operation and what feeds it in FP32",
+        *_traits(suspect, step),
         value=suspect.plain,
         limit=suspect.input_level,
     )

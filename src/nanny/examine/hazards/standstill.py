@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from ...core.examination import Hazard
 from ...core.numbers import share, short
 from ..records import Suspect
-from . import Step, Verdict, hazard
+from . import Step, hazard, hazard_of
 
 
 @hazard("residual", rank=80)
-def residual(suspect: Suspect, step: Step) -> Verdict | None:
+def residual(suspect: Suspect, step: Step) -> Hazard | None:
     """A residual branch too small for the stream it is added to"""
     if suspect.trouble != "absorbed" or suspect.place.phase != "forward" or not (suspect.residual or step.harmful(suspect)):
         return None
     if suspect.repeats >= step.limits.damage_repeats:
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"the branch is {short(suspect.numbers['ratio'])} of the stream it is added to: {share(suspect.unchanged or 0)} of the "
         f"elements stay as they were in {step.format_of(suspect).name}",
-        cause="residual_absorption",
-        remedy="keep the residual stream in FP32, or normalise it",
         value=suspect.kept,
         limit=step.limits.damage_kept,
         consequence=max(suspect.consequence, _lost(suspect)),
@@ -26,14 +26,13 @@ def residual(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("average", rank=82)
-def average(suspect: Suspect, step: Step) -> Verdict | None:
+def average(suspect: Suspect, step: Step) -> Hazard | None:
     """A moving average whose step is below the spacing of its format"""
     if not _still(suspect, step) or not _decays(suspect) or suspect.place.phase == "optimizer":
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{share(suspect.unchanged or 0)} of the average stay as they were, {share(max(suspect.kept or 0, 0))} of it arrives",
-        cause="ema_stagnation",
-        remedy="keep the average in FP32",
         value=suspect.kept,
         limit=step.limits.damage_kept,
         consequence=_lost(suspect),
@@ -42,16 +41,16 @@ def average(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("accumulator", rank=84)
-def accumulator(suspect: Suspect, step: Step) -> Verdict | None:
+def accumulator(suspect: Suspect, step: Step) -> Hazard | None:
     """A running sum that no longer changes"""
     if suspect.trouble != "absorbed" or suspect.repeats < step.limits.damage_repeats:
         return None
     gradients = any(o.role == "gradient" for o in suspect.operands)
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"after {suspect.repeats} additions {share(max(suspect.kept or 0, 0))} of what is added still arrives in "
         f"{step.format_of(suspect).name}",
-        cause="low_precision_grad_accumulation" if gradients else "absorption_in_accumulator",
-        remedy="accumulate in FP32 (or count in integers), and cast the result",
+        "of_gradients" if gradients else "",
         value=suspect.kept,
         limit=step.limits.damage_kept,
         consequence=_lost(suspect),
@@ -59,15 +58,14 @@ def accumulator(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("update_lost", rank=86)
-def update_lost(suspect: Suspect, step: Step) -> Verdict | None:
+def update_lost(suspect: Suspect, step: Step) -> Hazard | None:
     """Updates below the spacing of the weights"""
     if not _is_state(suspect, "parameter") or not _still(suspect, step):
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{share(suspect.unchanged or 0)} of {suspect.operands[0].name} are bit-identical after the update; "
         f"{share(max(suspect.kept or 0, 0))} of it arrives",
-        cause="bf16_update_lost",
-        remedy="keep FP32 master weights (autocast over FP32 parameters), or round stochastically",
         value=suspect.unchanged,
         limit=step.limits.unchanged_share_warn,
         consequence=_lost(suspect),
@@ -76,15 +74,14 @@ def update_lost(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("decay_lost", rank=88)
-def decay_lost(suspect: Suspect, step: Step) -> Verdict | None:
+def decay_lost(suspect: Suspect, step: Step) -> Hazard | None:
     """Weight decay whose factor rounds to 1"""
     lost = [f for f in suspect.numbers.get("lost_factors", ()) if step.limits.damage_decay <= 1 - f < 1]
     if not _is_state(suspect, "parameter") or not lost:
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"multiplying {suspect.operands[0].name} by {lost[0]:.6f} changes nothing in {step.format_of(suspect).name}",
-        cause="weight_decay_lost",
-        remedy="keep FP32 master weights",
         value=1 - lost[0],
         consequence=1 - lost[0],
         site=suspect.operands[0].name,
@@ -92,14 +89,13 @@ def decay_lost(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("gradient_sum", rank=90)
-def gradient_sum(suspect: Suspect, step: Step) -> Verdict | None:
+def gradient_sum(suspect: Suspect, step: Step) -> Hazard | None:
     """Gradients of several micro-batches added up in 16 bits"""
     if not _is_state(suspect, "gradient") or not _still(suspect, step):
         return None
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"the gradient of {suspect.operands[0].name} grows by {share(max(suspect.kept or 0, 0))} of what is added to it",
-        cause="low_precision_grad_accumulation",
-        remedy="accumulate gradients in FP32 buffers",
         value=suspect.kept,
         limit=step.limits.damage_kept,
         consequence=_lost(suspect),
@@ -108,16 +104,16 @@ def gradient_sum(suspect: Suspect, step: Step) -> Verdict | None:
 
 
 @hazard("state_still", rank=92)
-def state_still(suspect: Suspect, step: Step) -> Verdict | None:
+def state_still(suspect: Suspect, step: Step) -> Hazard | None:
     """State of the optimizer, a buffer or a sum that does not move"""
     if suspect.trouble != "state" or not _still(suspect, step):
         return None
     operand = suspect.operands[0]
     optimizer = operand.role == "optimizer"
-    return Verdict(
+    return hazard_of(
+        suspect,
         f"{share(suspect.unchanged or 0)} of {operand.name or 'it'} stay as they were while FP32 moves",
-        cause="ema_stagnation" if optimizer or _decays(suspect) else "absorption_in_accumulator",
-        remedy="keep this state in FP32",
+        "average" if optimizer or _decays(suspect) else "",
         value=suspect.unchanged,
         limit=step.limits.unchanged_share_warn,
         consequence=_lost(suspect),

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.finding import Severity
 from ...core.formats import FINITE_BINS, FP16, exponent_of
 from ...core.step import SiteTable, StepRecord
-from ..history import RunHistory, deviation, grad_norm
+from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Seen, rule
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.step import StepRecord
-from ..history import RunHistory, deviation, grad_norm
+from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Seen, rule
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from ...core.finding import Severity
 from ...core.formats import FP16
 from ...core.step import SiteTable, StepRecord
-from ..culprit import Culprit, bad_sites, counts, culprit_of, turned_to_nan
-from ..history import RunHistory
+from ...diagnose.first_nonfinite import Culprit, bad_sites, counts, culprit_of, turned_to_nan
+from ...diagnose.history import RunHistory
 from ..registry import Seen, rule
 
 
@@ -71,13 +71,11 @@ def inf(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         yield Seen(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence)
 
 
-@rule("OVERFLOW", Severity.ERROR)
+@rule("OVERFLOW", Severity.ERROR, cause="activation_overflow_fp16")
 def overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """A module's output left the range of fp16 in the forward pass.
 
     Why: no loss scale can help, the forward pass does not know it. The infinity becomes NaN in the next softmax or norm.
-
-    Fix: compute this layer (and the residual sum behind it) in FP32 or BF16, normalise its input, or scale scores by 1/sqrt(d).
     """
     for culprit in _if_code("OVERFLOW", step):
         yield Seen(
@@ -87,13 +85,11 @@ def overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         )  # fmt: skip
 
 
-@rule("INPUT_NONFINITE", Severity.ERROR)
+@rule("INPUT_NONFINITE", Severity.ERROR, cause="data_nan")
 def input_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """The data given to the model is not finite. Precision is not the cause.
 
     Why: nothing downstream can repair a NaN that came with the batch.
-
-    Fix: check the data loader for NaN and Inf (`torch.isfinite(x).all()`), log the batch index, and drop or repair the sample.
     """
     for culprit in _if_code("INPUT_NONFINITE", step):
         yield Seen(culprit.message, culprit.site, evidence=culprit.evidence)
@@ -144,15 +140,12 @@ def _largest_fp16(table: SiteTable | None) -> Iterator[tuple[str, float]]:
             yield table.names[i], float(largest[i])
 
 
-@rule("BUFFER_NONFINITE", Severity.ERROR)
+@rule("BUFFER_NONFINITE", Severity.ERROR, cause="bn_stats_poisoned")
 def buffer_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """A buffer (running mean or variance) turned NaN or infinite.
 
     Why: a step that GradScaler skips has still updated BatchNorm's statistics in its forward pass. Training goes on and looks
     fine; evaluation gives NaN.
-
-    Fix: keep the layer in front of the norm in range (FP32 or clamp), restore the buffer from a checkpoint, and reset it with
-    `module.reset_running_stats()`.
     """
     if step.buffers is None:
         return

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.step import StepRecord
-from ..culprit import bad_sites, forward_culprit
-from ..history import RunHistory
+from ...diagnose.first_nonfinite import bad_sites, forward_culprit
+from ...diagnose.history import RunHistory
 from ..registry import Seen, rule
 
 
@@ -93,14 +93,12 @@ def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         )
 
 
-@rule("SCALE_PINNED", Severity.ERROR)
+@rule("SCALE_PINNED", Severity.ERROR, cause="loss_scale_pinned")
 def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """Every step overflows and the loss scale does not move.
 
     Why: the scaler is made anew or its scale is set by hand each step, or `update()` is not called; it cannot back off, and
     the weights never change.
-
-    Fix: create one GradScaler before the loop and call `scaler.update()` once per step, without an argument.
     """
     if run.is_pinned(step) and run.pinned + 1 >= run.limits.scale_skips_error:
         yield Seen(
@@ -152,14 +150,12 @@ def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         )
 
 
-@rule("CLIP_BEFORE_UNSCALE", Severity.ERROR)
+@rule("CLIP_BEFORE_UNSCALE", Severity.ERROR, cause="clip_before_unscale")
 def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """Gradients were clipped while still multiplied by the loss scale.
 
     Why: the threshold is meant for true gradients. Clipped to max_norm and then divided by the scale, the update is some
     65536 times too small.
-
-    Fix: call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.
     """
     if step.clipped_scaled and step.scale is not None and step.clipped is not None:
         real = step.clipped / step.scale
@@ -170,13 +166,11 @@ def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         )
 
 
-@rule("STALE_GRADS", Severity.ERROR)
+@rule("STALE_GRADS", Severity.ERROR, cause="stale_inf_grads")
 def stale_grads(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """Non-finite gradients of a former step were still there when backward began.
 
     Why: new gradients are added to the old ones; inf plus anything stays inf, so every later step is skipped too.
-
-    Fix: call `optimizer.zero_grad()` in every iteration, also after a skipped step.
     """
     if step.stale:
         more = f" and {len(step.stale) - 1} more" if len(step.stale) > 1 else ""

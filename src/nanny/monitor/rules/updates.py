@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import format_of
 from ...core.step import OptimizerState, StepRecord
-from ..history import RunHistory
+from ...diagnose.history import RunHistory
 from ..registry import Seen, rule
 
 
-@rule("LOST_UPDATE", Severity.WARNING)
+@rule("LOST_UPDATE", Severity.WARNING, cause="bf16_update_lost")
 def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """Most weights with a gradient were left bit-identical by the optimizer step.
 
     Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of it in bf16) is lost.
-
-    Fix: keep FP32 master weights (leave the parameters in FP32 and use autocast), or use stochastic rounding or Kahan summation.
     """
     # in FP32 an update that rounds away is below 1e-7 of its weight: a tiny learning rate or convergence, not a loss of precision
     moving = [u for u in step.updates if u.lr and u.count and format_of(u.dtype).bits <= 16]
@@ -41,13 +39,11 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     )
 
 
-@rule("EPS_UNDERFLOW", Severity.ERROR)
+@rule("EPS_UNDERFLOW", Severity.ERROR, cause="adam_eps_underflow_fp16")
 def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """The optimizer's eps is zero in the precision of its state.
 
     Why: 1e-8 is below the smallest fp16 value; where the second moment flushes to 0 too, the first step divides by zero.
-
-    Fix: keep parameters and optimizer state in FP32 (autocast does), or set eps to 1e-4.
     """
     for state in step.optimizers:
         dtype = state.state_dtype or state.param_dtype
@@ -61,13 +57,11 @@ def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             )  # fmt: skip
 
 
-@rule("EPS_DOMINATES", Severity.WARNING)
+@rule("EPS_DOMINATES", Severity.WARNING, cause="adam_eps_dominates")
 def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """The optimizer's eps is larger than the gradients it divides by.
 
     Why: the update is no longer normalised, it shrinks with the gradient; training is slower than the learning rate says.
-
-    Fix: make eps smaller, or the loss larger (sum instead of mean). Precision is not the cause.
     """
     for state in step.optimizers:
         ratio = state.eps_ratio
@@ -82,13 +76,11 @@ def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             )
 
 
-@rule("STATE_STAGNATION", Severity.WARNING)
+@rule("STATE_STAGNATION", Severity.WARNING, cause="ema_stagnation")
 def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """The optimizer's moving average decays more slowly than its precision can express.
 
     Why: v * beta2 rounds back to v, so the second moment never falls again and the steps stay too small.
-
-    Fix: keep the optimizer state in FP32, or lower beta2 (0.95 works in bf16).
     """
     for state in step.optimizers:
         if state.beta2 is None or state.fused or not _stalls(state):

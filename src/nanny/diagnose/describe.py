@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ..core.examination import FirstBad
 from ..core.formats import FP16
-from .breaks import Break, where_of
-from .registry import CERTAIN, LIKELY, POSSIBLE, Suspicion
+from .records import Diagnosis
+from .registry import CERTAIN, LIKELY, POSSIBLE, less_sure
 from .signs import Signs
 
 
@@ -27,25 +28,26 @@ def as_named(culprit: str) -> str:
     return f"op:{_TORCH_NAMES.get(plain, plain)}"
 
 
-def by_break(signs: Signs, at: Break, score: float, *more: str, culprit: str = "") -> Suspicion:
-    """The suspicion that the first bad number speaks for."""
+def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culprit: str = "") -> Diagnosis:
+    """What the first bad number proves."""
     where = culprit or as_named(at.hazard.culprit if at.hazard is not None and at.hazard.cause else at.culprit)
-    return Suspicion(
+    return Diagnosis(
         culprit=where,
-        score=score,
-        evidence=(*_seen(at), *more, *_verdict(at), *_harm(signs)),
+        confidence=confidence,
+        evidence=(*_maker(at), *more, *_in_fp32(at), *_harm(signs)),
         chain=chain_of(signs, at, where),
         step=at.step,
-        where=at.where,
+        where=at.place.where,
         precision_caused=None if at.in_reference is None else not at.in_reference,
     )
 
 
-def _seen(at: Break) -> Iterator[str]:
+def _maker(at: FirstBad) -> Iterator[str]:
     what = "NaN" if at.nan else "infinity"
     maker = f"`{at.op}`" if at.op else "an operation"
-    inside = f" in `{at.culprit}`" if not at.culprit.startswith(("op:", "data")) else ""
-    came = f" from inputs up to {number(at.input_absmax)}" if at.input_absmax else ""
+    inside = f" in `{at.culprit}`" if at.place.site and not at.place.is_data else ""
+    largest = at.inputs.get("absmax")
+    came = f" from inputs up to {number(largest)}" if largest else ""
     yield f"step {at.step}: the first {what} comes out of {maker}{inside}" + (f" ({at.dtype})" if at.dtype else "") + came
     if at.expected is not None and math.isfinite(at.expected):
         over = f", beyond the {number(FP16.max)} of fp16" if at.expected > FP16.max else ""
@@ -54,7 +56,7 @@ def _seen(at: Break) -> Iterator[str]:
         yield at.hazard.message
 
 
-def _verdict(at: Break) -> Iterator[str]:
+def _in_fp32(at: FirstBad) -> Iterator[str]:
     if at.in_reference is True:
         yield "the FP32 twin of the same step breaks there too: precision is not the reason"
     elif at.in_reference is False and at.source == "examination":
@@ -72,21 +74,21 @@ def _harm(signs: Signs) -> Iterator[str]:
         yield f"{facts.bad_steps} of {facts.steps} steps with a non-finite loss or gradient"
 
 
-def chain_of(signs: Signs, at: Break, culprit: str) -> tuple[str, ...]:
+def chain_of(signs: Signs, at: FirstBad, culprit: str) -> tuple[str, ...]:
     links = [f"{culprit}: {'NaN' if at.nan else 'inf'}" + (f" out of {at.op}" if at.op else "")]
     incident = next((i for i in signs.facts.incidents if i.step >= at.step), None)
     if incident is not None:
-        passed = [c.site for c in incident.calls if c.site not in (culprit, signs.facts.root_site)]
+        passed = [c.site for c in incident.bad_calls if c.site not in (culprit, signs.facts.latest.root_site)]
         links += [f"passed on by {passed[0]}"] if passed else []
         if incident.loss is not None and not math.isfinite(incident.loss):
             links.append(f"loss {incident.loss}")
         if incident.bad_grads:
-            links.append(f"{len(incident.bad_grads)} gradients {'NaN' if incident.nan else 'inf'}")
+            links.append(f"{len(incident.bad_grads)} gradients {'NaN' if incident.nan_grads else 'inf'}")
         links.append("optimizer step skipped" if incident.skipped else "weights spoilt" if incident.bad_grads else "")
     return tuple(link for link in links if link)
 
 
-def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Suspicion]:
+def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Diagnosis]:
     """The worst hazard that speaks for a cause by itself; earlier operations of the step before later ones."""
     found = [(e, h) for e, h in signs.hazards(name) if h.consequence > lowest]
     if not found:
@@ -98,18 +100,17 @@ def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Suspicio
         return  # little, and not always: what healthy runs show now and then
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if _told(exam.gradient_error) else ""
-    score = LIKELY if hazard.consequence >= 0.1 else POSSIBLE + 0.1
-    if name == signs.lead:
-        score = CERTAIN if worst >= 0.5 else score + 0.08
-    yield Suspicion(
+    confidence = LIKELY if hazard.consequence >= 0.1 else POSSIBLE
+    if name == signs.lead and worst >= 0.5:
+        confidence = CERTAIN
+    yield Diagnosis(
         culprit=as_named(hazard.culprit),
-        score=score - 0.1 * hazard.in_reference,
+        confidence=less_sure(confidence) if hazard.in_reference else confidence,
         evidence=tuple(t for t in (f"step {exam.step}: {hazard.message}", error, times) if t),
         chain=(f"{hazard.culprit}: {hazard.kind} in {hazard.op}", *(("wrong gradients",) if error else ())),
         step=exam.step,
-        where=where_of(hazard.place),
+        where=hazard.place.where,
         precision_caused=not hazard.in_reference,
-        remedy=hazard.remedy,
     )
 
 

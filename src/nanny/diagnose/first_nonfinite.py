@@ -1,0 +1,231 @@
+"""Who made the first NaN or infinity of a step, and who only passed it on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..core.formats import FP16
+from ..core.ops import GROW
+from ..core.step import Autopsy, BadCall, SiteTable, StepRecord
+
+
+@dataclass(frozen=True)
+class Culprit:
+    code: str  # NAN, INF, OVERFLOW, INPUT_NONFINITE, WEIGHT_NONFINITE
+    site: str
+    message: str
+    evidence: Mapping[str, Any]
+    call: BadCall | None = None
+
+
+def counts(call: BadCall) -> str:
+    """`12 NaN, 3 +Inf of 512 values`."""
+    if not call.counted:
+        kinds = [what for n, what in ((call.nan, "NaN"), (call.posinf, "+Inf"), (call.neginf, "-Inf")) if n]
+        return f"{' and '.join(kinds)} among {call.count:,} values"
+    parts = [f"{n:,} {what}" for n, what in ((call.nan, "NaN"), (call.posinf, "+Inf"), (call.neginf, "-Inf")) if n]
+    return f"{', '.join(parts)} of {call.count:,} values"
+
+
+def is_trouble(call: BadCall) -> bool:
+    """-Inf alone is what masks are made of; from a layer with weights it is an overflow."""
+    return bool(call.nan or call.posinf or (call.neginf and call.has_parameters))
+
+
+def forward_culprit(step: StepRecord) -> Culprit | None:
+    """The first call whose inputs were clean. An operation between modules is charged to the module whose code holds it."""
+    bad = [c for c in step.bad_calls if is_trouble(c)]
+    if not bad:
+        return None
+    producer = next((c for c in bad if c.inputs_clean is not False), None)
+    others = [c.site for c in bad if c is not producer and c.site != step.root_site and not _holds(c.site, bad)]
+    if producer is None:
+        first = bad[0]
+        return Culprit(
+            "INPUT_NONFINITE",
+            "input",
+            f"the batch itself is not finite: NaN or Inf came into `{first.site}` ({first.module}) from outside",
+            {"first": first.site, "passed_on": others},
+        )
+    evidence: dict[str, Any] = {
+        "nan": producer.nan, "posinf": producer.posinf, "neginf": producer.neginf, "count": producer.count,
+        "dtype": producer.dtype, "module": producer.module, "input_absmax": producer.input_absmax,
+        "finite_absmax": producer.finite_absmax, "passed_on": others,
+    }  # fmt: skip
+    tail = f"; passed on by {len(others)} later modules" if others else ""
+    if producer.bad_parameters:
+        names = ", ".join(f"`{producer.site}.{p}`" for p in producer.bad_parameters)
+        said = f"{names} is not finite, so the output holds {counts(producer)}{tail}"
+        return Culprit("WEIGHT_NONFINITE", producer.site, said, evidence, producer)
+    said = f"finite inputs (up to {producer.input_absmax:.4g}) became {counts(producer)} in {producer.dtype}"
+    if _input_too_large(producer):
+        said = f"the input reaches {producer.input_absmax:.4g} and does not fit into float16: {counts(producer)}"
+    said += f" ({producer.module}){tail}"
+    code = _code(producer)
+    inner = step.autopsy
+    if (
+        inner is not None
+        and code == "NAN"
+        and _autopsy_code(inner) == "OVERFLOW"
+        and _belongs(inner, producer.site, step.root_site)
+    ):
+        code = "OVERFLOW"  # the module's own code holds both the overflow and what made NaN of it
+        said += f"; the first bad number came out of {_maker_said(inner)}"
+        evidence |= {"op": inner.op, "size": inner.size}
+    return Culprit(code, producer.site, said, evidence, producer)
+
+
+def _belongs(found: Autopsy, site: str, root: str) -> bool:
+    near = found.inside or found.after
+    return site == root or near.startswith(f"{site}.") or near.rpartition(".")[0] == site
+
+
+def _holds(site: str, calls: Sequence[BadCall]) -> bool:
+    """A container is bad because of what is in it."""
+    return any(c.site.startswith(f"{site}.") for c in calls)
+
+
+def _input_too_large(call: BadCall) -> bool:
+    """A wider input that autocast casts to fp16 on the way in."""
+    return call.dtype == "float16" and math.isfinite(call.input_absmax) and call.input_absmax >= FP16.overflow_at
+
+
+def _code(call: BadCall) -> str:
+    """Overflow, if the finite values that are left stand close below the limit of fp16, or the input was already above it."""
+    infinite = call.posinf or call.neginf
+    if _input_too_large(call):
+        return "OVERFLOW"
+    if (
+        call.dtype == "float16"
+        and infinite
+        and (not call.counted or call.finite_absmax > FP16.max / 16 or call.posinf + call.neginf == call.count)
+    ):
+        return "OVERFLOW"
+    return "NAN" if call.nan else "INF"
+
+
+def turned_to_nan(step: StepRecord, culprit: Culprit) -> BadCall | None:
+    """Where the culprit's infinity first became NaN."""
+    if culprit.call is None or culprit.call.nan:
+        return None
+    return next((c for c in step.bad_calls if c.nan and c is not culprit.call), None)
+
+
+def bad_sites(table: SiteTable | None) -> list[str]:
+    if table is None:
+        return []
+    low, high = np.asarray(table.columns["min"]), np.asarray(table.columns["max"])
+    measured = np.asarray(table.columns["count"]) > 0
+    return [table.names[i] for i in np.flatnonzero(measured & ~(np.isfinite(low) & np.isfinite(high)))]
+
+
+def backward_culprit(step: StepRecord) -> Culprit | None:
+    """Forward and loss are finite, a gradient is not: the one nearest the loss is where backward broke."""
+    grads = bad_sites(step.grads)
+    if not grads:
+        return None
+    arriving = bad_sites(step.output_grads)
+    evidence: dict[str, Any] = {"parameters": grads, "bad_parameters": len(grads), "scale": step.scale}
+    table = step.grads
+    assert table is not None
+    at = table.names.index(grads[-1])
+    is_nan = math.isnan(float(np.asarray(table.columns["min"])[at]))
+    code = "NAN" if is_nan else "INF"
+    if arriving:
+        site = arriving[-1]  # sites are in the order of execution: the last one is nearest to the loss
+        evidence["arrives_at"] = site
+        said = f"forward and loss are finite, but the gradient arriving at the output of `{site}` is not"
+        said += f"; {len(grads)} parameters got it"
+    else:
+        site = grads[-1]
+        said = f"forward and loss are finite, but the gradient of `{site}` is not ({len(grads)} of {len(table.names)} parameters)"
+    last = table.names[-1] if not arriving else step.output_grads.names[-1] if step.output_grads is not None else ""
+    if site == last:
+        said += "; it is the last one before the loss, so look between the model's output and the loss (sqrt, norm or log at 0)"
+    return Culprit(code, site, said, {**evidence, "passed_on": [g for g in grads if g != site]})
+
+
+def culprit_of(step: StepRecord) -> Culprit | None:
+    """The first producer of this step, looking forward, then at the loss, then backward."""
+    found = forward_culprit(step)
+    if found is not None:
+        return found
+    if step.loss is not None and not math.isfinite(step.loss):
+        return _by_autopsy(step) or _bad_loss(step)
+    if step.skipped:
+        return None  # the scaler's own business: see the rules about the loss scale
+    return backward_culprit(step)
+
+
+def modules_between(trace: StepRecord | None, after: str) -> tuple[str, ...]:
+    """What ran, at the last traced step, between the layer of parameter `after` and the next layer with parameters."""
+    if trace is None or trace.outputs is None or trace.grads is None:
+        return ()
+    layers = {name.rpartition(".")[0] for name in trace.grads.names}
+    order, layer = trace.outputs.names, after.rpartition(".")[0]
+    if layer not in order:
+        return ()
+    out = []
+    for name in order[order.index(layer) + 1 :]:
+        if name in layers or name == trace.root_site:
+            break
+        if not layer.startswith(f"{name}.") and not any(f"{name}." in f"{other}." and other != name for other in layers):
+            out.append(name)
+    return tuple(out)
+
+
+def _autopsy_code(found: Autopsy) -> str:
+    if found.dtype == "float16" and not found.nan and found.op in GROW:
+        return "OVERFLOW"
+    return "NAN" if found.nan else "INF"
+
+
+def _maker_said(found: Autopsy) -> str:
+    return (
+        ("" if found.sure else "(at the latest) ")
+        + f"`{found.op}`"
+        + (f", which reaches {found.size:,.0f} in FP32" if found.size and found.size > FP16.max else "")
+    )
+
+
+def _bad_loss(step: StepRecord) -> Culprit:
+    assert step.loss is not None
+    what = "NaN" if math.isnan(step.loss) else "infinite"
+    seen = "module outputs were not traced at this step"
+    if step.traced and step.outputs is not None:
+        seen = "all module outputs are finite, so it arose in the code that computes the loss"
+    return Culprit("NAN" if math.isnan(step.loss) else "INF", "loss", f"the loss is {what}; {seen}", {"loss": step.loss})
+
+
+def _by_autopsy(step: StepRecord) -> Culprit | None:
+    """From the graph of the bad loss: the operation, and the layer or the modules it belongs to."""
+    found = step.autopsy
+    if found is None or step.loss is None:
+        return None
+    if found.inside and step.outputs is not None and not step.bad_calls:
+        return None  # the layers were measured, and all were finite
+    what = "NaN" if math.isnan(step.loss) else "infinite"
+    code = _autopsy_code(found)
+    evidence = {"op": found.op, "after": found.after, "modules": list(step.between), "loss": step.loss, "size": found.size}
+    made = _maker_said(found)
+    if found.weight:
+        site = found.weight.rpartition(".")[0] or found.weight
+        return Culprit("WEIGHT_NONFINITE", site, f"the loss is {what} because `{found.weight}` is not finite", evidence)
+    if found.from_data:
+        if found.dtype == "float16" and not found.nan:
+            return Culprit(
+                "OVERFLOW", "input", f"the loss is {what} because the batch is not finite when cast to float16", evidence
+            )
+        return Culprit("INPUT_NONFINITE", "input", f"the loss is {what} because the batch itself is not finite", evidence)
+    if found.inside:
+        site = found.inside.rpartition(".")[0] or found.inside
+        return Culprit(code, site, f"the loss is {what}; the first bad number came out of {made} in this layer", evidence)
+    if len(step.between) == 1:
+        return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of {made}", evidence)
+    behind = f", behind `{found.after}`" if found.after else ""
+    return Culprit(code, f"op:{found.op}", f"the loss is {what}; the first bad number came out of {made}{behind}", evidence)

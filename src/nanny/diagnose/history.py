@@ -1,0 +1,400 @@
+"""What a run has shown so far: the baseline against which rules judge a step, and the facts from which causes are told.
+
+One `RunHistory` for both, fed with each step once. Bounded in memory, and without torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..core.examination import Examination
+from ..core.finding import Finding
+from ..core.limits import Limits
+from ..core.step import CURVES, TOLD, SiteTable, StepRecord
+from .evidence import Evidence, Level, Reach, RunFacts, Surprise
+from .first_nonfinite import bad_sites, culprit_of, forward_culprit
+
+MOST_INCIDENTS = 12
+MOST_POINTS = 64
+MOST_PARAMETERS = 512
+LONGEST_CURVE = 20_000
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a value is from its own history: robust z-score and ratio to the median."""
+
+    zscore: float
+    ratio: float
+    median: float
+
+
+def deviation(history: Iterable[float], value: float, logarithmic: bool = True) -> Deviation | None:
+    """Median and MAD, of logarithms for what scales by factors. None if there is nothing to compare."""
+    known = np.asarray([v for v in history if math.isfinite(v) and (v > 0 or not logarithmic)])
+    if not known.size or not math.isfinite(value) or (logarithmic and value <= 0):
+        return None
+    values = np.log(known) if logarithmic else known
+    x = math.log(value) if logarithmic else value
+    middle = float(np.median(values))
+    # a perfectly steady history still deserves a little room: 1 % of a factor, or of the level
+    spread = max(1.4826 * float(np.median(np.abs(values - middle))), 0.01 * (1.0 if logarithmic else abs(middle)), 1e-12)
+    median = math.exp(middle) if logarithmic else middle
+    return Deviation((x - middle) / spread, value / median if median else math.inf, median)
+
+
+class SiteHistory:
+    """The last norms of every site of a kind, and for how many measured steps in a row each was exactly zero or bad."""
+
+    def __init__(self, depth: int) -> None:
+        self.names: tuple[str, ...] = ()
+        self._column: dict[str, int] = {}
+        self._ring = np.full((depth, 0), np.nan)
+        self._next = 0
+        self.zero_steps = np.zeros(0, dtype=np.int64)
+        self.zero_record = np.zeros(0, dtype=np.int64)  # the longest run of zeros that came to an end
+        self.low_steps = np.zeros(0, dtype=np.int64)
+        self.ever = np.zeros(0, dtype=bool)  # had a finite, non-zero value
+        self.level = np.zeros(0)  # slow average of the logarithm, a cheap screen before medians are taken
+
+    def columns(self, names: tuple[str, ...]) -> Any:
+        """Positions of these names here, which are made as needed."""
+        if names == self.names:
+            return slice(None)
+        new = [n for n in names if n not in self._column]
+        for name in new:
+            self._column[name] = len(self._column)
+        if new:
+            self.names = tuple(self._column)
+            grow = len(new)
+            self._ring = np.concatenate([self._ring, np.full((len(self._ring), grow), np.nan)], axis=1)
+            for field in ("zero_steps", "zero_record", "low_steps"):
+                setattr(self, field, np.concatenate([getattr(self, field), np.zeros(grow, dtype=np.int64)]))
+            self.ever = np.concatenate([self.ever, np.zeros(grow, dtype=bool)])
+            self.level = np.concatenate([self.level, np.full(grow, np.nan)])
+        return slice(None) if names == self.names else np.array([self._column[n] for n in names], dtype=np.int64)
+
+    def past(self, name: str) -> np.ndarray:
+        values = self._ring[:, self._column[name]] if name in self._column else np.zeros(0)
+        return values[~np.isnan(values)]
+
+    def add(self, table: SiteTable, keep: bool) -> None:
+        """`keep` False (a skipped or bad step): streaks count on, the baseline does not learn from it."""
+        at = self.columns(table.names)
+        norm = np.asarray(table.columns["norm"], dtype=np.float64)
+        measured = np.asarray(table.columns["count"]) > 0
+        good = measured & np.isfinite(norm) & (norm > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drift = np.where(good, np.log(np.where(good, norm, 1.0)) - self.level[at], 0.0)
+        zero = measured & (norm == 0)
+        ended = measured & ~zero
+        self.zero_record[at] = np.where(ended, np.maximum(self.zero_record[at], self.zero_steps[at]), self.zero_record[at])
+        self.zero_steps[at] = np.where(measured, np.where(zero, self.zero_steps[at] + 1, 0), self.zero_steps[at])
+        self.low_steps[at] = np.where(drift < math.log(1e-2), self.low_steps[at] + 1, 0)
+        if not keep:
+            return
+        self.ever[at] |= good
+        first = good & np.isnan(self.level[at])
+        level = np.where(first, np.log(np.where(good, norm, 1.0)), self.level[at] + np.where(good, 0.05 * drift, 0.0))
+        self.level[at] = level
+        row = np.full(self._ring.shape[1], np.nan)
+        row[at] = np.where(good, norm, np.nan)
+        self._ring[self._next] = row
+        self._next = (self._next + 1) % len(self._ring)
+
+    def drift(self, table: SiteTable) -> np.ndarray:
+        """Logarithm of each norm against its slow average; 0 where nothing is known."""
+        at = self.columns(table.names)
+        norm = np.asarray(table.columns["norm"], dtype=np.float64)
+        ok = np.isfinite(norm) & (norm > 0) & ~np.isnan(self.level[at])
+        return np.where(ok, np.log(np.where(ok, norm, 1.0)) - np.where(ok, self.level[at], 0.0), 0.0)
+
+
+class RunHistory:
+    """The run so far: baselines for the rules, into which only clean steps (not skipped, finite) enter, and facts for the causes.
+
+    `facts` folds every field of the step records without knowing them; what needs more than that has a method of its own.
+    """
+
+    def __init__(self, limits: Limits | None = None, bad_buffers: frozenset[str] = frozenset()) -> None:
+        self.limits = limits or Limits()
+        depth = int(self.limits.history_steps)
+        self.steps = 0
+        self.losses: deque[float] = deque(maxlen=depth)
+        self.first_losses: list[float] = []
+        self.first_norms: list[float] = []
+        self.norms: deque[float] = deque(maxlen=depth)
+        self.grads = SiteHistory(depth)
+        self.skips: deque[bool] = deque(maxlen=int(self.limits.skip_window))
+        self.skips_in_row = 0
+        self.stepped_once = False  # GradScaler has let a step through
+        self.scales: deque[float] = deque(maxlen=depth)
+        self.first_scale: float | None = None
+        self.pinned = 0  # skips in a row that left the scale as it was
+        self.last_skipped = False
+        self.same_loss = 0  # steps in a row with a bit-identical loss
+        self.loss_high = 0
+        self.norm_high = 0
+        self.exploding = False  # and that has been told
+        self.bad_buffers = bad_buffers  # not finite from the start: masks
+        self.amp_dtype = ""
+        self.last_trace: StepRecord | None = None
+        self.last_bad_step: int | None = None
+        self.weights_bad = False
+        self.examinations: list[Examination] = []
+        self._told: Counter[str] = Counter()
+        self._first: dict[str, Any] = {}
+        self._first_steps: dict[str, int] = {}
+        self._latest: dict[str, Any] = {}
+        self._largest: dict[str, float] = {}
+        self._facts = RunFacts()  # what is not folded field by field
+        self._curves: dict[str, tuple[list[int], list[float]]] = {}
+        self._column: dict[str, int] = {}
+        self._counts = np.zeros((4, 0))  # per parameter: steps read, of them zero; average of the squared norm, steps in that
+        self._first_grads: SiteTable | None = None
+        self._last_grads: SiteTable | None = None
+
+    def add(self, step: StepRecord) -> None:
+        self.steps += 1
+        self._fold(step)
+        self._add_curves(step)
+        self._add_weights(step)
+        self._add_incident(step)
+        self._add_buffers(step)
+        self._add_updates(step)
+        self._add_gradients(step)
+        self._add_reach(step)
+        self.amp_dtype = step.amp_dtype or self.amp_dtype
+        self._add_scale(step)
+        norm = grad_norm(step)
+        bad = step.skipped or (norm is not None and not math.isfinite(norm)) or not _finite(step.loss)
+        if bad:
+            self.last_bad_step = step.step
+        self._add_loss(step)
+        if norm is not None:
+            known = deviation(self.norms, norm) if norm > 0 and not bad else None
+            self.norm_high = self.norm_high + 1 if known and known.ratio > self.limits.grad_ratio else 0
+            if not bad and norm > 0:
+                self.norms.append(norm)
+                if len(self.first_norms) < self.limits.baseline_steps:
+                    self.first_norms.append(norm)
+        if step.grads is not None:
+            self.grads.add(step.grads, keep=not bad)
+        producer = forward_culprit(step) if step.bad_calls else None
+        self.weights_bad = self.weights_bad or (producer is not None and producer.code == "WEIGHT_NONFINITE")
+        if step.traced:
+            self.last_trace = step
+
+    def _fold(self, step: StepRecord) -> None:
+        for name, nothing, condition in TOLD:
+            value = getattr(step, name)
+            if value == nothing or (condition and not getattr(step, condition)):
+                continue
+            self._told[name] += 1
+            if name not in self._first:
+                self._first[name], self._first_steps[name] = value, step.step
+            self._latest[name] = value
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value > self._largest.get(name, -math.inf):
+                self._largest[name] = value
+
+    @property
+    def facts(self) -> RunFacts:
+        early, late = (() if t is None else self._levels(t) for t in (self._first_grads, self._last_grads))
+        return replace(
+            self._facts,
+            steps=self.steps,
+            counts=dict(self._told),
+            first=StepRecord(0, **self._first),
+            first_steps=dict(self._first_steps),
+            latest=StepRecord(0, **self._latest),
+            largest=dict(self._largest),
+            early_levels=early,
+            levels=late,
+            examinations=len(self.examinations),
+        )
+
+    def evidence(self, findings: Sequence[Finding]) -> Evidence:
+        scalars = {name: (np.array(steps, np.int64), np.array(values)) for name, (steps, values) in self._curves.items()}
+        return Evidence(self.facts, scalars, tuple(findings), tuple(self.examinations), self.limits)
+
+    def add_examination(self, examination: Examination) -> None:
+        self.examinations.append(examination)
+
+    def _add_curves(self, step: StepRecord) -> None:
+        for name, value in step_scalars(step).items():
+            steps, values = self._curves.setdefault(name, ([], []))
+            if len(steps) < LONGEST_CURVE:
+                steps.append(step.step)
+                values.append(value)
+
+    def _add_weights(self, step: StepRecord) -> None:
+        if step.weights is not None and not self._facts.parameters:
+            names = step.weights.names[:MOST_PARAMETERS]
+            sizes = {n: math.prod(shape) for n, shape in zip(names, step.weights.shapes)}
+            self._facts = replace(self._facts, parameters=names, sizes=sizes)
+
+    def _add_incident(self, step: StepRecord) -> None:
+        bad = bad_sites(step.grads)
+        loss_bad = step.loss is not None and not math.isfinite(step.loss)
+        if not bad and not loss_bad and not step.skipped:
+            return
+        self._facts = replace(self._facts, bad_steps=self._facts.bad_steps + 1)
+        if len(self._facts.incidents) >= MOST_INCIDENTS:
+            return
+        culprit = culprit_of(replace(step, skipped=False, between=()))
+        nan = False
+        if step.grads is not None and bad:
+            low = np.asarray(step.grads.columns["min"])
+            nan = bool(np.isnan(low[[step.grads.names.index(n) for n in bad]]).any())
+        one = step.without_tables(
+            bad_grads=tuple(bad[-8:]),
+            nan_grads=nan,
+            bad_calls=step.bad_calls[:3],
+            culprit_code=culprit.code if culprit is not None else "",
+            culprit_site=culprit.site if culprit is not None else "",
+        )
+        self._facts = replace(self._facts, incidents=(*self._facts.incidents, one))
+
+    def _add_buffers(self, step: StepRecord) -> None:
+        bad = tuple(n for n in bad_sites(step.buffers) if n not in self.bad_buffers)
+        if bad and not self._facts.bad_buffers:
+            self._facts = replace(self._facts, bad_buffers=bad, bad_buffers_step=step.step)
+
+    def _add_updates(self, step: StepRecord) -> None:
+        if not step.updates or step.skipped:
+            return
+        narrow = [u for u in step.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
+        total = sum(u.count for u in narrow)
+        lost = total > 0 and sum(u.unchanged for u in narrow) > self.limits.unchanged_share_warn * total
+        self._facts = replace(
+            self._facts,
+            updates=step.updates[:MOST_PARAMETERS],
+            updates_step=step.step,
+            probes=self._facts.probes + (total > 0),
+            lost_probes=self._facts.lost_probes + lost,
+        )
+
+    def _add_gradients(self, step: StepRecord) -> None:
+        norm = grad_norm(step)
+        if step.grads is None or norm is None or not math.isfinite(norm):
+            return
+        at = self._columns(step.grads.names)
+        norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+        self._counts[0, at] += 1
+        self._counts[1, at] += norms == 0
+        self._add_surprise(step, step.grads.names, at, norms)
+        self._first_grads, self._last_grads = self._first_grads or step.grads, step.grads
+
+    def _columns(self, names: tuple[str, ...]) -> np.ndarray:
+        new = [n for n in names if n not in self._column]
+        if new:
+            self._column.update(zip(new, range(len(self._column), len(self._column) + len(new))))
+            self._counts = np.concatenate([self._counts, np.zeros((4, len(new)))], axis=1)
+        return np.array([self._column[n] for n in names], dtype=np.int64)
+
+    def _add_surprise(self, step: StepRecord, names: tuple[str, ...], at: np.ndarray, norms: np.ndarray) -> None:
+        """What Adam's second moment makes of the norms: the same recurrence, on whole parameters."""
+        beta2 = next((o.beta2 for o in self._latest.get("optimizers", ()) if o.beta2 is not None), None)
+        if beta2 is None or not step.stepped or step.skipped:
+            return
+        average, n = self._counts[2, at], self._counts[3, at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(average > 0, norms / np.sqrt(average / (1 - beta2**n)), 0.0)
+        self._counts[2, at] = beta2 * average + (1 - beta2) * np.square(norms)
+        self._counts[3, at] += 1
+        worst = int(np.argmax(ratio))
+        if ratio[worst] > self.limits.surprise_noted:
+            one = Surprise(step.step, names[worst], float(ratio[worst]))
+            known = sorted((*self._facts.surprises, one), key=lambda s: -s.ratio)[:MOST_POINTS]
+            self._facts = replace(self._facts, surprises=tuple(sorted(known, key=lambda s: s.step)))
+
+    def _levels(self, grads: SiteTable) -> tuple[Level, ...]:
+        columns = grads.columns
+        largest = np.maximum(np.abs(np.asarray(columns["min"])), np.abs(np.asarray(columns["max"])))
+        read, zeros = self._counts[:2, self._columns(grads.names)].astype(int)
+        return tuple(
+            Level(name, float(columns["norm"][i]), float(largest[i]), grads.dtypes[i], int(zeros[i]), int(read[i]))
+            for i, name in enumerate(grads.names[:MOST_PARAMETERS])
+        )
+
+    def _add_reach(self, step: StepRecord) -> None:
+        if step.outputs is None:
+            return
+        low, high = np.asarray(step.outputs.columns["min"]), np.asarray(step.outputs.columns["max"])
+        largest = np.maximum(np.abs(low), np.abs(high))
+        narrow = [i for i, d in enumerate(step.outputs.dtypes) if d == "float16" and np.isfinite(largest[i])]
+        if narrow:
+            top = max(narrow, key=lambda i: largest[i])
+            first = next(i for i in narrow if largest[i] >= 0.9 * largest[top])  # later ones mostly hand it on
+            one = Reach(step.step, step.outputs.names[first], float(largest[first]))
+            self._facts = replace(self._facts, reach=(*self._facts.reach, one)[-MOST_POINTS:])
+
+    def _add_loss(self, step: StepRecord) -> None:
+        if step.loss is None or not math.isfinite(step.loss):
+            self.same_loss = 0
+            return
+        self.same_loss = self.same_loss + 1 if self.losses and self.losses[-1] == step.loss else 0
+        self.losses.append(step.loss)
+        if len(self.first_losses) < self.limits.baseline_steps:
+            self.first_losses.append(step.loss)
+
+    def _add_scale(self, step: StepRecord) -> None:
+        if step.scale is None or not step.stepped:
+            return
+        if self.first_scale is None:
+            self.first_scale = step.scale
+        self.pinned = self.pinned + 1 if self.is_pinned(step) else 0
+        if step.skipped:
+            self.skips_in_row += 1
+        else:
+            self.skips_in_row = 0
+            self.stepped_once = True
+        if self.stepped_once:
+            self.skips.append(step.skipped)
+        self.scales.append(step.scale)
+        self.last_skipped = step.skipped
+
+    def is_pinned(self, step: StepRecord) -> bool:
+        """Skipped like the step before it, at a scale that did not fall in between."""
+        return (
+            step.skipped and self.last_skipped and step.scale is not None and bool(self.scales) and step.scale >= self.scales[-1]
+        )
+
+
+def _finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
+
+
+def grad_norm(step: StepRecord) -> float | None:
+    """Global norm of the true gradients; NaN or infinite if one of them is."""
+    if step.grads is None:
+        return None
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
+    measured = np.asarray(step.grads.columns["count"]) > 0
+    if not measured.any():
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.square(norms[measured]).sum()))
+
+
+def step_scalars(step: StepRecord) -> dict[str, float]:
+    """The numbers of the whole run at one step, by the names under which they are stored."""
+    values: dict[str, float | None] = {
+        **{curve: getattr(step, name) for name, curve in CURVES.items()},
+        "step_ms": None if step.seconds is None else 1e3 * step.seconds,
+        "grad_norm": grad_norm(step),
+        "skipped": float(step.skipped) if step.scale is not None else None,
+        "traced": 1.0 if step.traced else None,
+    }
+    moving = [u for u in step.updates if u.count and u.lr]
+    total = sum(u.count for u in moving)
+    if total:
+        values["unchanged_share"] = sum(u.unchanged for u in moving) / total
+        values["update_ratio"] = max((u.update_rms / u.weight_rms for u in moving if u.weight_rms), default=0.0)
+    return {name: value for name, value in values.items() if value is not None}
