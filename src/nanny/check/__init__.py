@@ -4,4 +4,4 @@ from .engine import check_project, check_source
 from .interpreter.trace import Options
 from .registry import CheckRule, all_rules, rule
 
-__all__ = ["Options", "Rule", "all_rules", "check_project", "check_source", "rule"]
+__all__ = ["CheckRule", "Options", "all_rules", "check_project", "check_source", "rule"]
