@@ -177,7 +177,7 @@ def _pass_of(
 
 
 def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, outcome: Pass) -> Pass:
-    """The reference could not be has_storage all the way: errors are then those of two runs, each going its own way."""
+    """The reference could not be carried all the way: errors are then those of two runs, each going its own way."""
     try:
         with separate_run(model, batch, target, settings, scale, low=False) as reference:
             pass

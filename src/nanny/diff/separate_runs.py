@@ -1,4 +1,4 @@
-"""Two runs one after the other, matched by module and call: for models that has_storage shadows cannot follow, and to check them.
+"""Two runs one after the other, matched by module and call: for models that twins cannot follow, and to check them.
 
 Keeps every module's output of the first run until the second is done, so it takes memory that shadows do not.
 """

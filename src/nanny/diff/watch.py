@@ -1,4 +1,4 @@
-"""Watches one run of a model under has_storage shadows: every module call, gradient and operation beside its reference.
+"""Watches one run of a model beside its twins: every module call, gradient and operation beside its reference.
 
 `OpWatcher` runs inside the dispatch, once for every operation, so what costs a pass over the data is done only on request
 (`closely`).

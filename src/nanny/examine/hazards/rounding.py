@@ -12,7 +12,7 @@ from . import Step, hazard, hazard_of
 
 
 def _jumps(suspect: Suspect, step: Step) -> bool:
-    """The error is made here, not has_storage here: healthy errors grow slowly from layer to layer."""
+    """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
     made = suspect.level >= step.limits.damage_made * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
     return suspect.trouble == "error" and made and suspect.op not in SELECT
 
