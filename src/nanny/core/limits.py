@@ -118,7 +118,6 @@ class Limits:
         why="GradScaler has no floor, it halves for ever; below 1 the gradients themselves do not fit",
     )  # fmt: skip
     scale_collapse_skips: float = _limit(3, "derived: a scale that was set below 1 on purpose may skip once or twice")
-    scale_drop: float = _limit(100.0, "seed 003, 2.4: below the initial value / 100", seed="initial / 100")
     skip_window: float = _limit(200, "MECHANISMS: skip rate over 200 steps")
     skip_rate_warn: float = _limit(0.01, "MECHANISMS; seed 002, 4.4: overflow ratio below 1 % and stable", seed="1 %")
     skip_rate_error: float = _limit(0.10, "MECHANISMS: above 10 % severe")

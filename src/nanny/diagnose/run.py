@@ -43,7 +43,8 @@ def evidence_of(source: Any, run: int | None = None) -> Evidence:
     if isinstance(source, (str, os.PathLike)):
         return stored_evidence(Path(source), run)
     if hasattr(source, "evidence") and callable(source.evidence):
-        return source.evidence()
+        found: Evidence = source.evidence()
+        return found
     raise NannyError(
         f"diagnose() cannot read a {type(source).__name__}; give it a MixedPrecisionNanny, what examine() returned, "
         "the path of a metrics.db, or a DiffReport"
