@@ -13,7 +13,7 @@ from nanny.core.finding import Finding, NannyError, Severity
 from nanny.core.step import OptimizerState, StepRecord, Update
 from nanny.diagnose.causes.early import crossing
 from nanny.diagnose.choose import diagnoses_of
-from nanny.diagnose.evidence import Evidence, Reach, RunFacts
+from nanny.diagnose.evidence import Evidence, GradientLevel, Reach, RunFacts
 from nanny.diagnose.history import RunHistory
 from nanny.diagnose.knowledge import LANGUAGES, remedy_of
 from nanny.diagnose.registry import all_causes
@@ -218,7 +218,7 @@ def test_steps_are_folded_into_facts_of_the_loop():
 def test_every_field_of_a_step_is_kept_by_the_run_and_survives_the_store():
     told = {
         "growth_interval": 2000,
-        "loss_dtype": "float16",
+        "root_site": "Net",
         "stale": ("w",),
         "optimizers": (OptimizerState("SGD", True, False, 0.1),),
     }
@@ -231,11 +231,27 @@ def test_every_field_of_a_step_is_kept_by_the_run_and_survives_the_store():
     assert facts == history.facts
 
 
+@pytest.mark.parametrize("called", ["weight", "bias", "theta"])
+def test_gradients_that_fade_are_told_whatever_the_parameters_are_called(called):
+    names = tuple(f"layers.{i}.{called}" for i in range(9))
+    levels = tuple(GradientLevel(name, 10.0 ** (i - 9), 1.0) for i, name in enumerate(names))
+    facts = RunFacts(steps=8, parameters=names, sizes=dict.fromkeys(names, 64), levels=levels)
+    (best,) = diagnoses_of(Evidence(facts, {"loss": curve([1.0] * 8)}))
+    assert (best.cause, best.culprit) == ("vanishing_architecture", "layers.0")
+    assert diagnoses_of(Evidence(replace(facts, vectors=names), {"loss": curve([1.0] * 8)})) == []  # biases, gains
+
+
 def test_every_cause_says_what_to_change_and_how_to_prove_it():
     for cause in all_causes().values():
         assert all(remedy_of(cause.name, language) for language in LANGUAGES), cause.name
         assert cause.paragraph("Confirm"), cause.name
         assert cause.doc.partition("\n")[0], cause.name
+
+
+def test_a_diagnosis_has_its_remedy_in_both_languages():
+    (best,) = diagnoses_of(broken_run(overflow_exam()))
+    assert best.remedy == remedy_of("activation_overflow_fp16")
+    assert best.in_language("zh").remedy == remedy_of("activation_overflow_fp16", "zh") != best.remedy
 
 
 def test_every_cause_has_a_page():

@@ -38,6 +38,15 @@ class Place:
         return self.phase == "loop" and not self.site
 
 
+def operation(op: str) -> str:
+    """An operation outside any module, by the name a user would type: `_to_copy` is a call of `.to()`."""
+    plain = op.lstrip("_")
+    return f"op:{_AS_TYPED.get(plain, plain)}"
+
+
+_AS_TYPED = {"to_copy": "to", "copy": "copy_"}
+
+
 @dataclass(frozen=True)
 class Hazard:
     """One numerical hazard: the same kind, operation and place are one hazard, however often it ran.
@@ -56,7 +65,7 @@ class Hazard:
     limit: float | None = None  # ... and what it broke
     message: str = ""  # one sentence with the numbers
     numbers: Mapping[str, Any] = field(default_factory=dict)
-    traits: tuple[str, ...] = ()  # what else is known of it and tells causes apart: the first column of diagnose.choose
+    traits: tuple[str, ...] = ()  # what else is known of it and tells causes apart: what the rules of diagnose.choose ask for
     consequence: float = 0.0  # 0..inf: relative, energy-weighted error that it puts into loss and gradients; inf: destroys them
     cause: str = ""  # a name of the knowledge base
     remedy: str = ""  # as the page of the cause has it
@@ -65,7 +74,7 @@ class Hazard:
     @property
     def culprit(self) -> str:
         """The place as a diagnosis names it."""
-        return self.place.site or f"op:{self.op}"
+        return self.place.site or operation(self.op)
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ class FirstBad:
     @property
     def culprit(self) -> str:
         """The place as a diagnosis names it."""
-        return self.place.site or f"op:{self.op}"
+        return self.place.site or operation(self.op)
 
     @property
     def in_forward(self) -> bool:

@@ -1,11 +1,6 @@
 """Rules, causes and kinds of hazard: each is one decorated function in a folder, and its docstring is its page.
 
-rules = Registry("nanny.monitor.rules")
-
-@rules.enter("LOSS_SPIKE", severity=Severity.WARNING)
-def loss_spike(step, run): ...
-
-rules.entries()["LOSS_SPIKE"].function
+`Registry(package).enter(NAME, ...)` is the decorator; `entries()` imports the folder and gives the functions by name.
 """
 
 from __future__ import annotations

@@ -198,7 +198,6 @@ class StepRecord:
     examined: bool = False
     calls: tuple[str, ...] = field(default=(), metadata={"if": "stepped"})  # of the loop, in order: scale, backward, clip ...
     backwards: int = 0
-    loss_dtype: str = ""
     loss_factor: float | None = None  # a number by which the loss was multiplied by hand right before backward
     growths: tuple[Growth, ...] = ()
     new_scaler: bool = False  # a GradScaler that no step before has used

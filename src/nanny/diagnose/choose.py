@@ -69,6 +69,7 @@ HAZARD_RULES = (
     _rule("zero_divisor", "", "eps_underflow_fp16", "nothing protects from the zero"),
     _rule("integers", "angle", "position_precision_loss", "rounded before there was an angle"),
     _rule("integers", "", "integer_in_low_precision", "ids or counts"),
+    _rule("decision", "target trained", "router_low_precision", "a choice inside a module that is itself trained routes"),
     _rule("decision", "target", "target_in_low_precision", "what the loss compares with was chosen"),
     _rule("decision", "", "router_low_precision", "the program goes another way"),
     _rule("exp_range", "in_reference", "", "FP32 overflows as well"),
@@ -109,6 +110,7 @@ HAZARD_RULES = (
         rule
         for kind in ("cancellation", "absorption", "amplification")
         for rule in (
+            _rule(kind, "target trained", "router_low_precision", "a target comes from outside, or from a frozen teacher"),
             _rule(kind, "target", "target_in_low_precision", "a loss compares with it"),
             _rule(kind, "choice", "router_low_precision", "a choice is made by it"),
             _rule(kind, "log_probabilities", "logprob_rounding", "it descends from a log_softmax"),

@@ -16,21 +16,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
 
 
-_TORCH_NAMES = {"to_copy": "to", "copy": "copy_"}
-
-
-def as_named(culprit: str) -> str:
-    """Operations by the name a user would type: `op:_to_copy` is a call of `.to()`."""
-    kind, colon, name = culprit.partition(":")
-    if kind != "op" or not colon:
-        return culprit
-    plain = name.lstrip("_")
-    return f"op:{_TORCH_NAMES.get(plain, plain)}"
-
-
 def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culprit: str = "") -> Diagnosis:
     """What the first bad number proves."""
-    where = culprit or as_named(at.hazard.culprit if at.hazard is not None and at.hazard.cause else at.culprit)
+    where = culprit or (at.hazard.culprit if at.hazard is not None and at.hazard.cause else at.culprit)
     return Diagnosis(
         culprit=where,
         confidence=confidence,
@@ -104,7 +92,7 @@ def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Diagnosi
     if name == signs.lead and worst >= 0.5:
         confidence = CERTAIN
     yield Diagnosis(
-        culprit=as_named(hazard.culprit),
+        culprit=hazard.culprit,
         confidence=less_sure(confidence) if hazard.in_reference else confidence,
         evidence=tuple(t for t in (f"step {exam.step}: {hazard.message}", error, times) if t),
         chain=(f"{hazard.culprit}: {hazard.kind} in {hazard.op}", *(("wrong gradients",) if error else ())),

@@ -18,7 +18,7 @@ from ..core.step import StepRecord, Update
 
 
 @dataclass(frozen=True)
-class Level:
+class GradientLevel:
     """A gradient's norm at some step."""
 
     name: str
@@ -62,6 +62,7 @@ class RunFacts:
     largest: Mapping[str, float] = field(default_factory=dict)  # of numbers
     parameters: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)  # elements of each
+    vectors: tuple[str, ...] = ()  # parameters of one dimension: biases, gains of norms
     incidents: tuple[StepRecord, ...] = ()  # the first steps at which the loss or a gradient was not finite
     bad_steps: int = 0
     bad_buffers: tuple[str, ...] = ()
@@ -70,11 +71,10 @@ class RunFacts:
     updates_step: int | None = None
     lost_probes: int = 0  # probed steps at which most of the 16-bit weights stayed as they were
     probes: int = 0
-    early_levels: tuple[Level, ...] = ()  # gradients of the first clean step
-    levels: tuple[Level, ...] = ()  # of the last clean step
+    early_levels: tuple[GradientLevel, ...] = ()  # gradients of the first clean step
+    levels: tuple[GradientLevel, ...] = ()  # of the last clean step
     surprises: tuple[Surprise, ...] = ()  # the largest, in order of time
     reach: tuple[Reach, ...] = ()
-    examinations: int = 0
 
     def count(self, name: str) -> int:
         """Steps at which a field of StepRecord was told."""

@@ -174,7 +174,7 @@ def modules_between(trace: StepRecord | None, after: str) -> tuple[str, ...]:
     for name in order[order.index(layer) + 1 :]:
         if name in layers or name == trace.root_site:
             break
-        if not layer.startswith(f"{name}.") and not any(f"{name}." in f"{other}." and other != name for other in layers):
+        if not layer.startswith(f"{name}.") and not any(other.startswith(f"{name}.") for other in layers):
             out.append(name)
     return tuple(out)
 

@@ -17,7 +17,7 @@ from ..core.examination import Examination
 from ..core.finding import Finding
 from ..core.limits import Limits
 from ..core.step import CURVES, TOLD, SiteTable, StepRecord
-from .evidence import Evidence, Level, Reach, RunFacts, Surprise
+from .evidence import Evidence, GradientLevel, Reach, RunFacts, Surprise
 from .first_nonfinite import bad_sites, culprit_of, forward_culprit
 
 MOST_INCIDENTS = 12
@@ -216,7 +216,6 @@ class RunHistory:
             largest=dict(self._largest),
             early_levels=early,
             levels=late,
-            examinations=len(self.examinations),
         )
 
     def evidence(self, findings: Sequence[Finding]) -> Evidence:
@@ -237,7 +236,8 @@ class RunHistory:
         if step.weights is not None and not self._facts.parameters:
             names = step.weights.names[:MOST_PARAMETERS]
             sizes = {n: math.prod(shape) for n, shape in zip(names, step.weights.shapes)}
-            self._facts = replace(self._facts, parameters=names, sizes=sizes)
+            vectors = tuple(n for n, shape in zip(names, step.weights.shapes) if len(shape) < 2)
+            self._facts = replace(self._facts, parameters=names, sizes=sizes, vectors=vectors)
 
     def _add_incident(self, step: StepRecord) -> None:
         bad = bad_sites(step.grads)
@@ -314,12 +314,12 @@ class RunHistory:
             known = sorted((*self._facts.surprises, one), key=lambda s: -s.ratio)[:MOST_POINTS]
             self._facts = replace(self._facts, surprises=tuple(sorted(known, key=lambda s: s.step)))
 
-    def _levels(self, grads: SiteTable) -> tuple[Level, ...]:
+    def _levels(self, grads: SiteTable) -> tuple[GradientLevel, ...]:
         columns = grads.columns
         largest = np.maximum(np.abs(np.asarray(columns["min"])), np.abs(np.asarray(columns["max"])))
         read, zeros = self._counts[:2, self._columns(grads.names)].astype(int)
         return tuple(
-            Level(name, float(columns["norm"][i]), float(largest[i]), grads.dtypes[i], int(zeros[i]), int(read[i]))
+            GradientLevel(name, float(columns["norm"][i]), float(largest[i]), grads.dtypes[i], int(zeros[i]), int(read[i]))
             for i, name in enumerate(grads.names[:MOST_PARAMETERS])
         )
 

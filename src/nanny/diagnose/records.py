@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -34,6 +34,12 @@ class Diagnosis:
     def is_bare_operation(self) -> bool:
         """No module, parameter or part of the loop is named, only what was computed."""
         return self.culprit.partition(":")[0] == "op"
+
+    def in_language(self, language: str) -> Diagnosis:
+        """With the remedy as the page of the cause has it in that language."""
+        from .knowledge import remedy_of
+
+        return replace(self, remedy=remedy_of(self.cause, language))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, plain, as diagnose --format json prints them."""

@@ -198,7 +198,7 @@ class Signs:
         known = [*self.facts.first.growths] if self._untrained(self.facts.first_steps.get("growths")) else []
         for exam, growths in self.fact("growth"):
             if self._untrained(exam.step):
-                known += [_growth_of(where, numbers) for where, numbers in growths.items()]
+                known += [_growth_of(numbers) for numbers in growths.values()]
         limits = self.limits
         growing = [g for g in known if g.factor > limits.growth_whole and g.each > limits.growth_each]
         # backward mirrors forward, also where it only passes: forward tells who does it
@@ -258,9 +258,9 @@ class Signs:
         exam = next((e for e in reversed(self.evidence.examinations) if e.gradients and e.first_bad is None), None)
         sizes = self.facts.sizes
         if exam is not None:
-            norms = {g.name: (g.reference_norm, g.norm) for g in exam.gradients if not g.name.endswith("bias")}
+            norms = {g.name: (g.reference_norm, g.norm) for g in exam.gradients if g.name not in self.facts.vectors}
         else:
-            norms = {g.name: (g.norm, g.norm) for g in self.facts.levels if not g.name.endswith("bias")}
+            norms = {g.name: (g.norm, g.norm) for g in self.facts.levels if g.name not in self.facts.vectors}
         known = [(n, *norms[n]) for n in self.facts.parameters if n in norms and sizes.get(n, 0) > 1]  # in the model's order
         rms = [(n, r / math.sqrt(sizes[n]), v) for n, r, v in known if 0 < r < math.inf]
         if len(rms) < self.limits.fade_layers:
@@ -333,15 +333,8 @@ class Signs:
     def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
         for exam in self.evidence.examinations:
             for hazard in exam.hazards:
-                if self.cause_of(hazard) == cause:
+                if hazard.cause == cause:
                     yield exam, hazard
-
-    def cause_of(self, hazard: Hazard) -> str:
-        """A choice inside a module that is trained itself routes; a target comes from outside or from a frozen teacher."""
-        if hazard.cause != "target_in_low_precision" or not hazard.place.site:
-            return hazard.cause
-        trained = any(g.name.startswith(f"{hazard.place.site}.") for g in self.facts.levels or self.facts.early_levels)
-        return "router_low_precision" if trained else hazard.cause
 
     @cached_property
     def lead(self) -> str:
@@ -353,8 +346,7 @@ class Signs:
             first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
             if first is not None:
                 proof = 2.0 if first.kind in PROVED else 1.0
-                name = self.cause_of(first)
-                votes[name] = votes.get(name, 0.0) + proof * (0.5 + 0.5 * worst)
+                votes[first.cause] = votes.get(first.cause, 0.0) + proof * (0.5 + 0.5 * worst)
         return max(votes, key=lambda name: votes[name], default="")
 
     def fact(self, name: str) -> Iterator[tuple[Examination, Any]]:
@@ -399,11 +391,10 @@ def _reaches_loss(exam: Examination) -> bool:
     return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
 
 
-def _growth_of(where: str, numbers: Mapping[str, Any]) -> Growth:
-    """From `site op phase` and what the sanitizer saw of an operation that ran again and again."""
-    site, _, phase = where.rsplit(" ", 2)
-    calls = int(numbers["calls"])
-    return Growth("backward" if phase == "backward" else "forward", site, "calls", calls, float(numbers["factor"]) ** (calls - 1))
+def _growth_of(numbers: Mapping[str, Any]) -> Growth:
+    """From what the sanitizer saw of an operation that ran again and again."""
+    calls, direction = int(numbers["calls"]), "backward" if numbers["phase"] == "backward" else "forward"
+    return Growth(direction, numbers["site"], "calls", calls, float(numbers["factor"]) ** (calls - 1))
 
 
 def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:

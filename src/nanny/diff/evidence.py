@@ -32,7 +32,7 @@ def diff_evidence(report: DiffReport) -> Evidence:
     broken = bad or (report.loss is not None and not math.isfinite(report.loss))
     incident = StepRecord(0, loss=report.loss, bad_grads=bad)
     facts = RunFacts(
-        steps=1, latest=StepRecord(0, amp_dtype=dtype), parameters=tuple(names), sizes=names, examinations=1,
+        steps=1, latest=StepRecord(0, amp_dtype=dtype), parameters=tuple(names), sizes=names,
         bad_steps=int(bool(broken)), incidents=(incident,) if broken else (),
     )  # fmt: skip
     return Evidence(facts, findings=report.findings, examinations=(exam,))

@@ -125,7 +125,11 @@ class StepFacts:
             facts["biases"] = self.biases
         if self.ratios:
             facts["ratios"] = self.ratios
-        growth = {f"{site} {name} {phase}": g for (site, name, phase), calls in self._growth.items() if (g := _growth(calls))}
+        growth = {
+            f"{site} {name} {phase}": {"site": site, "phase": phase, **grown}
+            for (site, name, phase), calls in self._growth.items()
+            if (grown := _growth(calls))
+        }
         if growth:
             facts["growth"] = growth
         return facts
@@ -139,4 +143,4 @@ def _growth(calls: list[float]) -> dict[str, float] | None:
     steps = [b / a for a, b in pairwise(usable)]
     factor = math.exp(sum(map(math.log, steps)) / len(steps))
     rising = sum(s > 1 for s in steps) / len(steps)
-    return {"factor": factor, "calls": len(usable), "first": usable[0], "last": usable[-1]} if rising > 0.8 else None
+    return {"factor": factor, "calls": len(usable)} if rising > 0.8 else None

@@ -39,8 +39,8 @@ from ..watch.twins import Operation
 from .measure import (
     EXACT,
     SPOILED,
+    ErrorLevel,
     Extent,
-    Level,
     absorption,
     bias_of,
     extent,
@@ -178,7 +178,7 @@ class Follower:
         return before or here
 
     def _blame(
-        self, step: TaggedOp, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Suspect | None
+        self, step: TaggedOp, real: Tensor, twin: Tensor, level: ErrorLevel, graded: float, behind: Suspect | None
     ) -> Suspect | None:
         given = [t for t in step.tags if t.origin is not None]
         for tag in given:
@@ -201,7 +201,7 @@ class Follower:
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
         return same or self._error_suspect(step, real, twin, level, graded, behind)
 
-    def _made_by_kernel(self, step: TaggedOp, real: Tensor, level: Level) -> bool:
+    def _made_by_kernel(self, step: TaggedOp, real: Tensor, level: ErrorLevel) -> bool:
         """A scatter that adds up in 16 bits is wrong by itself, whatever the error of what it adds."""
         if step.name not in SCATTERS or real.dtype not in LOW or step.written:
             return False
@@ -225,7 +225,7 @@ class Follower:
         return large.made > 0 and large.made in small.ancestors
 
     def _error_suspect(
-        self, step: TaggedOp, real: Tensor, twin: Tensor, level: Level, graded: float, behind: Suspect | None
+        self, step: TaggedOp, real: Tensor, twin: Tensor, level: ErrorLevel, graded: float, behind: Suspect | None
     ) -> Suspect:
         suspect = self._ledger.suspect(step, "error")
         if step.name in _ADDITIONS:
@@ -247,7 +247,6 @@ class Follower:
             centred=level.centred,
             level=graded,
             input_level=max((t.level for t in step.tags), default=0.0),
-            absmax=extent(real).absmax,
             reference_absmax=extent(twin).absmax,
             reference_rms=rms_of(twin),
             own=None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
@@ -361,7 +360,7 @@ def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
             repeats=step.repeats if tags[large].made == step.previous else 1,
             residual=tags[large].made in tags[small].ancestors and tags[large].made > 0,
             operands=ledger.operands(step),
-            numbers={"ratio": lost.ratio, "factor": tags[large].factor, "in_place": bool(step.written)},
+            numbers={"ratio": lost.ratio, "factor": tags[large].factor},
         )
     return None
 

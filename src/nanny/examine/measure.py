@@ -21,7 +21,7 @@ _MOST_DETAILED = 1 << 22
 _BIAS_ELEMENTS = 256  # the mean of so many is known to a sixteenth of their spread
 
 
-class Level(NamedTuple):
+class ErrorLevel(NamedTuple):
     """Error of a tensor beside its twin."""
 
     plain: float
@@ -33,8 +33,8 @@ class Level(NamedTuple):
         return max(self.plain, self.centred * centred_weight)
 
 
-EXACT = Level(0.0, 0.0, 0.0, 0.0)
-SPOILED = Level(math.inf, math.inf, math.inf, 0.0)
+EXACT = ErrorLevel(0.0, 0.0, 0.0, 0.0)
+SPOILED = ErrorLevel(math.inf, math.inf, math.inf, 0.0)
 
 
 class Extent(NamedTuple):
@@ -72,7 +72,7 @@ def scalars_in(args: Any, kwargs: Any) -> tuple[float, ...]:
     return tuple(float(v) for v in found[:4])
 
 
-def level_of(real: Tensor, twin: Tensor) -> Level:
+def level_of(real: Tensor, twin: Tensor) -> ErrorLevel:
     """Plain and centred error. Where one of the two is not finite, the rest is compared."""
     real = _computable(real)
     difference = torch.sub(twin, real)
@@ -82,12 +82,12 @@ def level_of(real: Tensor, twin: Tensor) -> Level:
         twin = torch.where(both, twin, 0).double()
         error, size = _norm(torch.where(both, difference, 0).double()), _norm(twin)
     if error == 0:
-        return Level(0.0, 0.0, 0.0, size)
+        return ErrorLevel(0.0, 0.0, 0.0, size)
     if size == 0:
-        return Level(math.inf, math.inf, error, 0.0)
+        return ErrorLevel(math.inf, math.inf, error, 0.0)
     plain = error / size
     varying = min((_varying(twin, dim, size) for dim in _dims(twin)), default=1.0)
-    return Level(plain, plain / varying, error, size)
+    return ErrorLevel(plain, plain / varying, error, size)
 
 
 def _sampled(tensor: Tensor) -> Tensor:

@@ -54,7 +54,6 @@ class Suspect:
     operands: tuple[Operand, ...] = ()
     count: int = 0  # elements of the result
     share: float = 0.0  # of them concerned
-    absmax: float = 0.0  # of the finite part of the result
     reference_absmax: float = 0.0
     reference_rms: float = 0.0
     nan: bool = False

@@ -19,7 +19,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     dead_units        site of a ReLU -> share of units that are off for the whole batch
     biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
-    growth            `site op phase` of an operation that ran 8 times or more, growing -> {factor per call, calls, first, last}
+    growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
     left_out          why twins or states were not kept, if memory ran short
     failed            why the examination ended early

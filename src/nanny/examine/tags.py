@@ -18,7 +18,7 @@ from ..watch.places import Spot, running_derivative
 from ..watch.storages import key_of
 from ..watch.tensors import LOW, short_dtype
 from ..watch.twins import Operation
-from .measure import Level, operand_numbers, scalars_in
+from .measure import ErrorLevel, operand_numbers, scalars_in
 from .records import Operand, Suspect
 
 _SWEEP_OPS = 256
@@ -141,7 +141,7 @@ class Ledger:
     def threshold(self, dtype: torch.dtype) -> float:
         return min(self.limits.rel_l2_warn_roundoffs * self.unit_roundoff(dtype), self.limits.diff_centred_warn)
 
-    def graded(self, level: Level, dtype: torch.dtype) -> float:
+    def graded(self, level: ErrorLevel, dtype: torch.dtype) -> float:
         """The plain error, or the centred one brought to its scale."""
         coarse = self.unit_roundoff(dtype) * 2**8  # the centred limit is that of bf16
         return level.graded(self.threshold(dtype) / (self.limits.diff_centred_warn * coarse) if coarse else 0.0)

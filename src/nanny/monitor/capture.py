@@ -12,8 +12,7 @@ from torch import Tensor
 from ..core.step import BadCall, SiteTable, StepRecord
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
-from .growth import growths_of
-from .trace import Call, StepTrace
+from .trace import Call, StepTrace, growths_of
 from .updates import UpdateProbe
 
 Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..watch.tensors import short_dtype
-from .trace import Suspect
+from .trace import BadOutput
 
 MOST_BYTES = 256 << 20
 
 
-def save_suspect(folder: Path, step: int, suspect: Suspect, rng: Tensor | None) -> tuple[Path, str] | None:
+def save_bad_output(folder: Path, step: int, suspect: BadOutput, rng: Tensor | None) -> tuple[Path, str] | None:
     """Writes `step<N>_<site>.safetensors` with a JSON beside it; None if it would be too large. It holds training data."""
     from safetensors.torch import save_file
 

@@ -24,8 +24,7 @@ from ..watch.names import parts_of, root_name
 from ..watch.tensors import short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
-from .loss_facts import copied, factor_of
-from .trace import HISTOGRAM_SAMPLE, StepTrace, Suspect
+from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
@@ -68,7 +67,7 @@ def guarded(method: F, apart: bool = True) -> F:
 class Recorder:
     """Listens to the training of some models. `begin` and `end` frame a step; optimizer events after `end` still belong to it."""
 
-    def __init__(self, on_failure: Callable[[Exception], None], on_suspect: Callable[[Suspect], None]) -> None:
+    def __init__(self, on_failure: Callable[[Exception], None], on_bad_output: Callable[[BadOutput], None]) -> None:
         self.off = False
         self.busy = False
         self.seconds = 0.0
@@ -79,9 +78,8 @@ class Recorder:
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
         self._on_failure = on_failure
-        self._on_suspect = on_suspect
+        self._on_bad_output = on_bad_output
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
-        self._scaled_from: torch.dtype | None = None
         self._probe: UpdateProbe | None = None
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
@@ -127,7 +125,7 @@ class Recorder:
         if traced:
             self.find_parts()
             self._measure_weights()
-            self.capture.trace = StepTrace(self.modules, self._on_suspect, self.compiled)
+            self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.open(self.guard)
 
     @guarded
@@ -253,11 +251,10 @@ class Recorder:
         self._note("backward")
         if root.numel() == 1 and root.is_floating_point():
             scaled = self._scaled is not None and self._scaled[0]() is root
-            loss = self._scaled[1] if scaled and self._scaled is not None else copied(root)
+            loss = self._scaled[1] if scaled and self._scaled is not None else _copy_of(root)
             capture.losses.append(loss)
             capture.backward_scaled = capture.backward_scaled or scaled
-            capture.record.loss_dtype = short_dtype(root.dtype if not scaled else self._scaled_from or root.dtype)
-            capture.record.loss_factor = None if scaled else factor_of(root)
+            capture.record.loss_factor = None if scaled else _factor_of(root)
         if (
             not capture.packed
             and capture.record.autopsy is None
@@ -274,8 +271,7 @@ class Recorder:
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
-        self._scaled = (weakref.ref(scaled), copied(loss))
-        self._scaled_from = loss.dtype
+        self._scaled = (weakref.ref(scaled), _copy_of(loss))
         self._note("scale")
         self._note_scaler(scaler)
         if self.capture is not None and scaler._scale is not None:
@@ -390,3 +386,19 @@ class Recorder:
         self.capture.stepped_by.add(id(optimizer))
         if optimizer.param_groups:
             self.capture.record.lr = lr_of(optimizer.param_groups[0])
+
+
+def _copy_of(loss: Tensor) -> Tensor:
+    """A scalar of its own, in a type that the host can read."""
+    return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def _factor_of(root: Tensor) -> float | None:
+    """The plain number by which a loss was multiplied last, if it was."""
+    node = root.grad_fn
+    if node is None or type(node).__name__ != "MulBackward0":
+        return None
+    other = getattr(node, "_saved_other", None)
+    if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
+        return float(other)
+    return None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -10,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
 from ..core.examination import Examination
 from ..core.finding import Finding
@@ -22,6 +27,19 @@ from ..store.writer import RunWriter
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
 THIN = 10
 RING = 50
+
+
+def run_info(trace_interval: int) -> RunInfo:
+    """This process, as it introduces itself to the store."""
+    together = dist.is_available() and dist.is_initialized()
+    return RunInfo(
+        started=time.time(),
+        argv=tuple(sys.argv),
+        torch=torch.__version__,
+        world_size=dist.get_world_size() if together else int(os.environ.get("WORLD_SIZE", "1") or 1),
+        rank=dist.get_rank() if together else int(os.environ.get("RANK", "0") or 0),
+        meta={"trace_interval": trace_interval, "threads": torch.get_num_threads(), "cuda": torch.cuda.is_available()},
+    )
 
 
 class RunRecording:

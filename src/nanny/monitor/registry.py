@@ -15,7 +15,7 @@ from ..diagnose.knowledge import remedy_of
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """What a rule saw. Severity and hint are the rule's own unless given."""
 
     message: str

@@ -7,20 +7,25 @@ many containers return it. Gradients are taken by a hook on the output tensor, w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook
 
-from ..core.step import BadCall
+from ..core.step import BadCall, Growth
 from ..measure.rows import RowBuffer, count_nonfinite
 from ..watch.tensors import being_traced, float_leaves, short_dtype
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
+FEWEST_GROWING = 6  # calls or layers
+LEAST_EACH = 1.15  # per call or layer; a healthy residual stream grows more slowly
+LEAST_WHOLE = 1e3
+FADED = 1e-5  # what is left of a gradient after all calls
 MOST_CALLS = 64  # per module and step: a cell called a thousand times is measured this often
 
 
@@ -41,7 +46,7 @@ class Call:
 
 
 @dataclass
-class Suspect:
+class BadOutput:
     """A call whose output was seen to be bad at once; what is known about its inputs."""
 
     bad: BadCall
@@ -63,7 +68,7 @@ class StepTrace:
     """Opened at the start of a traced step, closed at its end; the numbers are in `rows`."""
 
     def __init__(
-        self, names: Mapping[int, str], on_suspect: Callable[[Suspect], None], skip: frozenset[int] = frozenset()
+        self, names: Mapping[int, str], on_bad_output: Callable[[BadOutput], None], skip: frozenset[int] = frozenset()
     ) -> None:
         self.rows = RowBuffer(HISTOGRAM_SAMPLE)
         self.calls: list[Call] = []
@@ -75,7 +80,7 @@ class StepTrace:
         self._skip = skip
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, Call]] = {}
         self._counts: dict[str, int] = {}
-        self._on_suspect = on_suspect
+        self._on_bad_output = on_bad_output
         self._handle: Any = None
         self._leaf_handles: list[Any] = []  # hooks on parameters or inputs that a module returned, which would outlive the step
 
@@ -191,7 +196,7 @@ class StepTrace:
         )
         self.bad.append(bad_call)
         if clean is not False and (nan or posinf or parameters or bad_call.has_parameters):
-            self._on_suspect(Suspect(bad_call, tuple(t for t, _ in before), module))
+            self._on_bad_output(BadOutput(bad_call, tuple(t for t, _ in before), module))
 
     def _zero_output(self, call: Call, module: nn.Module, before: list[tuple[Tensor, int | None]]) -> None:
         """All zero in fp16: flushed, if the input spreads to both sides of zero and no parameter of the module is itself zero."""
@@ -217,3 +222,46 @@ def _is_finite(tensor: Tensor) -> bool:
 def _finite_absmax(tensor: Tensor) -> float:
     magnitude = tensor.detach().float().abs()
     return float(torch.where(magnitude.isfinite(), magnitude, 0.0).max())
+
+
+def growths_of(calls: Sequence[Call], values: Any) -> Iterator[Growth]:
+    """Norms that grow geometrically within one step: over the calls of one module (time), or over the layers (depth).
+
+    `values` are the rows of the trace: count, min, max, sum of squares, sum.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        rms = np.sqrt(values[3] / values[0])
+    by_site: dict[str, list[Call]] = {}
+    for call in calls:
+        by_site.setdefault(call.site, []).append(call)
+    for site, members in by_site.items():
+        forward = [float(rms[c.output]) for c in members]
+        backward = [float(rms[c.gradient[0]]) for c in reversed(members) if c.gradient]
+        yield from _grown("forward", site, "calls", forward)
+        yield from _grown("backward", site, "calls", backward)
+    first = [members[0] for members in by_site.values()]
+    distinct = list({c.output: c for c in first}.values())  # a container hands on the row of its last child
+    forward = [float(rms[c.output]) for c in distinct]
+    backward = [float(rms[c.gradient[0]]) for c in reversed(distinct) if c.gradient]
+    weighty = next((c.site for c in distinct if c.has_parameters), distinct[0].site if distinct else "")
+    yield from _grown("forward", weighty, "layers", forward)
+    yield from _grown("backward", weighty, "layers", backward)
+
+
+def _grown(direction: str, site: str, unit: str, norms: Sequence[float]) -> Iterator[Growth]:
+    """The longest stretch at the beginning or end that grows in nearly every member; what overflowed ends it."""
+    known = []
+    for norm in norms:
+        if not np.isfinite(norm):
+            break
+        if norm > 0:
+            known.append(norm)
+    if len(known) < FEWEST_GROWING:
+        return
+    ratios = np.diff(np.log(known))
+    steady = float(np.mean(ratios > 0)) > 0.7
+    whole = float(np.exp(ratios.sum()))
+    if steady and whole > LEAST_WHOLE and whole ** (1 / len(ratios)) > LEAST_EACH:
+        yield Growth(direction, site, unit, len(known), whole)
+    if unit == "calls" and float(np.mean(ratios < 0)) > 0.7 and whole < FADED:
+        yield Growth(direction, site, unit, len(known), whole)

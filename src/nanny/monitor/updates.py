@@ -86,7 +86,7 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
     eps = group.get("eps")
     return OptimizerState(
         name=type(optimizer).__name__,
-        rounds_to_nearest=type(optimizer).__module__.startswith("torch.optim"),
+        rounds_to_nearest=getattr(torch.optim, type(optimizer).__name__, None) is type(optimizer),
         fused=bool(group.get("fused")),
         lr=lr_of(group),
         eps=float(eps) if isinstance(eps, (int, float)) else None,

@@ -1,4 +1,4 @@
-"""Watches a training run: `MixedPrecisionNanny`.
+"""Watches a training run: `MixedPrecisionNanny`; and with less, `watch_model(model)` and `check_loss_scale(scaler)`.
 
     nanny = MixedPrecisionNanny(model, optimizer, scaler)
     for step, (x, y) in enumerate(loader):
@@ -23,7 +23,7 @@ import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,13 @@ from ..store.writer import status_at_exit, status_of
 from ..watch.steps import StepClock
 from .capture import StepCapture
 from .culprit import first_culprit
-from .dump import save_suspect
+from .dump import save_bad_output
 from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
-from .process import run_info
 from .recorder import Recorder
-from .recording import RunRecording
+from .recording import RunRecording, run_info
 from .registry import all_rules, judge_step
-from .trace import Suspect
+from .trace import BadOutput
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
@@ -310,9 +309,9 @@ class MixedPrecisionNanny:
         if self._on_finding is not None:
             self._on_finding(finding)
 
-    def _suspect(self, suspect: Suspect) -> None:
+    def _suspect(self, suspect: BadOutput) -> None:
         if self._dump_on_error and self._folder is not None and len(self._dumps) < MOST_DUMPS and self._step is not None:
-            saved = save_suspect(self._folder / "dumps", self._step, suspect, self._rng)
+            saved = save_bad_output(self._folder / "dumps", self._step, suspect, self._rng)
             if saved is not None:
                 self._dumps.append(saved[0])
                 if self._recording is not None:
@@ -426,3 +425,70 @@ def examine(
             with nanny.step(i):
                 step_fn(i)
     return nanny
+
+
+class Watch:
+    """What `watch_model` gives back; `remove()` ends it."""
+
+    def __init__(self, model: nn.Module, on_finding: Callable[[Finding], None] | None) -> None:
+        self.nanny = MixedPrecisionNanny(model, output_dir=None, on_finding=on_finding)
+        self._steps = None if not self.nanny.enabled else self.nanny.steps_by_themselves(find_models=False)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return self.nanny.findings
+
+    def remove(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+        self.nanny.close()
+
+
+def watch_model(model: nn.Module, on_finding: Callable[[Finding], None] | None = None) -> Watch:
+    """Watches a model's training from now on and logs to stderr; writes no files. Steps are found by themselves."""
+    return Watch(model, on_finding)
+
+
+@dataclass
+class _ScaleWatch:
+    """What `check_loss_scale` remembers of one scaler."""
+
+    run: RunHistory = field(default_factory=RunHistory)
+    last: float | None = None
+    told: set[str] = field(default_factory=set)  # codes of the trouble that is going on
+
+
+_scale_watches: weakref.WeakKeyDictionary[GradScaler, _ScaleWatch] = weakref.WeakKeyDictionary()
+_SCALE_RULES = ("SCALE_DECLINE", "SCALE_COLLAPSE", "SCALE_LOW", "SKIP_RATE")
+
+
+def check_loss_scale(scaler: GradScaler) -> list[Finding]:
+    """Call it once per step: compares the loss scale with the last time, logs trouble when it begins, returns it always.
+
+    It sees the scale alone, so it cannot tell why a step was skipped; `MixedPrecisionNanny` can.
+    """
+    if disabled() or not scaler.is_enabled():
+        return []
+    watch = _scale_watches.setdefault(scaler, _ScaleWatch())
+    now = float(scaler.get_scale())
+    before, watch.last = watch.last, now
+    if before is None:
+        return []
+    step = StepRecord(
+        step=watch.run.steps,
+        scale=before,
+        scale_after=now,
+        skipped=now < before,
+        stepped=True,
+        growth_interval=scaler.get_growth_interval(),
+    )
+    if not step.skipped:
+        watch.told.clear()
+    rules = all_rules()
+    found = judge_step(step, watch.run, {code: rules[code] for code in _SCALE_RULES})
+    log = LiveLog()
+    for finding in found:
+        if finding.code not in watch.told:
+            log.show(finding)
+    watch.told.update(f.code for f in found)
+    return found

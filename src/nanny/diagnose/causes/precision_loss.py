@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..choose import first_bad_cause
-from ..describe import as_named, by_first_bad, by_hazard
+from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, cause
 from ..signs import Signs
@@ -105,7 +105,7 @@ def train_infer_mismatch(signs: Signs) -> Iterator[Diagnosis]:
     if found:
         exam, site, gap = max(found, key=lambda item: item[2])
         yield Diagnosis(
-            culprit=as_named(site),
+            culprit=site,
             confidence=CERTAIN,
             evidence=(
                 f"step {exam.step}: exp(new - old) is 1 everywhere in FP32, on unchanged weights, but {gap:.2g} off as it ran",
@@ -186,7 +186,7 @@ def flash_attention_bias(signs: Signs) -> Iterator[Diagnosis]:
         least = min(values, key=abs)
         if abs(least) > signs.limits.rounding_bias and len({v > 0 for v in values}) == 1 and len(values) > 1:
             yield Diagnosis(
-                culprit=as_named(site),
+                culprit=site,
                 confidence=CERTAIN,
                 evidence=(
                     f"the rounding of P V in `{site}` has a mean of {least:.2f} of its spread, always to the same side, in "

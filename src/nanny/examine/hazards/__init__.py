@@ -22,7 +22,7 @@ from ..records import Suspect
 
 
 @dataclass(frozen=True)
-class Step:
+class ExaminedStep:
     """What a kind may ask about the whole step."""
 
     examination: Examination
@@ -46,6 +46,10 @@ class Step:
             return found
         return FORMATS.get(self.examination.amp_dtype, FORMATS["fp32"])
 
+    def trains(self, module: str) -> bool:
+        """Parameters in this module got a gradient."""
+        return bool(module) and any(g.name.startswith(f"{module}.") for g in self.examination.gradients)
+
     def harmful(self, suspect: Suspect, certain: bool = False) -> bool:
         """`certain`: the mechanism is proved at the operation itself, so that less harm is needed."""
         return suspect.consequence >= (self.limits.damage_certain if certain else self.limits.damage_consequence)
@@ -67,16 +71,17 @@ def all_kinds() -> list[Entry]:
 
 def judged(examination: Examination, limits: Limits | None = None) -> Examination:
     """The examination with its hazards, worst first; the suspects are spent."""
-    step = Step(examination, limits or Limits())
+    step = ExaminedStep(examination, limits or Limits())
     claimed = [found for suspect in examination.suspects if (found := _claimed(suspect, step)) is not None]
     return replace(examination, hazards=tuple(_ranked(_merged(map(with_cause, claimed)))), suspects=())
 
 
-def _claimed(suspect: Suspect, step: Step) -> Hazard | None:
+def _claimed(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     for kind in all_kinds():
         found: Hazard | None = kind.function(suspect, step)
         if found is not None:
-            return replace(found, kind=kind.name)
+            trained = ("trained",) if step.trains(found.place.site) else ()
+            return replace(found, kind=kind.name, traits=(*found.traits, *trained))
     return None
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from ...core.examination import Hazard
 from ...core.numbers import share
 from ..records import Suspect
-from . import Step, hazard, hazard_of
+from . import ExaminedStep, hazard, hazard_of
 
 
 @hazard("integers", rank=16)
-def integers(suspect: Suspect, step: Step) -> Hazard | None:
+def integers(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Whole numbers (ids, positions, counts) beyond what the format counts exactly"""
     stored = suspect.numbers.get("stored", False) and bool(suspect.met)
     if suspect.trouble != "integers" or not (stored or suspect.destroyed or step.harmful(suspect, certain=True)):
@@ -34,7 +34,7 @@ def integers(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("decision", rank=18)
-def decision(suspect: Suspect, step: Step) -> Hazard | None:
+def decision(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A choice (argmax, top-k, comparison) that FP32 makes differently"""
     if suspect.trouble != "decision" or not step.harmful(suspect, certain=True):
         return None

@@ -6,13 +6,13 @@ from ...core.examination import Hazard
 from ...core.numbers import short
 from ...core.ops import DIFFERENCES, LOGARITHMS, LOSS_OPS, NORMS, PROBABILITIES, PRODUCTS, ROOTS, SINGULAR_AT_ZERO
 from ..records import Suspect
-from . import Step, hazard, hazard_of
+from . import ExaminedStep, hazard, hazard_of
 
 _TAKE_LOG = LOGARITHMS | {"binary_cross_entropy"}
 
 
 @hazard("constant_lost", rank=10)
-def constant_lost(suspect: Suspect, step: Step) -> Hazard | None:
+def constant_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A protective constant (eps) that the format rounds to zero"""
     constant = suspect.numbers.get("constant")
     if suspect.trouble != "zeros" or constant is None or not _broke(suspect, step):
@@ -28,7 +28,7 @@ def constant_lost(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("saturated_probability", rank=12)
-def saturated_probability(suspect: Suspect, step: Step) -> Hazard | None:
+def saturated_probability(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A probability that low precision rounds to exactly 0 or 1 meets a logarithm"""
     rounded = suspect.trouble == "zeros" and (
         suspect.op in PROBABILITIES or (suspect.op in DIFFERENCES and any(o.producer in PROBABILITIES for o in suspect.operands))
@@ -49,7 +49,7 @@ def saturated_probability(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("zero_divisor", rank=14)
-def zero_divisor(suspect: Suspect, step: Step) -> Hazard | None:
+def zero_divisor(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A number that low precision made zero, and that is divided by"""
     if suspect.trouble != "zeros" or not _broke(suspect, step):
         return None
@@ -67,7 +67,7 @@ def zero_divisor(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("singular_backward", rank=40)
-def singular_backward(suspect: Suspect, step: Step) -> Hazard | None:
+def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """The derivative does not exist at this point (root or norm of zero), in FP32 as well"""
     if suspect.trouble != "nonfinite" or not suspect.in_reference or not suspect.destroyed or suspect.place.phase == "optimizer":
         return None
@@ -90,7 +90,7 @@ def singular_backward(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("undefined", rank=50)
-def undefined(suspect: Suspect, step: Step) -> Hazard | None:
+def undefined(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """NaN or infinity where FP32 is finite: a root or logarithm of what rounding pushed over the edge"""
     if suspect.trouble != "nonfinite" or suspect.in_reference or not suspect.destroyed or step.from_the_scale(suspect):
         return None
@@ -104,7 +104,7 @@ def undefined(suspect: Suspect, step: Step) -> Hazard | None:
     )
 
 
-def _broke(suspect: Suspect, step: Step) -> bool:
+def _broke(suspect: Suspect, step: ExaminedStep) -> bool:
     return suspect.destroyed or (bool(suspect.then) and step.harmful(suspect))
 
 

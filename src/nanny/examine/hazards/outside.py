@@ -5,11 +5,11 @@ from __future__ import annotations
 from ...core.examination import Hazard
 from ...core.numbers import share
 from ..records import Suspect
-from . import Step, hazard, hazard_of
+from . import ExaminedStep, hazard, hazard_of
 
 
 @hazard("given_nonfinite", rank=5)
-def given_nonfinite(suspect: Suspect, step: Step) -> Hazard | None:
+def given_nonfinite(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Data, weights or buffers that were NaN or infinite before the step"""
     if suspect.trouble != "given" or not suspect.destroyed:
         return None
@@ -37,7 +37,7 @@ def given_nonfinite(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("masked_rows", rank=8)
-def masked_rows(suspect: Suspect, step: Step) -> Hazard | None:
+def masked_rows(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Softmax over rows in which everything is masked"""
     rows = suspect.numbers.get("masked_rows", 0.0)
     if suspect.trouble != "nonfinite" or not rows or not suspect.destroyed:

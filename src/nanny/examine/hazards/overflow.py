@@ -8,7 +8,7 @@ from ...core.examination import Hazard
 from ...core.numbers import share, short
 from ...core.ops import ATTENTIONS, EXPONENTIALS, LOSS_OPS, MATMULS, PRODUCTS, REDUCTIONS, ROOTS, SOFTMAXES
 from ..records import Suspect
-from . import Step, hazard, hazard_of
+from . import ExaminedStep, hazard, hazard_of
 
 _NORM_ENDS = ROOTS | {"reciprocal"}  # what a sum of squares goes on to
 _WEIGHS = SOFTMAXES | {"logsumexp"}
@@ -16,7 +16,7 @@ _LARGEST_SQUARED = 256  # the square of more leaves fp16 by itself
 
 
 @hazard("exp_range", rank=20)
-def exp_range(suspect: Suspect, step: Step) -> Hazard | None:
+def exp_range(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """exp() of a number beyond the logarithm of the largest value"""
     if suspect.trouble != "nonfinite" or suspect.op not in EXPONENTIALS or not _harmful(suspect, step):
         return None
@@ -34,7 +34,7 @@ def exp_range(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("overflow", rank=30)
-def overflow(suspect: Suspect, step: Step) -> Hazard | None:
+def overflow(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A finite result that the format stores as infinity"""
     if suspect.trouble != "nonfinite" or suspect.in_reference or suspect.place.phase == "optimizer":
         return None
@@ -63,7 +63,7 @@ def overflow(suspect: Suspect, step: Step) -> Hazard | None:
     )  # fmt: skip
 
 
-def _traits(suspect: Suspect, step: Step) -> Iterator[str]:
+def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
     """Everything about an overflow that causes ask for; several may hold."""
     op, largest = suspect.op, max((o.rms for o in suspect.operands), default=0.0)
     if suspect.in_backward and step.loss_factor and step.scale is None:
@@ -96,11 +96,11 @@ def _traits(suspect: Suspect, step: Step) -> Iterator[str]:
             yield "of_gradients"
 
 
-def _harmful(suspect: Suspect, step: Step) -> bool:
+def _harmful(suspect: Suspect, step: ExaminedStep) -> bool:
     return (suspect.destroyed or step.harmful(suspect)) and not step.from_the_scale(suspect)
 
 
-def _sum_times_constant(suspect: Suspect, step: Step) -> bool:
+def _sum_times_constant(suspect: Suspect, step: ExaminedStep) -> bool:
     """The result of a reduction stood so near the end of the range that a small constant factor was enough."""
     if suspect.op != "mul" or len(suspect.operands) != 1 or not suspect.scalars:
         return False

@@ -8,11 +8,11 @@ from ...core.examination import Hazard
 from ...core.numbers import share, short
 from ...core.ops import CANCEL, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
 from ..records import Suspect
-from . import Step, hazard, hazard_of
+from . import ExaminedStep, hazard, hazard_of
 
 
-def _jumps(suspect: Suspect, step: Step) -> bool:
-    """The error is made here, not carried here: healthy errors grow slowly from layer to layer."""
+def _jumps(suspect: Suspect, step: ExaminedStep) -> bool:
+    """The error is made here, not has_storage here: healthy errors grow slowly from layer to layer."""
     made = suspect.level >= step.limits.damage_made * suspect.input_level or suspect.repeats >= step.limits.damage_repeats
     return suspect.trouble == "error" and made and suspect.op not in SELECT
 
@@ -24,7 +24,7 @@ def _inherent(suspect: Suspect) -> bool:
 
 
 @hazard("flush", rank=60)
-def flush(suspect: Suspect, step: Step) -> Hazard | None:
+def flush(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Values below the smallest number of the format become zero, or lose their digits"""
     form = step.format_of(suspect)
     lost = suspect.numbers.get("flushed_energy", 0.0)
@@ -49,7 +49,7 @@ def flush(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("accumulation", rank=62)
-def accumulation(suspect: Suspect, step: Step) -> Hazard | None:
+def accumulation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A kernel, or autograd itself, adds many terms up in the storage format"""
     form = step.format_of(suspect)
     own = suspect.own
@@ -81,7 +81,7 @@ def accumulation(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("phase", rank=64)
-def phase(suspect: Suspect, step: Step) -> Hazard | None:
+def phase(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Sine and cosine of angles that low precision cannot tell apart"""
     error = suspect.numbers.get("phase_error", 0.0)
     if not _jumps(suspect, step) or error < step.limits.damage_phase or not step.harmful(suspect, certain=True):
@@ -95,7 +95,7 @@ def phase(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("biased_rounding", rank=65)
-def biased_rounding(suspect: Suspect, step: Step) -> Hazard | None:
+def biased_rounding(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Rounding that goes the same way time after time, so that it adds up instead of averaging out"""
     bias = suspect.numbers.get("bias")
     again = suspect.repeats >= step.limits.damage_repeats and suspect.op in ("mul", "div", "lerp", "addcmul")
@@ -110,7 +110,7 @@ def biased_rounding(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("cancellation", rank=66)
-def cancellation(suspect: Suspect, step: Step) -> Hazard | None:
+def cancellation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """The difference of nearly equal numbers: the digits that were equal are gone, the rest is rounding"""
     logs = "log_softmax" in suspect.after
     largest = max((o.rms for o in suspect.operands), default=0.0)
@@ -141,7 +141,7 @@ def _chosen(suspect: Suspect) -> str:
     return "target" if suspect.target or not suspect.differentiable else "choice" if suspect.chose else ""
 
 
-def _of_choice(suspect: Suspect, step: Step) -> Hazard:
+def _of_choice(suspect: Suspect, step: ExaminedStep) -> Hazard:
     return hazard_of(
         suspect,
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}: what varies in it is "
@@ -152,7 +152,7 @@ def _of_choice(suspect: Suspect, step: Step) -> Hazard:
     )
 
 
-def _traits(suspect: Suspect, step: Step) -> Iterator[str]:
+def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
     """What tells the causes of finite but wrong results apart; several may hold."""
     if "log_softmax" in suspect.after:
         yield "log_probabilities"
@@ -173,7 +173,7 @@ def _traits(suspect: Suspect, step: Step) -> Iterator[str]:
 
 
 @hazard("absorption", rank=68)
-def absorption(suspect: Suspect, step: Step) -> Hazard | None:
+def absorption(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """What varies is smaller than the spacing of the numbers that carry it"""
     if not _jumps(suspect, step) or suspect.centred < 2 * suspect.plain or _inherent(suspect) or not step.harmful(suspect):
         return None
@@ -194,7 +194,7 @@ def absorption(suspect: Suspect, step: Step) -> Hazard | None:
     )
 
 
-def _small_branch(suspect: Suspect, step: Step) -> bool:
+def _small_branch(suspect: Suspect, step: ExaminedStep) -> bool:
     """A stream and a branch that was computed from it, too small to be added without loss."""
     sizes = [o.rms for o in suspect.operands]
     if not suspect.residual or len(sizes) != 2 or suspect.op != "add" or suspect.repeats >= step.limits.damage_repeats:
@@ -210,13 +210,13 @@ def _makes_logits(suspect: Suspect) -> bool:
     return weighs and bool(set(suspect.next[:1]) & MATMULS) and bool(set(suspect.next[1:2]) & READ_LOGITS)
 
 
-def _one_hot(suspect: Suspect, step: Step) -> bool:
+def _one_hot(suspect: Suspect, step: ExaminedStep) -> bool:
     attention = step.examination.facts.get("attention", {}).get(suspect.place.site, {})
     return attention.get("entropy", 1.0) < step.limits.damage_entropy
 
 
 @hazard("saturation", rank=58)
-def saturation(suspect: Suspect, step: Step) -> Hazard | None:
+def saturation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A format without infinity holds the largest number instead"""
     form = step.format_of(suspect)
     if suspect.trouble != "error" or form.bits != 8 or suspect.reference_absmax <= form.max or not step.harmful(suspect):
@@ -230,7 +230,7 @@ def saturation(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("amplification", rank=70)
-def amplification(suspect: Suspect, step: Step) -> Hazard | None:
+def amplification(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """An operation that makes a large error of small ones"""
     if not _jumps(suspect, step) or _inherent(suspect) or suspect.op in MATMULS or not step.harmful(suspect):
         return None

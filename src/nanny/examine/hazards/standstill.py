@@ -5,11 +5,11 @@ from __future__ import annotations
 from ...core.examination import Hazard
 from ...core.numbers import share, short
 from ..records import Suspect
-from . import Step, hazard, hazard_of
+from . import ExaminedStep, hazard, hazard_of
 
 
 @hazard("residual", rank=80)
-def residual(suspect: Suspect, step: Step) -> Hazard | None:
+def residual(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A residual branch too small for the stream it is added to"""
     if suspect.trouble != "absorbed" or suspect.place.phase != "forward" or not (suspect.residual or step.harmful(suspect)):
         return None
@@ -26,7 +26,7 @@ def residual(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("average", rank=82)
-def average(suspect: Suspect, step: Step) -> Hazard | None:
+def average(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A moving average whose step is below the spacing of its format"""
     if not _still(suspect, step) or not _decays(suspect) or suspect.place.phase == "optimizer":
         return None
@@ -41,7 +41,7 @@ def average(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("accumulator", rank=84)
-def accumulator(suspect: Suspect, step: Step) -> Hazard | None:
+def accumulator(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A running sum that no longer changes"""
     if suspect.trouble != "absorbed" or suspect.repeats < step.limits.damage_repeats:
         return None
@@ -58,7 +58,7 @@ def accumulator(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("update_lost", rank=86)
-def update_lost(suspect: Suspect, step: Step) -> Hazard | None:
+def update_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Updates below the spacing of the weights"""
     if not _is_state(suspect, "parameter") or not _still(suspect, step):
         return None
@@ -74,7 +74,7 @@ def update_lost(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("decay_lost", rank=88)
-def decay_lost(suspect: Suspect, step: Step) -> Hazard | None:
+def decay_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Weight decay whose factor rounds to 1"""
     lost = [f for f in suspect.numbers.get("lost_factors", ()) if step.limits.damage_decay <= 1 - f < 1]
     if not _is_state(suspect, "parameter") or not lost:
@@ -89,7 +89,7 @@ def decay_lost(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("gradient_sum", rank=90)
-def gradient_sum(suspect: Suspect, step: Step) -> Hazard | None:
+def gradient_sum(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """Gradients of several micro-batches added up in 16 bits"""
     if not _is_state(suspect, "gradient") or not _still(suspect, step):
         return None
@@ -104,7 +104,7 @@ def gradient_sum(suspect: Suspect, step: Step) -> Hazard | None:
 
 
 @hazard("state_still", rank=92)
-def state_still(suspect: Suspect, step: Step) -> Hazard | None:
+def state_still(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """State of the optimizer, a buffer or a sum that does not move"""
     if suspect.trouble != "state" or not _still(suspect, step):
         return None
@@ -130,7 +130,7 @@ def _is_state(suspect: Suspect, role: str) -> bool:
     return suspect.trouble == "state" and suspect.operands[0].role == role
 
 
-def _still(suspect: Suspect, step: Step) -> bool:
+def _still(suspect: Suspect, step: ExaminedStep) -> bool:
     kept = suspect.kept if suspect.kept is not None else 1.0
     return (
         suspect.trouble in ("state", "absorbed")

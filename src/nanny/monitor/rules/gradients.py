@@ -11,11 +11,11 @@ from ...core.finding import Severity
 from ...core.formats import FINITE_BINS, FP16, exponent_of
 from ...core.step import SiteTable, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
-from ..registry import Seen, rule
+from ..registry import Observation, rule
 
 
 @rule("GRAD_EXPLOSION", Severity.ERROR)
-def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The gradient norm is far above its own history.
 
     Why: one huge update can push the weights out of a region from which they never return, and out of the fp16 range.
@@ -32,7 +32,7 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     run.exploding = is_error
 
 
-def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
     limits = run.limits
     if len(run.norms) < limits.baseline_steps:
         yield from _by_rail(step, run, norm)
@@ -45,7 +45,7 @@ def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]
     if step.clipped is not None and severity is Severity.ERROR and not lasting:
         severity = Severity.INFO  # clipping has dealt with it
     worst = _worst_layer(step, run)
-    yield Seen(
+    yield Observation(
         f"gradient norm {norm:.3g} is {known.ratio:.3g} times its median {known.median:.3g}"
         + (f", for {run.norm_high + 1} steps" if lasting else "")
         + (f"; most in `{worst}`" if worst else "")
@@ -58,7 +58,7 @@ def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]
     )
 
 
-def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
     """Before there is a history a huge norm counts only beside something else that is huge.
 
     Outputs, updates that replace the weights, or the growth since the first steps: a run that diverges is over by step 20.
@@ -77,7 +77,7 @@ def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
     grown = known.ratio if known is not None else 0.0
     if rms > limits.activation_rail or replaced > limits.update_rail or grown > limits.explosion_ratio:
         worst = _largest_layer(step)
-        yield Seen(
+        yield Observation(
             f"gradient norm {norm:.3g} at the very start"
             + (f", with outputs of {rms:.3g} (rms)" if rms > limits.activation_rail else "")
             + (f", {grown:.3g} times the steps before" if grown > limits.explosion_ratio else "")
@@ -106,7 +106,7 @@ def _worst_layer(step: StepRecord, run: RunHistory) -> str:
 
 
 @rule("GRAD_VANISH", Severity.WARNING)
-def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Gradients have become so small that nothing is learned, though the loss is not small.
 
     Why: by underflow in fp16, by saturation, or by the architecture; which one, the FP32 comparison tells.
@@ -118,7 +118,7 @@ def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         return
     limits = run.limits
     if 0 < norm < limits.grad_rail_low and step.loss:
-        yield Seen(
+        yield Observation(
             f"the norm of all gradients is {norm:.3g} at a loss of {step.loss:.3g}",
             "gradients",
             value=norm,
@@ -135,7 +135,7 @@ def _loss_converged(step: StepRecord, run: RunHistory) -> bool:
     return abs(step.loss) <= run.limits.converged * abs(float(np.median(run.first_losses)))
 
 
-def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
     """Layers that never had a gradient to speak of while the whole has one: it fades on the way back to them.
 
     A whole layer, never a lone bias: before a norm or a softmax its true gradient is 0, and what is seen is rounding.
@@ -153,7 +153,7 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Se
         layers.setdefault(name.rpartition(".")[0], []).append(i)
     faded = []
     for layer, members in layers.items():
-        weights = [i for i in members if not step.grads.names[i].endswith("bias")]
+        weights = [i for i in members if len(step.grads.shapes[i]) > 1] or (members if len(members) > 1 else [])
         if not weights or any(largest[i] >= limits.grad_none for i in members):
             continue
         top = max(weights, key=lambda i: norms[i])
@@ -166,7 +166,7 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Se
             faded.append((layer, float(norms[top])))
     if faded:
         layer, smallest = min(faded, key=lambda pair: pair[1])
-        yield Seen(
+        yield Observation(
             f"its gradient norm is {smallest:.1e}, of all gradients {norm:.3g}: it fades on the way back"
             + (f", in {len(faded)} layers" if len(faded) > 1 else ""),
             layer,
@@ -176,7 +176,7 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Se
         )
 
 
-def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Seen]:
+def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
     """Layers far below their own median for several steps, while the whole is not."""
     whole = deviation(run.norms, norm)
     if step.grads is None or len(run.norms) < run.limits.baseline_steps or whole is None or whole.ratio < 0.1:
@@ -192,7 +192,7 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
     if vanished:
         ratio, value, name = min(vanished)
         also = f" (and {len(vanished) - 1} more)" if len(vanished) > 1 else ""
-        yield Seen(
+        yield Observation(
             f"gradient norm {value:.3g} is {ratio:.1e} of its own median{also}, others are as before",
             name, value=value, limit=value / ratio * run.limits.grad_vanish_ratio,
             evidence={"parameters": [n for _, _, n in vanished]},
@@ -200,7 +200,7 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
 
 
 @rule("DEAD_LAYER", Severity.WARNING)
-def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A layer that runs and is trained has had gradients of exactly zero for several steps.
 
     Why: dead units, a detached branch, or gradients that all flushed to zero in fp16.
@@ -228,7 +228,7 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     if dead:
         layer, steps = list(dead.items())[-1]  # the one nearest to the loss: behind it the gradient is zero for all
         fp16 = step.amp_dtype == "float16"
-        yield Seen(
+        yield Observation(
             f"its gradients have been exactly 0 for {steps} steps while the rest learns"
             + (f", and those of {len(dead) - 1} more layers" if len(dead) > 1 else "")
             + (f" (fp16, loss scale {step.scale:g})" if fp16 and step.scale else " (fp16, no GradScaler)" if fp16 else ""),
@@ -237,7 +237,7 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("UNDERFLOW", Severity.WARNING)
-def underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def underflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Values that matter are below the normal range of fp16: they lose bits or become 0.
 
     Why: below 6.1e-5 fp16 loses precision bit by bit, at 3e-8 a value is 0. Judged by energy: small values beside large ones
@@ -246,17 +246,19 @@ def underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     Fix: gradients: use a GradScaler, or raise its scale. Activations: rescale them, or compute this part in FP32 or BF16.
     """
     for site in step.zero_outputs:
-        yield Seen("every value of its fp16 output is 0 although its input is not: the result is below 3e-8", site, value=0.0)
+        yield Observation(
+            "every value of its fp16 output is 0 although its input is not: the result is below 3e-8", site, value=0.0
+        )
     yield from _underflowing_gradients(step, run)
     for name, share in _small_fp16(step.outputs, run):
         if name not in step.zero_outputs and share < 1:
-            yield Seen(
+            yield Observation(
                 f"{share:.0%} of the energy of its fp16 output lies below {FP16.min_normal:.2g}, where bits are lost",
                 name, severity=Severity.INFO, value=share, limit=run.limits.subnormal_energy_warn,
             )  # fmt: skip
 
 
-def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A branch with small gradients is no fault; if most of the model's gradients are down there, the scale is wrong."""
     if step.output_grads is None or step.skipped or step.bad_calls or not math.isfinite(step.loss or 0.0):
         return
@@ -267,7 +269,7 @@ def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Seen]
         return
     most = len(small) > run.limits.underflow_sites * total
     scale = f"loss scale {step.scale:g}" if step.scale else "no GradScaler"
-    yield Seen(
+    yield Observation(
         f"the fp16 gradients of {len(small)} of {total} modules are below {FP16.min_normal:.2g}, where bits are lost"
         + (f", {len(zero)} of them all 0" if zero else "")
         + f" ({scale})",

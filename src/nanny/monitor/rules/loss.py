@@ -10,11 +10,11 @@ import numpy as np
 from ...core.finding import Severity
 from ...core.step import StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
-from ..registry import Seen, rule
+from ..registry import Observation, rule
 
 
 @rule("LOSS_SPIKE", Severity.WARNING)
-def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss stays far above its own recent past.
 
     Why: a gradient spike has thrown the weights out of their region; often precision or a too high learning rate is behind it.
@@ -35,7 +35,7 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     run.loss_high = run.loss_high + 1 if high else 0
     if known is not None and high:
         lasting = run.loss_high >= limits.loss_high_steps
-        yield Seen(
+        yield Observation(
             f"loss {step.loss:.4g} against a median of {known.median:.4g}" + (f", for {run.loss_high} steps" if lasting else ""),
             "loss",
             severity=Severity.WARNING if lasting else Severity.INFO,
@@ -52,7 +52,7 @@ def _lately_at_most(run: RunHistory) -> float:
 
 
 @rule("LOSS_PLATEAU", Severity.WARNING)
-def loss_plateau(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def loss_plateau(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss is bit-identical for many steps, and that is not convergence.
 
     Why: nothing moves: updates round away, every step is skipped, or the loss is pinned (x/inf = 0 holds a Dice loss at 1).
@@ -66,4 +66,4 @@ def loss_plateau(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     if norm is None or (0 < norm < run.limits.converged * begun) or not run.losses or run.losses[-1] != step.loss:
         return
     seen = "gradients are exactly 0" if norm == 0 else f"the gradient norm is {norm:.3g}"
-    yield Seen(f"loss is exactly {step.loss:.6g} for {run.same_loss + 1} steps; {seen}", "loss", value=step.loss)
+    yield Observation(f"loss is exactly {step.loss:.6g} for {run.same_loss + 1} steps; {seen}", "loss", value=step.loss)

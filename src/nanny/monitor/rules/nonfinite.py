@@ -12,7 +12,7 @@ from ...core.formats import FP16
 from ...core.step import SiteTable, StepRecord
 from ...diagnose.first_nonfinite import Culprit, bad_sites, counts, culprit_of, turned_to_nan
 from ...diagnose.history import RunHistory
-from ..registry import Seen, rule
+from ..registry import Observation, rule
 
 
 def _if_code(code: str, step: StepRecord) -> Iterator[Culprit]:
@@ -33,7 +33,7 @@ _UNTOUCHED = "; loss and gradients are finite, so it has not reached them"
 
 
 @rule("NAN", Severity.ERROR)
-def nan(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A NaN appeared where there was none before.
 
     Why: it spreads to everything that depends on it; without a GradScaler the next optimizer step writes it into the weights.
@@ -44,11 +44,11 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     for culprit in _if_code("NAN", step):
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
-        yield Seen(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence)
+        yield Observation(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence)
     first = culprit_of(step)
     turned = turned_to_nan(step, first) if first is not None else None
     if first is not None and turned is not None:
-        yield Seen(
+        yield Observation(
             f"the infinity from `{first.site}` becomes NaN here ({counts(turned)})",
             turned.site,
             severity=Severity.WARNING,
@@ -58,7 +58,7 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("INF", Severity.ERROR)
-def inf(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def inf(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """An infinity appeared where there was none before.
 
     Why: the next subtraction or softmax turns it into NaN, and a division by it silently into 0.
@@ -68,17 +68,17 @@ def inf(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     for culprit in _if_code("INF", step):
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
-        yield Seen(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence)
+        yield Observation(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence)
 
 
 @rule("OVERFLOW", Severity.ERROR, cause="activation_overflow_fp16")
-def overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def overflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A module's output left the range of fp16 in the forward pass.
 
     Why: no loss scale can help, the forward pass does not know it. The infinity becomes NaN in the next softmax or norm.
     """
     for culprit in _if_code("OVERFLOW", step):
-        yield Seen(
+        yield Observation(
             f"{culprit.message}; fp16 ends at {FP16.max:,.0f}", culprit.site, value=FP16.overflow_at, limit=FP16.max,
             evidence=culprit.evidence,
             hint="standardise the input in FP32 before the model; fp16 cannot hold it" if culprit.site == "input" else "",
@@ -86,17 +86,17 @@ def overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("INPUT_NONFINITE", Severity.ERROR, cause="data_nan")
-def input_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def input_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The data given to the model is not finite. Precision is not the cause.
 
     Why: nothing downstream can repair a NaN that came with the batch.
     """
     for culprit in _if_code("INPUT_NONFINITE", step):
-        yield Seen(culprit.message, culprit.site, evidence=culprit.evidence)
+        yield Observation(culprit.message, culprit.site, evidence=culprit.evidence)
 
 
 @rule("WEIGHT_NONFINITE", Severity.ERROR)
-def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A weight is NaN or infinite: an earlier update wrote it there, and nothing after it can be right.
 
     Why: without a GradScaler the optimizer applies whatever the gradients hold.
@@ -107,11 +107,11 @@ def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         return  # once is enough: from here on every layer is
     for culprit in _if_code("WEIGHT_NONFINITE", step):
         since = f" (gradients or loss were last bad at step {run.last_bad_step})" if run.last_bad_step is not None else ""
-        yield Seen(culprit.message + since, culprit.site, evidence=culprit.evidence)
+        yield Observation(culprit.message + since, culprit.site, evidence=culprit.evidence)
 
 
 @rule("NEAR_OVERFLOW", Severity.WARNING)
-def near_overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def near_overflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """An fp16 value stands close to 65504.
 
     Why: the next larger batch or a little growth makes it infinite.
@@ -124,7 +124,7 @@ def near_overflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     if close:
         site, largest = close[0]  # in the order of execution; the others are mostly those it is handed on to
         also = f", and {len(close) - 1} later modules" if len(close) > 1 else ""
-        yield Seen(
+        yield Observation(
             f"reaches {largest:,.0f} in fp16, {np.log2(FP16.max / largest):.1f} bits below the limit {FP16.max:,.0f}{also}", site,
             value=largest, limit=FP16.max, evidence={"passed_on": [name for name, _ in close[1:]]},
         )  # fmt: skip
@@ -141,7 +141,7 @@ def _largest_fp16(table: SiteTable | None) -> Iterator[tuple[str, float]]:
 
 
 @rule("BUFFER_NONFINITE", Severity.ERROR, cause="bn_stats_poisoned")
-def buffer_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def buffer_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A buffer (running mean or variance) turned NaN or infinite.
 
     Why: a step that GradScaler skips has still updated BatchNorm's statistics in its forward pass. Training goes on and looks
@@ -152,4 +152,6 @@ def buffer_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     low, high = np.asarray(step.buffers.columns["min"]), np.asarray(step.buffers.columns["max"])
     bad = {step.buffers.names[i] for i in np.flatnonzero(~(np.isfinite(low) & np.isfinite(high)))}
     for name in sorted(bad - run.bad_buffers):
-        yield Seen(f"turned non-finite{' in a step that was skipped' if step.skipped else ''}; evaluation will give NaN", name)
+        yield Observation(
+            f"turned non-finite{' in a step that was skipped' if step.skipped else ''}; evaluation will give NaN", name
+        )

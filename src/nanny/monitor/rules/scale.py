@@ -10,7 +10,7 @@ from ...core.finding import Severity
 from ...core.step import StepRecord
 from ...diagnose.first_nonfinite import bad_sites, forward_culprit
 from ...diagnose.history import RunHistory
-from ..registry import Seen, rule
+from ..registry import Observation, rule
 
 
 def why_skipped(step: StepRecord) -> str:
@@ -27,7 +27,7 @@ def why_skipped(step: StepRecord) -> str:
 
 
 @rule("STEP_SKIPPED", Severity.INFO)
-def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """GradScaler skipped the optimizer step because a gradient was not finite.
 
     Why: now and then this is how the scaler finds its scale; it costs one step.
@@ -37,7 +37,7 @@ def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     if step.skipped:
         bad = bad_sites(step.grads)
         names = ", ".join(f"`{n}`" for n in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-        yield Seen(
+        yield Observation(
             f"optimizer step skipped at loss scale {step.scale:g}; not finite: {names or 'unknown'}",
             "scaler",
             value=step.scale,
@@ -46,7 +46,7 @@ def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("SCALE_DECLINE", Severity.ERROR)
-def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Many skipped steps in a row, after the scaler had already found a working scale.
 
     Why: each one halves the scale and throws the step away; the weights do not move.
@@ -61,7 +61,7 @@ def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         and in_row >= run.limits.scale_skips_error
         and run.pinned + 1 < run.limits.scale_skips_error
     ):
-        yield Seen(
+        yield Observation(
             f"{in_row} optimizer steps skipped in a row, loss scale at {step.scale:g}; {why_skipped(step)}",
             "scaler",
             value=in_row,
@@ -71,7 +71,7 @@ def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("SCALE_COLLAPSE", Severity.ERROR)
-def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss scale fell below 1 and the steps are still skipped.
 
     Why: GradScaler has no floor, it halves for ever. Below 1 the gradients themselves do not fit, or are NaN at any scale.
@@ -84,7 +84,7 @@ def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     in_row = run.skips_in_row + 1
     after = step.scale_after if step.scale_after is not None else step.scale
     if after is not None and after < run.limits.scale_floor and in_row >= run.limits.scale_collapse_skips:
-        yield Seen(
+        yield Observation(
             f"loss scale collapsed to {after:g} after {in_row} skipped steps in a row; {why_skipped(step)}",
             "scaler",
             value=after,
@@ -94,14 +94,14 @@ def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("SCALE_PINNED", Severity.ERROR, cause="loss_scale_pinned")
-def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Every step overflows and the loss scale does not move.
 
     Why: the scaler is made anew or its scale is set by hand each step, or `update()` is not called; it cannot back off, and
     the weights never change.
     """
     if run.is_pinned(step) and run.pinned + 1 >= run.limits.scale_skips_error:
-        yield Seen(
+        yield Observation(
             f"{run.pinned + 1} steps in a row skipped while the loss scale stayed at {step.scale:g}",
             "scaler",
             value=step.scale,
@@ -110,7 +110,7 @@ def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("SKIP_RATE", Severity.WARNING)
-def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """GradScaler skips far more steps than its own growth would explain.
 
     Why: a healthy scaler overflows about once per growth interval. More means the gradients swing over several orders.
@@ -125,7 +125,7 @@ def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     expected = 1.0 / step.growth_interval if step.growth_interval else 0.0
     if rate > max(limits.skip_rate_warn, 3 * expected) and sum(window) >= 4:
         severe = rate > max(limits.skip_rate_error, 3 * expected)
-        yield Seen(
+        yield Observation(
             f"{sum(window)} of the last {len(window)} steps were skipped ({rate:.1%}); {expected:.2%} would be usual",
             "scaler",
             severity=Severity.ERROR if severe else None,
@@ -136,7 +136,7 @@ def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("SCALE_LOW", Severity.INFO)
-def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss scale is low.
 
     Why: small gradients may flush to zero. A low value alone is no fault: it depends on the model.
@@ -145,13 +145,13 @@ def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """
     scale = step.scale_after
     if scale is not None and scale < run.limits.scale_low_warn and run.first_scale is not None and scale < run.first_scale:
-        yield Seen(
+        yield Observation(
             f"loss scale is {scale:g}, it began at {run.first_scale:g}", "scaler", value=scale, limit=run.limits.scale_low_warn
         )
 
 
 @rule("CLIP_BEFORE_UNSCALE", Severity.ERROR, cause="clip_before_unscale")
-def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Gradients were clipped while still multiplied by the loss scale.
 
     Why: the threshold is meant for true gradients. Clipped to max_norm and then divided by the scale, the update is some
@@ -159,7 +159,7 @@ def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     """
     if step.clipped_scaled and step.scale is not None and step.clipped is not None:
         real = step.clipped / step.scale
-        yield Seen(
+        yield Observation(
             f"gradients were clipped to {step.clipped:g} while scaled by {step.scale:g}: the real threshold was {real:.3g}",
             "scaler",
             value=step.scale,
@@ -167,14 +167,14 @@ def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("STALE_GRADS", Severity.ERROR, cause="stale_inf_grads")
-def stale_grads(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def stale_grads(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Non-finite gradients of a former step were still there when backward began.
 
     Why: new gradients are added to the old ones; inf plus anything stays inf, so every later step is skipped too.
     """
     if step.stale:
         more = f" and {len(step.stale) - 1} more" if len(step.stale) > 1 else ""
-        yield Seen(
+        yield Observation(
             f"`{step.stale[0]}`{more} still held a non-finite gradient from an earlier step when backward began",
             step.stale[0],
             evidence={"parameters": list(step.stale)},

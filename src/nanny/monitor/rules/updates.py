@@ -8,11 +8,11 @@ from ...core.finding import Severity
 from ...core.formats import format_of
 from ...core.step import OptimizerState, StepRecord
 from ...diagnose.history import RunHistory
-from ..registry import Seen, rule
+from ..registry import Observation, rule
 
 
 @rule("LOST_UPDATE", Severity.WARNING, cause="bf16_update_lost")
-def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Most weights with a gradient were left bit-identical by the optimizer step.
 
     Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of it in bf16) is lost.
@@ -28,7 +28,7 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     worst = max(moving, key=lambda u: u.unchanged)
     ordinary = all(o.rounds_to_nearest for o in step.optimizers)
     severity = Severity.ERROR if share > run.limits.unchanged_share_error else Severity.WARNING
-    yield Seen(
+    yield Observation(
         f"{share:.0%} of the weights with a gradient did not change in this step; most in `{worst.name}` ({worst.dtype}), "
         f"whose mean update was {worst.update_rms:.1e} on weights of {worst.weight_rms:.1e}",
         worst.name,
@@ -40,7 +40,7 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("EPS_UNDERFLOW", Severity.ERROR, cause="adam_eps_underflow_fp16")
-def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer's eps is zero in the precision of its state.
 
     Why: 1e-8 is below the smallest fp16 value; where the second moment flushes to 0 too, the first step divides by zero.
@@ -51,14 +51,14 @@ def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
             continue
         limit = format_of(dtype).flush_at
         if state.eps <= limit:
-            yield Seen(
+            yield Observation(
                 f"{state.name} works with eps={state.eps:g} in {dtype}, where everything up to {limit:.2g} is 0",
                 "optimizer.eps", value=state.eps, limit=limit, evidence={"dtype": dtype, "optimizer": state.name},
             )  # fmt: skip
 
 
 @rule("EPS_DOMINATES", Severity.WARNING, cause="adam_eps_dominates")
-def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer's eps is larger than the gradients it divides by.
 
     Why: the update is no longer normalised, it shrinks with the gradient; training is slower than the learning rate says.
@@ -66,7 +66,7 @@ def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
     for state in step.optimizers:
         ratio = state.eps_ratio
         if ratio is not None and ratio < run.limits.eps_dominates_warn and run.steps >= run.limits.baseline_steps:
-            yield Seen(
+            yield Observation(
                 f"half of the values of sqrt(v) are below {ratio:.2g} times eps={state.eps:g}",
                 "optimizer.eps",
                 severity=Severity.ERROR if ratio < run.limits.eps_dominates_error else None,
@@ -77,7 +77,7 @@ def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
 
 
 @rule("STATE_STAGNATION", Severity.WARNING, cause="ema_stagnation")
-def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
+def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer's moving average decays more slowly than its precision can express.
 
     Why: v * beta2 rounds back to v, so the second moment never falls again and the steps stay too small.
@@ -86,7 +86,7 @@ def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Seen]:
         if state.beta2 is None or state.fused or not _stalls(state):
             continue
         limit = format_of(state.state_dtype).unit_roundoff / 2
-        yield Seen(
+        yield Observation(
             f"{state.name} keeps its averages in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below its {limit:.2g}",
             "optimizer.state", value=1 - state.beta2, limit=limit, evidence={"optimizer": state.name, "dtype": state.state_dtype},
         )  # fmt: skip
