@@ -25,7 +25,9 @@ test-all: $(READY) browser
 
 lint: $(READY)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: $(READY) browser
 	$(BIN)/python -m benchmarks

@@ -1,6 +1,6 @@
 """What watching costs: a step of the 7M GPT under the monitor against the same step of a plain copy, interleaved.
 
-Peers run in the same rounds where they are installed (extra `peers`).
+Peers run in the same rounds where they are installed (`pip install transformers wandb`).
 """
 
 from __future__ import annotations
@@ -127,4 +127,4 @@ def main() -> None:
         if needs is None or importlib.util.find_spec(needs) is not None:
             measured(name, make)
         else:
-            print(f"  {name:42} not installed (pip install 'precision-nanny[peers]')")
+            print(f"  {name:42} not installed (pip install transformers wandb)")

@@ -42,8 +42,6 @@ EXTRAS = (
     Extra("web", ("plotly",), "report", "nanny.web.report", "the interactive page of a run"),
     Extra("plot", ("matplotlib",), "plot", "nanny.cli.plot", "charts as image files"),
     Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
-    Extra("hf", ("transformers", "accelerate"), "", "nanny.integrations", "the callback for the transformers Trainer"),
-    Extra("lightning", ("lightning",), "", "nanny.integrations", "the Lightning callback"),
     Extra("yaml", ("yaml",), "check", "nanny.check.settings", "checking .yaml settings files"),
     Extra("export", ("pyarrow", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
 )
