@@ -137,7 +137,7 @@ def work(setting: str, names: list[str], results: str) -> None:
 
 
 def _warm_up() -> None:
-    """torch replaces some of its functions when it first needs its compiler: before we look, so that it is not blamed on the tool."""
+    """torch replaces functions of its own when it first compiles: let it, before we look for what the tool replaces."""
     import torch
 
     model = torch.nn.Linear(2, 2, bias=False)
