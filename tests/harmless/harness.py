@@ -190,7 +190,10 @@ def run_one(name: str, build: Any, setting: str, functions: dict[str, Any]) -> d
     record["left"] = [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
     record["replaced"] = leftovers.replaced(functions)
     record["nanny_warnings"] = [str(w.message) for w in caught if w.category.__name__ == "NannyWarning"]
-    record["warnings"] = sorted({f"{w.category.__name__}: {w.message}" for w in caught if w.category.__name__ != "NannyWarning"})
+    first_lines = {
+        f"{w.category.__name__}: {str(w.message).splitlines()[:1]}" for w in caught if w.category.__name__ != "NannyWarning"
+    }
+    record["warnings"] = sorted(first_lines)
     record["files"] = leftovers.files_below(folder)
     record["text"] = chatter.getvalue()[-400:]
     tool = weakref.ref(watch.nanny) if getattr(watch, "nanny", None) is not None else lambda: None

@@ -168,7 +168,7 @@ def _marks_of(thing: Any) -> list[str]:
     for name, value in sorted(vars(thing).items()):
         if "hook" in name and hasattr(value, "__len__"):
             marks += [f"{name}: {len(value)}"] if len(value) else []
-        elif name not in ("grad", "_dynamo_dynamic_indices"):
+        elif name not in ("grad", "_dynamo_dynamic_indices", "_dynamo_static_input_type"):
             marks.append(name)
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if isinstance(thing, torch.Tensor) and getattr(thing, name, None):

@@ -543,7 +543,6 @@ def patches_kept(seed: int) -> Program:
     def loop(watch: Any) -> None:
         with watch.step(0):
             made.see(made.step(0))
-            before = torch.optim.Optimizer.zero_grad
             backward = torch.Tensor.backward
 
             def own(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -557,7 +556,6 @@ def patches_kept(seed: int) -> Program:
         made.see(made.step(2))
         made.see(torch.Tensor.backward is own)
         torch.Tensor.backward = _BACKWARD
-        torch.optim.Optimizer.zero_grad = before
 
     made.loop = loop
     made.extra = lambda: calls
