@@ -264,7 +264,6 @@ def _process(setting: str, names: list[str]) -> tuple[dict[str, dict[str, Any]],
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
-            "MKL_CBWR": "COMPATIBLE",  # otherwise LAPACK's last bits depend on where a tensor happens to lie
             "TMPDIR": f"{folder}/tmp",
             "HOME": str(home),
             "PYTHONHASHSEED": "0",
@@ -340,18 +339,17 @@ def differing(one: Any, two: Any, path: str = "") -> list[str]:
     return [] if one == two else [f"{path} ({str(one)[:60]} / {str(two)[:60]})"]
 
 
-def harmed(setting: str, names: list[str], plain: dict[str, dict[str, Any]], *, alone: bool = True) -> dict[str, list[str]]:
-    """The harmed programs of a setting. What differs in company is asked again alone, so that no program answers for another."""
+def suspects(setting: str, names: Iterable[str], plain: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """What differs for programs that share their processes."""
+    names = list(names)
     watched = run_programs(setting, names)
-    suspects = {name: found for name in names if (found := harms(plain[name], watched[name]))}
-    if not alone:
-        return suspects
-    found = {}
-    for name in suspects:
-        again = harms(run_programs("plain", [name])[name], run_programs(setting, [name])[name])
-        if again:
-            found[name] = again
-    return found
+    return {name: found for name in names if (found := harms(plain[name], watched[name]))}
+
+
+def harmed_alone(setting: str, names: Iterable[str]) -> dict[str, list[str]]:
+    """What differs for programs in a process each, so that none answers for another."""
+    found = {name: harms(run_programs("plain", [name])[name], run_programs(setting, [name])[name]) for name in names}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 def known_harm() -> dict[tuple[str, str], str]:
@@ -391,7 +389,9 @@ def main() -> None:
             print(f"{name} takes {first[name]['seconds']} s", flush=True)
     print(f"{len(names)} programs plain", flush=True)
     for setting in () if args.plain_only else args.setting or SETTINGS:
-        found = harmed(setting, names, first, alone=not args.in_company)
+        found = suspects(setting, names, first)
+        if not args.in_company:
+            found = harmed_alone(setting, found)
         for name, texts in found.items():
             for text in texts:
                 print(f"{name} | {setting} | {text}".replace("\n", " "), flush=True)
