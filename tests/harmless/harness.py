@@ -45,6 +45,7 @@ class Watched:
         self._open: list[Any] = []
         self._others: list[Watched] = []
         self.nanny: Any = None
+        self.tracker: Any = None
         if setting in ("default", "every", "trace"):
             arguments: dict[str, Any] = {"every": {"examine": "every"}, "trace": {"trace_interval": 1}}.get(setting, {})
             optimizer: Any = optimizers[0] if len(optimizers) == 1 else optimizers
@@ -54,7 +55,7 @@ class Watched:
         elif setting == "watch_model":
             self.watch = nanny.watch_model(self._model)
         elif setting in ("naninf", "compare"):
-            self.tracker: Any = nanny.NanInfTracker() if setting == "naninf" else nanny.CompareWithCPU()
+            self.tracker = nanny.NanInfTracker() if setting == "naninf" else nanny.CompareWithCPU()
             self.tracker.__enter__()
         else:
             self.sanitize = nanny.sanitize
@@ -69,7 +70,7 @@ class Watched:
                 yield
         else:
             yield
-            if self.setting in ("naninf", "compare"):
+            if self.tracker is not None:
                 self.tracker.step()
 
     def begin(self, i: int) -> None:
@@ -101,7 +102,7 @@ class Watched:
             self.nanny.close()
         elif self.setting == "watch_model":
             self.watch.remove()
-        elif self.setting in ("naninf", "compare") and self.tracker is not None:
+        elif self.tracker is not None:
             self.tracker.__exit__(None, None, None)
             self.tracker = None
 
