@@ -295,7 +295,7 @@ def harms(plain: dict[str, Any], watched: dict[str, Any]) -> list[str]:
     if "died" in plain:
         return [] if "died" in watched else ["bits: dies alone, lives watched"]
     if "died" in watched:
-        return [f"died: {watched['died'][-300:]}"]
+        return [f"died: {watched['died'][:16]} {watched['died'][-200:]}"]
     found = []
     if _whole(plain["error"]) != _whole(watched["error"]):
         found.append(f"raised: {_sentence(watched['error'])} instead of {_sentence(plain['error'])}")
