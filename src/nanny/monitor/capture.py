@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.step import BadCall, SiteTable, StepRecord
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
-from .trace import Call, StepTrace, growths_of
+from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
 Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
@@ -150,7 +150,7 @@ def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable 
     return _combined(forward, values, histograms), _combined(backward, values, histograms)
 
 
-def late_bad_calls(calls: Sequence[Call], values: Any, weights: SiteTable | None) -> Iterator[BadCall]:
+def late_bad_calls(calls: Sequence[OutputCall], values: Any, weights: SiteTable | None) -> Iterator[BadCall]:
     """Calls whose output could not be looked at when it passed (an accelerator), judged from the rows on the host."""
     _, low, high, _, _ = values
     bad_weights = [] if weights is None else _bad_names(weights)
@@ -176,7 +176,7 @@ def late_bad_calls(calls: Sequence[Call], values: Any, weights: SiteTable | None
         )
 
 
-def late_zero_outputs(calls: Sequence[Call], values: Any, weights: SiteTable | None) -> Iterator[str]:
+def late_zero_outputs(calls: Sequence[OutputCall], values: Any, weights: SiteTable | None) -> Iterator[str]:
     _, low, high, _, _ = values
     zero_weights = set()
     if weights is not None:

@@ -30,7 +30,7 @@ MOST_CALLS = 64  # per module and step: a cell called a thousand times is measur
 
 
 @dataclass
-class Call:
+class OutputCall:
     """One output tensor of one module call."""
 
     site: str
@@ -71,14 +71,14 @@ class StepTrace:
         self, names: Mapping[int, str], on_bad_output: Callable[[BadOutput], None], skip: frozenset[int] = frozenset()
     ) -> None:
         self.rows = RowBuffer(HISTOGRAM_SAMPLE)
-        self.calls: list[Call] = []
+        self.calls: list[OutputCall] = []
         self.bad: list[BadCall] = []
         self.zero_outputs: list[str] = []
         self.called: set[str] = set()
         self.amp: tuple[str, str] | None = None
         self._names = names
         self._skip = skip
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Call]] = {}
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, OutputCall]] = {}
         self._counts: dict[str, int] = {}
         self._on_bad_output = on_bad_output
         self._handle: Any = None
@@ -118,9 +118,9 @@ class StepTrace:
         known = self._known(leaf)
         before = self._rows_of_inputs(args, kwargs)
         if known is not None:  # a container that returns what its last child returned
-            call = Call(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
+            call = OutputCall(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
         else:
-            call = Call(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
+            call = OutputCall(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
             self._seen[id(leaf)] = (weakref.ref(leaf), _version(leaf), call)
             if leaf.requires_grad:
                 handle = leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))
@@ -137,7 +137,7 @@ class StepTrace:
         elif known is None and leaf.dtype == torch.float16 and self.rows.is_zero(call.output):
             self._zero_output(call, module, before)
 
-    def _known(self, tensor: Tensor) -> Call | None:
+    def _known(self, tensor: Tensor) -> OutputCall | None:
         """The call that measured this very tensor, if it was not written to since."""
         entry = self._seen.get(id(tensor))
         if entry is None or entry[0]() is not tensor or entry[1] != _version(tensor):
@@ -152,7 +152,7 @@ class StepTrace:
             out.append((tensor, entry[2].output if entry is not None and entry[0]() is tensor else None))
         return out
 
-    def _gradient(self, call: Call, grad: Tensor) -> None:
+    def _gradient(self, call: OutputCall, grad: Tensor) -> None:
         if not call.gradient:
             call.gradient.append(self.rows.add(grad, histogram=True))
             call.gradient_dtype.append(short_dtype(grad.dtype))
@@ -164,7 +164,7 @@ class StepTrace:
             if torch.is_autocast_enabled(kind):
                 self.amp = (kind, short_dtype(torch.get_autocast_dtype(kind)))
 
-    def _suspect(self, call: Call, module: nn.Module, leaf: Tensor, before: list[tuple[Tensor, int | None]]) -> None:
+    def _suspect(self, call: OutputCall, module: nn.Module, leaf: Tensor, before: list[tuple[Tensor, int | None]]) -> None:
         """Only here, once something is wrong, are inputs and parameters looked at."""
         states: list[bool | None] = []
         largest = 0.0
@@ -198,7 +198,7 @@ class StepTrace:
         if clean is not False and (nan or posinf or parameters or bad_call.has_parameters):
             self._on_bad_output(BadOutput(bad_call, tuple(t for t, _ in before), module))
 
-    def _zero_output(self, call: Call, module: nn.Module, before: list[tuple[Tensor, int | None]]) -> None:
+    def _zero_output(self, call: OutputCall, module: nn.Module, before: list[tuple[Tensor, int | None]]) -> None:
         """All zero in fp16: flushed, if the input spreads to both sides of zero and no parameter of the module is itself zero."""
         if any(not p.any() for p in module.parameters(recurse=False)):
             return
@@ -224,14 +224,14 @@ def _finite_absmax(tensor: Tensor) -> float:
     return float(torch.where(magnitude.isfinite(), magnitude, 0.0).max())
 
 
-def growths_of(calls: Sequence[Call], values: Any) -> Iterator[Growth]:
+def growths_of(calls: Sequence[OutputCall], values: Any) -> Iterator[Growth]:
     """Norms that grow geometrically within one step: over the calls of one module (time), or over the layers (depth).
 
     `values` are the rows of the trace: count, min, max, sum of squares, sum.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         rms = np.sqrt(values[3] / values[0])
-    by_site: dict[str, list[Call]] = {}
+    by_site: dict[str, list[OutputCall]] = {}
     for call in calls:
         by_site.setdefault(call.site, []).append(call)
     for site, members in by_site.items():

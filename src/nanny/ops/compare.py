@@ -36,7 +36,7 @@ Verdict = Callable[[Call, Any, OpFault], None]
 Heard = Callable[[str, Spot, str], None]
 
 
-class Comparison:
+class OpComparison:
     """Runs each operation as the program does, then its reference, and tells what differs. The program's results are its own."""
 
     def __init__(

@@ -30,7 +30,7 @@ from ..watch.op_facts import long_name
 from ..watch.op_stream import Stopped, join, leave
 from ..watch.places import Places, Spot
 from ..watch.tensors import short_dtype
-from .compare import Comparison
+from .compare import OpComparison
 from .dump import MOST_DUMPS, save_call
 from .gap import Tolerance
 from .judge import SAID, finding_of
@@ -339,8 +339,8 @@ class CompareWithCPU(_Watch):
         self._tolerance = Tolerance(atol, rtol)
         self._reference = check_reference(reference)
 
-    def _make_consumer(self, places: Places) -> Comparison:
-        return Comparison(
+    def _make_consumer(self, places: Places) -> OpComparison:
+        return OpComparison(
             places,
             self._selection,
             self._tolerance,

@@ -63,7 +63,7 @@ class SeriesPair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     reference: Source  # A
     other: Source  # B
     steps: int
@@ -79,7 +79,7 @@ class Comparison:
         return any(p.broke or p.still_apart for p in (*self.curves, *self.layers) if p.step is not None)
 
 
-def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits | None = None) -> Comparison:
+def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits | None = None) -> RunComparison:
     """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format."""
     if a.path == b.path and a.run.id == b.run.id:
         raise NannyError(f"both are run {a.run.id} of {a.path}; name two runs, `nanny runs` lists them")
@@ -98,7 +98,7 @@ def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits |
     apart = [series for series in (*layers, *curves) if series.step is not None]
     first = min(apart, key=lambda p: (p.step, p.kind == "curve")) if apart else None
     steps = max(len(pair.steps) for pair in pairs)
-    return Comparison(a, b, steps, same_start, curves, layers, first, _notes(a, b, same_start, layers))
+    return RunComparison(a, b, steps, same_start, curves, layers, first, _notes(a, b, same_start, layers))
 
 
 def plain_name(name: str) -> str:

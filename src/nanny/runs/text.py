@@ -31,7 +31,7 @@ from .alerts import Alerts, repeats, severity_counts
 from .source import title_of
 
 if TYPE_CHECKING:
-    from .compare import ComparedSeries, Comparison
+    from .compare import ComparedSeries, RunComparison
     from .layer import KindHistory, LayerHistory
     from .runs import ListedRun, RunList
     from .stats import SiteStats, StepStats
@@ -567,7 +567,7 @@ def _after_runs(runs: Sequence[ListedRun], db: str | None) -> list[str]:
 # compare
 
 
-def comparison_answer(result: Comparison, limit: int | None, db: str | None) -> Answer:
+def comparison_answer(result: RunComparison, limit: int | None, db: str | None) -> Answer:
     first = result.first
     layer = first.name if first is not None and first.kind != "curve" else ""
     places = [source.command("layer", layer) for source in (result.reference, result.other)] if layer else []
@@ -580,14 +580,14 @@ def comparison_answer(result: Comparison, limit: int | None, db: str | None) -> 
     )
 
 
-def comparison_lines(result: Comparison) -> list[Line]:
+def comparison_lines(result: RunComparison) -> list[Line]:
     """The verdict, the two runs, and what to know about them."""
     titles = [Line(f"A: {title_of(result.reference)}", indent=4), Line(f"B: {title_of(result.other)}", indent=4)]
     notes = [Line(note, "warning", 4) for note in result.notes]
     return [comparison_verdict(result), *_also_apart(result), Line(""), *titles, *notes]
 
 
-def comparison_verdict(result: Comparison) -> Line:
+def comparison_verdict(result: RunComparison) -> Line:
     """The first place where they part."""
     if result.first is None:
         text = f"The runs do NOT PART in {counted(result.steps, 'common step')}: all gaps stay within noise and rounding."
@@ -597,7 +597,7 @@ def comparison_verdict(result: Comparison) -> Line:
     return Line(f"The runs {word} step {first.step}: {_series_name(first)} {_gap(first)}", style, 4)
 
 
-def _also_apart(result: Comparison) -> list[Line]:
+def _also_apart(result: RunComparison) -> list[Line]:
     lines = []
     for curve in result.curves:
         if curve.step is not None and curve is not result.first:
@@ -626,14 +626,14 @@ def _gap(series: ComparedSeries) -> str:
     return f"is {factor(series.ratio)} in B ({numbers}){back}"
 
 
-def _curve_table(result: Comparison) -> Table:
+def _curve_table(result: RunComparison) -> Table:
     columns = (Column("curve"), Column("parts", "parts at step"), Column("a", "A there"), Column("b", "B there"),
                Column("last_a", "A at the end"), Column("last_b", "B at the end"), Column("floor", "noise floor"))  # fmt: skip
     rows = [[c.name, c.step, c.a, c.b, c.last_a, c.last_b, c.floor] for c in result.curves]
     return Table(columns, rows, styles=["error" if c.step is not None else "" for c in result.curves])
 
 
-def _compared_table(result: Comparison, most: int) -> Table:
+def _compared_table(result: RunComparison, most: int) -> Table:
     columns = (
         Column("layer", elastic=True), Column("kind"), Column("parts", "parts at"), Column("a", "rms in A"),
         Column("b", "rms in B"), Column("ratio", "B / A"), Column("last_ratio", "at the end"),
@@ -645,12 +645,12 @@ def _compared_table(result: Comparison, most: int) -> Table:
     return Table(columns, rows, title="layers, the first to part first", most=most, rest=rest, styles=styles)
 
 
-def _compared_rows(result: Comparison) -> Table:
+def _compared_rows(result: RunComparison) -> Table:
     series = (*result.curves, *result.layers)
     return Table(_record_columns(type(series[0])), [_row(one) for one in series])
 
 
-def _comparison_data(result: Comparison) -> dict[str, Any]:
+def _comparison_data(result: RunComparison) -> dict[str, Any]:
     return {
         "parts": result.first is not None,
         "first": None if result.first is None else vars(result.first),

@@ -12,7 +12,7 @@ from ...core.finding import Finding, NannyError
 from ..broken import broken_code
 from ..registry import rules_on
 from . import rules  # noqa: F401  (enters its rules)
-from .sections import Section, json_document, recognise, yaml_documents
+from .sections import SettingsSection, json_document, recognise, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
 NEEDS_YAML = "reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
@@ -38,7 +38,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
     return [finding for section in sections for finding in _judge(section, path)]
 
 
-def _judge(section: Section, path: str) -> Iterator[Finding]:
+def _judge(section: SettingsSection, path: str) -> Iterator[Finding]:
     for rule in rules_on("settings"):
         problems: Iterable[Any] = rule.function(section)  # Problem, where rules on code yield Hit
         for problem in problems:

@@ -1,4 +1,4 @@
-"""Rules on settings files. Each takes one `Section` and yields `Problem`s at its keys.
+"""Rules on settings files. Each takes one `SettingsSection` and yields `Problem`s at its keys.
 
 Their codes are those of rules on code, whose pages say what and why; the docstrings here add what is looked at in files.
 Not in the folder of those: a check of Python code does not need them, and starts faster without.
@@ -13,7 +13,7 @@ from ...core.finding import NannyError, Severity
 from ...core.formats import FORMATS, format_of
 from ...core.limits import Limits
 from ..registry import all_rules, rule
-from .sections import Problem, Section
+from .sections import Problem, SettingsSection
 
 all_rules()  # the page of a code is that of its first rule, and those on code come first
 
@@ -63,14 +63,14 @@ def half_name(value: Any) -> str:
     return name if name in ("fp16", "bf16") else ""
 
 
-def _later(settings: Section, *keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _later(settings: SettingsSection, *keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(the first, the last) of two places in the file."""
     first, last = sorted(keys, key=lambda key: settings.span(*key))
     return first, last
 
 
 @rule("CONFIG_FP16_AND_BF16", Severity.ERROR, on="settings")
-def fp16_and_bf16(settings: Section) -> Iterator[Problem]:
+def fp16_and_bf16(settings: SettingsSection) -> Iterator[Problem]:
     """`fp16.enabled` and `bf16.enabled` in DeepSpeed JSON, `fp16` and `bf16` in training arguments (also against a
     DeepSpeed section inside them), the old key `fp16` beside `mixed_precision: bf16` in Accelerate YAML. `"auto"`
     counts as off.
@@ -102,7 +102,7 @@ def fp16_and_bf16(settings: Section) -> Iterator[Problem]:
 
 
 @rule("CONFIG_TRUE_HALF", Severity.WARNING, on="settings")
-def true_half(settings: Section) -> Iterator[Problem]:
+def true_half(settings: SettingsSection) -> Iterator[Problem]:
     """`precision: 16-true` and `bf16-true` in Lightning YAML; `fp16_master_weights_and_grads` (and its bf16 twin)
     in DeepSpeed JSON; `torch_dtype` in half or `pure_bf16` in training arguments that fine-tune all weights without
     DeepSpeed or FSDP; `downcast_bf16` on TPUs in Accelerate YAML.
@@ -127,7 +127,7 @@ def true_half(settings: Section) -> Iterator[Problem]:
         )
 
 
-def _lightning_true_half(settings: Section) -> Iterator[Problem]:
+def _lightning_true_half(settings: SettingsSection) -> Iterator[Problem]:
     precision = str(settings.get("precision")).strip()
     name = {"16-true": "fp16", "bf16-true": "bf16"}.get(precision)
     if name:
@@ -139,7 +139,7 @@ def _lightning_true_half(settings: Section) -> Iterator[Problem]:
         )
 
 
-def _trainer_true_half(settings: Section) -> Iterator[Problem]:
+def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
     """DeepSpeed and FSDP keep float32 weights by themselves, adapters are created in float32."""
     words = {word for key in (*settings.data, settings.get("finetuning_type")) for word in str(key).lower().split("_")}
     if not TRAINS_FEW.isdisjoint(words) or settings.get("deepspeed") or settings.get("fsdp"):
@@ -171,7 +171,7 @@ def _lost(name: str) -> str:
 
 
 @rule("CONFIG_LOSS_SCALE", Severity.WARNING, on="settings")
-def loss_scale(settings: Section) -> Iterator[Problem]:
+def loss_scale(settings: SettingsSection) -> Iterator[Problem]:
     """In DeepSpeed JSON, and in the strategy of Lightning YAML: a fixed scale of 1, a power that is really a scale,
     a window that doubles the scale every few steps, a hysteresis of 0 (the scale never comes down), a floor above
     the start, loss-scale keys that are unknown, misplaced, given to bf16 or without `enabled`.
@@ -190,7 +190,7 @@ def loss_scale(settings: Section) -> Iterator[Problem]:
         yield from _scaler_for_bf16(settings)
 
 
-def _scale_values(settings: Section, at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Problem]:
+def _scale_values(settings: SettingsSection, at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Problem]:
     for key in SCALE_KEYS:
         if key in values and values[key] != "auto" and number(values[key]) is None:
             yield Problem(
@@ -261,7 +261,7 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
         )
 
 
-def _without_enabled(settings: Section, fp16: Mapping[str, Any]) -> Iterator[Problem]:
+def _without_enabled(settings: SettingsSection, fp16: Mapping[str, Any]) -> Iterator[Problem]:
     other = settings.section("bf16") or settings.section("bfloat16")
     if "enabled" not in fp16 and any(key in fp16 for key in SCALE_KEYS) and is_off(other.get("enabled")):
         yield Problem(
@@ -271,7 +271,7 @@ def _without_enabled(settings: Section, fp16: Mapping[str, Any]) -> Iterator[Pro
         )
 
 
-def _strange_keys(settings: Section) -> Iterator[Problem]:
+def _strange_keys(settings: SettingsSection) -> Iterator[Problem]:
     """Loss-scale keys that DeepSpeed does not know there. Its sections refuse unknown keys, its top level ignores them."""
     for name in ("fp16", "bf16", "bfloat16"):
         section = settings.section(name)
@@ -289,7 +289,7 @@ def _strange_keys(settings: Section) -> Iterator[Problem]:
             yield Problem((key,), f"`{key}` at the top level is ignored by DeepSpeed", "Move it into `fp16`.")
 
 
-def _scaler_for_bf16(settings: Section) -> Iterator[Problem]:
+def _scaler_for_bf16(settings: SettingsSection) -> Iterator[Problem]:
     plugins = settings.get("plugins")
     for plugin in plugins if isinstance(plugins, list) else [plugins]:
         arguments = plugin.get("init_args", plugin) if isinstance(plugin, Mapping) else {}
@@ -304,7 +304,7 @@ def _scaler_for_bf16(settings: Section) -> Iterator[Problem]:
 
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="settings")
-def double_scaling(settings: Section) -> Iterator[Problem]:
+def double_scaling(settings: SettingsSection) -> Iterator[Problem]:
     """DeepSpeed's `fp16` together with `amp` or `torch_autocast`: both scale the loss."""
     if settings.framework != "deepspeed" or not is_on(settings.get("fp16", "enabled")):
         return
@@ -319,7 +319,7 @@ def double_scaling(settings: Section) -> Iterator[Problem]:
 
 
 @rule("CONFIG_REDUCE_DTYPE", Severity.WARNING, on="settings")
-def reduce_dtype(settings: Section) -> Iterator[Problem]:
+def reduce_dtype(settings: SettingsSection) -> Iterator[Problem]:
     """`communication_data_type` and `data_types.grad_accum_dtype` in DeepSpeed JSON, `reduce_dtype` of an FSDP
     strategy in Lightning YAML.
     """

@@ -21,7 +21,7 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
 
 @dataclass(frozen=True)
-class Section:
+class SettingsSection:
     """One section of a file: whose settings they are, what they say, and where it stands."""
 
     framework: str  # deepspeed, accelerate, hf, lightning
@@ -57,27 +57,27 @@ class Problem:
     severity: Severity | None = None
 
 
-def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[Section]:
+def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[SettingsSection]:
     """The sections that clearly belong to a known framework; most JSON and YAML files have none."""
     if not isinstance(data, Mapping):
         return
     if _is_deepspeed(data):
-        yield Section("deepspeed", data, (), spans)
+        yield SettingsSection("deepspeed", data, (), spans)
     elif _is_accelerate(data):
-        yield Section("accelerate", data, (), spans)
+        yield SettingsSection("accelerate", data, (), spans)
     elif _is_trainer_target(data):
-        yield Section("lightning", data, (), spans)
+        yield SettingsSection("lightning", data, (), spans)
     elif _is_training_arguments(data):
-        yield Section("hf", data, (), spans)
+        yield SettingsSection("hf", data, (), spans)
     for key, value in data.items():
         if not isinstance(value, Mapping):
             continue
         if _is_deepspeed(value):
-            yield Section("deepspeed", value, (key,), spans)
+            yield SettingsSection("deepspeed", value, (key,), spans)
         elif key == "trainer" and value.keys() & {"precision", "max_epochs", "max_steps", "accelerator", "devices"}:
-            yield Section("lightning", value, (key,), spans)
+            yield SettingsSection("lightning", value, (key,), spans)
         elif _is_training_arguments(value):
-            yield Section("hf", value, (key,), spans)
+            yield SettingsSection("hf", value, (key,), spans)
 
 
 def _is_deepspeed(data: Mapping[str, Any]) -> bool:
