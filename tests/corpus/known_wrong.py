@@ -11,8 +11,6 @@ KNOWN_WRONG: dict[tuple[str, str, str], str] = {
     ("diagnose", "delayed_scaling", "*"): "nothing said",
     ("examine", "delayed_scaling", ""): "nothing said",
     ("examine", "delayed_scaling", "*"): "nothing said",
-    ("diagnose", "unlike_ranks", ""): "nothing said",
-    ("diagnose", "unlike_ranks", "*"): "nothing said",
     ("diagnose", "division_hidden_by_where", ""): "nothing said",
     ("diagnose", "division_hidden_by_where", "*"): "nothing said",
     ("diagnose", "poisoned_statistics", ""): "nothing said",
