@@ -37,7 +37,9 @@ def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
     (words,) = COMMAND.findall(text)
     args = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', words)]
     if "learning_rate_zero" in words:  # its Chinese page is left to the reader
-        args += ["--deselect", "tests/diagnose/test_knowledge_pages.py"]
+        pages = "tests/diagnose/test_knowledge_pages.py::"
+        args += ["--deselect", f"{pages}test_both_languages_say_the_same"]
+        args += ["--deselect", f"{pages}test_a_page_has_all_its_sections_and_says_something_in_each[learning_rate_zero-zh]"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *args]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Two runs one after the other: the cross-check of carried shadows, and what is left when they cannot follow a model."""
+"""Two runs one after the other: the cross-check of carried twins, and what is left when they cannot follow a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanny.diff.settings import DiffSettings
 
 @pytest.mark.parametrize("policy", ["native", "cuda", "full"])
 @pytest.mark.parametrize("name", ["transformer", "convnet", "vision", "variational"])
-def test_carried_shadows_find_the_same_errors_as_two_separate_runs(name, policy):
+def test_carried_twins_find_the_same_errors_as_two_separate_runs(name, policy):
     model, x, loss, y = network_parts(name)
     torch.manual_seed(0)
     settings = DiffSettings(BF16, "fp32", policy, True, False, loss, None, Limits())
@@ -26,11 +26,11 @@ def test_carried_shadows_find_the_same_errors_as_two_separate_runs(name, policy)
         calls, activations, parameters = low.beside(reference)
     report = nanny.auto_diff(model, x, "bf16", loss_fn=loss, target=y, policy=policy)
     assert (report.loss, report.reference_loss) == (low.loss, reference.loss)
-    shadowed = {(c.site, c.call): c.error.rel_l2 for c in report.calls}
+    carried = {(c.site, c.call): c.error.rel_l2 for c in report.calls}
     separate = {(c.site, c.call): c.error.rel_l2 for c in calls}
-    if name == "variational":  # its output has several tensors: shadows tell the worst, separate runs the first
-        del shadowed[("", 0)], separate[("", 0)]
-    assert shadowed == pytest.approx(separate, rel=1e-6)
+    if name == "variational":  # its output has several tensors: twins tell the worst, separate runs the first
+        del carried[("", 0)], separate[("", 0)]
+    assert carried == pytest.approx(separate, rel=1e-6)
     assert {g.name: g.error.rel_l2 for g in report.gradients} == pytest.approx(
         {g.name: g.error.rel_l2 for g in parameters}, rel=1e-5
     )
@@ -54,7 +54,7 @@ class OwnKernel(nn.Module):
         return x * 2 if x.dtype == torch.float32 else only_low(x)
 
 
-def test_a_model_that_shadows_cannot_follow_is_run_twice_and_told():
+def test_a_model_that_twins_cannot_follow_is_run_twice_and_told():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), OwnKernel(), nn.Linear(8, 2))
     report = nanny.auto_diff(model, torch.randn(4, 8), "bf16", backward=False)
