@@ -111,6 +111,7 @@ def test_deep_nesting_does_not_end_the_run(tmp_path, deep):
     assert of_deep in (["REGION_DEPRECATED"], ["SYNTAX_ERROR"]) or "a.py: skipped, its code is nested" in report.notes[0]
 
 
+@pytest.mark.slow
 def test_a_long_chain_of_elif_is_still_checked(tmp_path):
     chain = "if n == 0:\n    pass\n" + "".join(f"elif n == {i}:\n    pass\n" for i in range(1, 700))
     (tmp_path / "a.py").write_text(f"{DEPRECATED}n = 3\n{chain}")

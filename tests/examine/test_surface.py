@@ -138,6 +138,7 @@ def test_the_root_modules_own_operations_are_in_it_not_in_the_loop(tmp_path):
     assert f"Attention forward (train.py:{line})" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_nan_is_told_with_why_fix_and_the_next_command(tmp_path):
     done = trace(tmp_path, MASKED, arguments=("full",))
     assert done.returncode == 1
@@ -149,6 +150,7 @@ def test_a_nan_is_told_with_why_fix_and_the_next_command(tmp_path):
     assert "next:" not in trace(tmp_path, MASKED).stderr
 
 
+@pytest.mark.slow
 def test_with_sanitize_the_other_tools_leave_its_step_alone_and_say_so(tmp_path):
     done = trace(tmp_path, MASKED, "--sanitize", "--nan", "--compare")
     assert "update_lost at qkv.weight" in done.stderr  # bfloat16 weights at this learning rate
@@ -157,6 +159,7 @@ def test_with_sanitize_the_other_tools_leave_its_step_alone_and_say_so(tmp_path)
     assert "returns no tensor" not in done.stderr  # operations of the sanitizer's own
 
 
+@pytest.mark.slow
 def test_a_window_behind_the_end_of_the_script_is_told(tmp_path):
     for option in ("--sanitize", "--nan"):
         done = trace(tmp_path, MASKED, option, "--start-step", "50")

@@ -477,6 +477,7 @@ def test_a_sampled_histogram_estimates_the_full_one():
 # ---- DTensor ----
 
 
+@pytest.mark.slow
 def test_of_a_distributed_tensor_the_local_part_is_measured():
     script = """
         import os, torch, torch.distributed as dist

@@ -835,6 +835,7 @@ def test_forked_data_loader_workers_do_no_harm(tmp_path):
     assert above_info(nanny.findings) == []
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_trains_and_exits_leaves_the_parent_s_record_alone(tmp_path):
     text = (
         TRAIN
@@ -881,6 +882,7 @@ def memory_of_a_run(steps: int, folder: Any) -> list[tuple[Counter[str], int]]:
     return seen
 
 
+@pytest.mark.slow
 def test_no_object_is_kept_per_step():
     before, after = memory_of_a_run(480, None)[1::2]  # the history is full after 200 steps
     grown = after[0] - before[0]

@@ -77,7 +77,7 @@ def findings(folder: Path) -> list[Finding]:
         return reader.findings(db, reader.pick_run(db, None).id)
 
 
-@pytest.mark.parametrize("flags", [(), ("--amp",)], ids=["plain", "scaler"])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.slow), ("--amp",)], ids=["plain", "scaler"])
 def test_a_healthy_script_prints_and_returns_what_it_does_alone(folder, flags):
     alone = run(folder, "train.py", *flags, "--exit", "x y")
     watched = run(folder, "-m", "nanny.cli", "run", "train.py", *flags, "--exit", "x y")
@@ -106,6 +106,7 @@ def test_an_overflow_in_an_unmodified_script_is_named(folder):
     assert done.returncode == 0
 
 
+@pytest.mark.slow
 def test_modules_run_like_python_dash_m(folder):
     alone = run(folder, "-m", "project.train", "--amp")
     watched = run(folder, "-m", "nanny.cli", "run", "-m", "project.train", "--amp")
@@ -122,6 +123,7 @@ def test_an_exception_of_the_script_reaches_the_user_and_the_record(folder):
         assert reader.pick_run(db, None).status == "crashed"
 
 
+@pytest.mark.slow
 def test_disabled_it_is_only_the_script(folder):
     watched = run(folder, "-m", "nanny.cli", "run", "train.py", NANNY_DISABLE="1")
     assert watched.returncode == 0
@@ -142,6 +144,7 @@ for i in range(12):
 """
 
 
+@pytest.mark.slow
 def test_micro_batches_belong_to_the_step_of_their_optimizer(folder):
     (folder / "accumulate.py").write_text(ACCUMULATING)
     run(folder, "-m", "nanny.cli", "run", "accumulate.py")

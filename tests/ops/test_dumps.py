@@ -173,6 +173,7 @@ def test_damaged_and_missing_dumps_are_told_in_one_sentence(tmp_path, capsys):
     assert main(["replay", str(tmp_path / "empty")]) == 2
 
 
+@pytest.mark.slow
 def test_replay_runs_in_a_process_of_its_own(tmp_path):
     tool = CompareWithCPU(dump_error_data=True, output_dir=tmp_path, strict=True)
     with pytest.raises(NannyError), tool:

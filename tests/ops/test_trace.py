@@ -105,6 +105,7 @@ def test_a_healthy_script_prints_and_returns_what_it_does_alone(trace, capsys):
     assert "[WARNING]" not in err
 
 
+@pytest.mark.slow
 def test_the_command_runs_in_a_process_of_its_own(folder):
     done = subprocess.run(
         [sys.executable, "-m", "nanny.cli", "trace", "train.py"], capture_output=True, text=True, timeout=120, env=ENVIRONMENT
@@ -171,6 +172,7 @@ def test_mistakes_on_the_command_line_are_told_in_one_sentence(trace, arguments,
     assert said in err
 
 
+@pytest.mark.slow
 def test_two_ranks_write_two_logs_and_only_the_named_rank_is_watched(tmp_path):
     (tmp_path / "ranks.py").write_text(RANKS)
     started = [

@@ -310,6 +310,7 @@ def test_a_clock_that_runs_backwards_confuses_nothing(tmp_path, monkeypatch):
         assert reader.scalars(db, 2)["loss"][1].tolist() == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_reader_sees_whole_steps_during_100_000_writes(tmp_path):
     body = """
         writer = start(queue_bytes=1 << 30)

@@ -159,6 +159,7 @@ def test_findings_are_filtered_by_severity_code_and_text(opened):
     assert "No finding matches" in page.locator("#finding-list").inner_text()
 
 
+@pytest.mark.slow
 def test_an_address_restores_what_was_chosen(chromium, sick):
     with watched_page(chromium) as watched:
         watched.page.goto(f"{sick.as_uri()}#step=30&site=stem&kind=output&quantity=headroom&format=bf16")
@@ -178,6 +179,7 @@ def test_the_browser_reads_the_numbers_that_python_wrote(opened, sick):
     assert steps == list(range(40))
 
 
+@pytest.mark.slow
 def test_every_quantity_of_every_kind_can_be_drawn(opened):
     page = opened.page
     for kind in page.locator('[data-pick="kind"] option').evaluate_all("(options) => options.map((o) => o.value)"):
@@ -258,6 +260,7 @@ def run_of_nan(folder: Path) -> Path:
     return record(folder, NANS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "words"), [(run_of_nan, "NOT HEALTHY"), (empty_run, "NO VERDICT")])
 def test_runs_of_nothing_but_nan_and_of_nothing_at_all_are_drawn(make, words, tmp_path, chromium):
     write_report(tmp_path / "r.html", make(tmp_path))
@@ -277,7 +280,7 @@ def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, c
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
 
 
-@pytest.mark.parametrize(("lang", "locale"), [("zh", "en-US"), (None, "zh-CN")])
+@pytest.mark.parametrize(("lang", "locale"), [pytest.param("zh", "en-US", marks=pytest.mark.slow), (None, "zh-CN")])
 def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):
     write_report(tmp_path / "r.html", record(tmp_path, SICK), lang=lang)
     with watched_page(chromium, locale=locale) as watched:

@@ -359,6 +359,7 @@ def test_without_plotly_the_command_says_what_to_install(tmp_path, monkeypatch, 
 # In a browser
 
 
+@pytest.mark.slow
 def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
     with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
         watched.page.goto(client.address)
