@@ -20,6 +20,7 @@ from training import mlp, store_of, train
 import nanny
 from nanny import MixedPrecisionNanny, NannyError, NannyWarning, Severity, auto_diff
 from nanny.cli import main as command
+from nanny.diagnose.knowledge import remedy_of
 from nanny.diagnose.registry import all_causes
 from nanny.diagnose.run import diagnose
 from nanny.monitor.examiner import ExaminationPlan, Examiner
@@ -175,6 +176,13 @@ def test_the_command_prints_text_json_and_markdown_and_exits_with_1(tmp_path, ca
     assert row["cause"] == "product_overflow_fp16"
     assert command(["diagnose", "--db", str(tmp_path), "--format", "markdown"]) == 1
     assert "## product_overflow_fp16" in capsys.readouterr().out
+
+
+def test_the_remedy_is_told_in_chinese_if_asked_for(tmp_path, capsys):
+    diagnosed(tmp_path)
+    assert command(["diagnose", "--db", str(tmp_path), "--lang", "zh", "--format", "json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["remedy"] == remedy_of("product_overflow_fp16", "zh") != remedy_of("product_overflow_fp16", "en")
 
 
 def test_the_command_says_that_a_healthy_run_is_healthy(tmp_path, capsys):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import add_format, add_run
+from ..core.command_line import add_format, add_language, add_run, command_parser
 from ..core.plain_json import to_text
 from ..show.term import width_of
 from ..store.files import find_stores
@@ -15,14 +14,13 @@ from .text import render_markdown, render_text
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="nanny diagnose", description="The root causes of what went wrong in a recorded run.", allow_abbrev=False
-    )
+    parser = command_parser("diagnose", "The root causes of what went wrong in a recorded run.")
     add_run(parser)
     add_format(parser, ("text", "json", "markdown"))
+    add_language(parser, "the remedy", "en")
     options = parser.parse_args(list(argv))
     path = find_stores(options.db)[0]
-    found = diagnose(path, options.run)
+    found = [one.in_language(options.lang) for one in diagnose(path, options.run)]
     title = f"run {options.run} in {path}" if options.run else str(path)
     if options.format == "json":
         print(to_text([one.to_json() for one in found]))
