@@ -36,6 +36,7 @@ def red_share_per_column(pixels):
     return (np.abs(pixels - RED).max(axis=2) < 12).mean(axis=0)
 
 
+@pytest.mark.slow
 def test_every_picture_of_a_sick_run_is_written_and_named(tmp_path, capsys):
     store = record(tmp_path, SICK)
     code, files, err = plot(capsys, store, "-o", tmp_path / "out")

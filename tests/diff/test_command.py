@@ -51,6 +51,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_seeds_command_line_works_verbatim(folder):
     done = subprocess.run(
         [sys.executable, "-m", "nanny.cli", "diff", "--model", "model.py", "--input", "sample.pt", "--dtype", "bf16"],

@@ -131,6 +131,7 @@ def test_hooks_that_begin_registers_see_the_call_that_began():
     assert calls == ["Sequential", "Linear"]
 
 
+@pytest.mark.slow
 def test_the_root_modules_own_operations_are_in_it_not_in_the_loop(tmp_path):
     done = trace(tmp_path, MASKED, "--sanitize", arguments=("full",))
     line = next(i for i, text in enumerate(MASKED.splitlines(), 1) if "# the mask" in text)

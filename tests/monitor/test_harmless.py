@@ -799,6 +799,7 @@ def test_a_script_that_dies_in_a_step_keeps_its_own_traceback_and_what_was_recor
     assert len(scalar(tmp_path / "nanny_logs", "loss")) >= 3
 
 
+@pytest.mark.slow
 def test_nanny_disable_switches_everything_off(tmp_path):
     text = (
         TRAIN

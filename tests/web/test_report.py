@@ -220,6 +220,7 @@ def large_run(folder: Path, layers: int, steps: int, bad: tuple[int, int]) -> Pa
     return writer.path
 
 
+@pytest.mark.slow
 def test_one_bad_cell_among_a_million_is_seen_and_named(tmp_path, chromium):
     write_report(tmp_path / "r.html", large_run(tmp_path, layers=700, steps=1500, bad=(1234, 567)))
     with watched_page(chromium) as watched:
@@ -290,6 +291,7 @@ def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale,
         assert watched.page.evaluate("document.documentElement.lang") == "zh"
 
 
+@pytest.mark.slow
 def test_two_runs_show_where_they_part(tmp_path, chromium):
     path = record(tmp_path, dataclasses.replace(HEALTHY, steps=200))
     record(tmp_path, dataclasses.replace(HEALTHY, steps=200, final_loss=1.2, amp_dtype="bfloat16"))
@@ -355,6 +357,7 @@ def test_between_two_samples_the_nearer_one_is_described(opened):
     assert found == [0, 0, 1, 1, 1, 1, 2, 2, 2]
 
 
+@pytest.mark.slow
 def test_a_layer_beyond_the_format_is_not_said_to_have_room(tmp_path, chromium):
     write_report(tmp_path / "r.html", record(tmp_path, Recipe(layers={"big": (20.0, 18.0)}, steps=8, trace_every=4)))
     with watched_page(chromium) as watched:

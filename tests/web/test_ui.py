@@ -371,6 +371,7 @@ def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
         assert page.locator("tbody tr").count() == 4
 
 
+@pytest.mark.slow
 def test_hostile_names_are_harmless_in_the_live_page(many, chromium):
     with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
         (address,) = [run["address"] for run in client.json("/api/runs")["runs"] if "onerror" in run["file"]]
