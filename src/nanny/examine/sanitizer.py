@@ -42,7 +42,7 @@ from ..core.formats import format_of
 from ..core.limits import Limits
 from ..watch.names import parts_of, unwrapped
 from ..watch.places import Places
-from ..watch.storages import key_of
+from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .facts import StepFacts
@@ -51,7 +51,7 @@ from .measure import GradientNumbers, extent, gradient_errors, gradient_numbers
 from .nonfinite import check_given, first_bad, overflowed_by_scale, poisoned_buffer
 from .records import Suspect, plain_suspects
 from .states import States
-from .tags import Ledger, Roles, Tag
+from .tags import Ledger, Tag
 
 TWIN_BYTES = 4 << 30  # twins may take this much
 _CHECK_OPS = 64
@@ -87,7 +87,7 @@ class Sanitizer:
         parts = parts_of(self._models)
         self._owners = {name: parts.owners[key] for key, name in parts.parameters.items()}
         self._buffers = dict(parts.buffers)
-        self._roles = Roles()
+        self._roles: StorageMap[tuple[str, str]] = StorageMap()  # parameter, buffer, input or gradient, and its name
         for name, owner in self._owners.items():
             parameter = owner()
             self._known(parameter, "parameter", name)
@@ -138,7 +138,7 @@ class Sanitizer:
 
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
         if tensor is not None and has_storage(tensor):
-            self._roles.put(tensor, role, name)
+            self._roles.put(tensor, (role, name))
 
     def _hook(self) -> None:
         # global ones: nothing is stored on the user's modules, which may be copied or saved within the step

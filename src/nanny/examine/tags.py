@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..core.examination import Place
 from ..core.formats import format_of
@@ -15,13 +14,12 @@ from ..core.limits import Limits
 from ..core.ops import SAME_VALUE
 from ..watch.op_facts import written_by
 from ..watch.places import Spot, running_derivative
-from ..watch.storages import key_of
+from ..watch.storages import StorageMap
 from ..watch.tensors import LOW, short_dtype
 from ..watch.twins import Operation
 from .measure import ErrorLevel, operand_numbers, scalars_in
 from .records import Operand, Suspect
 
-_SWEEP_OPS = 256
 _ANCESTORS = 48
 _MOST_SUSPECTS = 4096
 
@@ -49,46 +47,6 @@ class Tag:
     ids: Suspect | None = None  # whole numbers that were stored in 16 bits
     absorbed: Suspect | None = None  # an addend is missing in it
     ancestors: frozenset[int] = frozenset()
-
-
-class Tags:
-    """By storage, for as long as it lives."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[StorageWeakRef, Tag]] = {}
-        self._new = 0
-
-    def find(self, tensor: Tensor) -> Tag | None:
-        held = self._held.get(key_of(tensor))
-        if held is None:
-            return None
-        if held[0].expired():
-            del self._held[key_of(tensor)]
-            return None
-        return held[1]
-
-    def put(self, tensor: Tensor, tag: Tag) -> None:
-        storage = tensor.untyped_storage()
-        self._held[storage._cdata] = (StorageWeakRef(storage), tag)
-        self._new += 1
-        if self._new > _SWEEP_OPS:
-            self._new = 0
-            for key in [key for key, (alive, _) in self._held.items() if alive.expired()]:
-                del self._held[key]
-
-
-class Roles:
-    """What a storage is to the model, for as long as it lives: parameter, buffer, input or gradient, and its name."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, tuple[StorageWeakRef, tuple[str, str]]] = {}
-
-    def put(self, tensor: Tensor, role: str, name: str) -> None:
-        self._held[key_of(tensor)] = (StorageWeakRef(tensor.untyped_storage()), (role, name))
-
-    def find(self, tensor: Tensor) -> tuple[str, str] | None:
-        held = self._held.get(key_of(tensor))
-        return None if held is None or held[0].expired() else held[1]
 
 
 class TaggedOp:
@@ -123,11 +81,11 @@ class TaggedOp:
 class Ledger:
     """What one step has told so far."""
 
-    def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: Roles) -> None:
+    def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: StorageMap[tuple[str, str]]) -> None:
         self.limits = limits
         self.twin_of = twin_of
         self.roles = roles
-        self.tags = Tags()
+        self.tags: StorageMap[Tag] = StorageMap()
         self.suspects: list[Suspect] = []
         self.order = 0
         self.names: list[str] = []
