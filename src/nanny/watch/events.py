@@ -8,6 +8,7 @@ not affected. Classes are wrapped rather than instances: a scaler or optimizer n
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -189,11 +190,18 @@ def _zero_grad(original: Any) -> Any:
 
 
 def _clip(original: Any) -> Any:
-    def clip(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
-        parameters = tensors_of(parameters)  # may be a generator, which only one of us could read
+    signature = inspect.signature(original)  # the limit is called max_norm or clip_value
+    parameters, limit = list(signature.parameters)[:2]
+
+    def clip(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs)
+        except TypeError:
+            return original(*args, **kwargs)  # which says what is wrong with the call
+        given.arguments[parameters] = tensors_of(given.arguments[parameters])  # a generator can be read only once
         for listener in tuple(_listeners):
-            listener.before_clip(parameters, float(max_norm))
-        return original(parameters, max_norm, *args, **kwargs)
+            listener.before_clip(given.arguments[parameters], float(given.arguments[limit]))
+        return original(*given.args, **given.kwargs)
 
     return clip
 
