@@ -54,7 +54,6 @@ class StepCapture:
     found_inf: list[Tensor] = field(default_factory=list)
     ran: bool = False
     stepped_by: set[int] = field(default_factory=set)
-    repeated: bool = False  # one optimizer stepped twice
     probes: list[UpdateProbe] = field(default_factory=list)
     _pending: dict[str, Any] = field(default_factory=dict)
 

@@ -382,7 +382,6 @@ class Recorder:
         assert self.capture is not None
         self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         self.capture.record.stepped = True
-        self.capture.repeated = self.capture.repeated or (self.capture.ran and id(optimizer) in self.capture.stepped_by)
         self.capture.stepped_by.add(id(optimizer))
         if optimizer.param_groups:
             self.capture.record.lr = lr_of(optimizer.param_groups[0])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ..interpreter.guards import AMP
 from ..interpreter.objects import parameter_owners
 from ..interpreter.trace import Event, Trace, can_meet
-from ..interpreter.values import UNKNOWN, Value, ancestors
+from ..interpreter.values import UNKNOWN, Value
 
 
 def is_scaled(event: Event) -> bool:
@@ -127,7 +127,3 @@ def loops_over_optimizers(event: Event) -> list[ast.AST]:
         if names & used:
             found.append(loop)
     return found
-
-
-def comes_from(value: Value, wanted: Value) -> bool:
-    return any(v is wanted for v in ancestors(value))
