@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench docs browser clean
+.PHONY: demo test test-all test-matrix lint bench docs browser clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ test: $(READY) browser
 
 test-all: $(READY) browser
 	$(BIN)/pytest -m 'slow or not slow'
+
+# Other versions of torch and Python: downloads several GB the first time, so no part of CI.
+test-matrix:
+	.ci/matrix
 
 lint: $(READY)
 	$(BIN)/ruff check .
