@@ -8,13 +8,14 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import format_of
 from ..core.plain_json import finite
+from ..diagnose.verdict import cause_in_words
 from ..runs.alerts import find_alerts
 from ..runs.compare import compare_runs
 from ..runs.layer import KindHistory, layer_history
@@ -135,9 +136,9 @@ class Tools:
             db=self.folder.shown(lead.source.path),
             run=about.id,
             healthy=summary.verdict.healthy,
-            verdict=summary.verdict.text,
+            verdict=self._verdict(summary),
             culprit=self._culprit(summary),
-            counts=summary.counts,
+            counts=dict(summary.counts),
             first_step=first,
             last_step=last,
             status=about.status,
@@ -182,12 +183,12 @@ class Tools:
         skipped = summary.lead.curves.get("skipped")
         return AnomalyResult(
             healthy=summary.verdict.healthy,
-            verdict=summary.verdict.text,
+            verdict=self._verdict(summary),
             first=self._culprit(summary),
             warned_before=[self._run_finding(f) for f in before[:10]],
             loss_not_finite_from=summary.lead.first_nonfinite_loss,
             skipped_steps=0 if skipped is None else int(curve_stats(*skipped).sum),
-            next="diagnose gives the cause" if culprit is not None else "nothing: the run shows no anomaly",
+            next=_after_summary(summary.verdict.healthy),
         )
 
     def layer_history(
@@ -238,15 +239,11 @@ class Tools:
 
     def diagnose(self, db: Db = None, run: Run = None) -> DiagnosesResult:
         """The root causes of what went wrong in a run, best first, with evidence, remedy and how to confirm. Empty if healthy."""
-        from ..diagnose.run import diagnose, stored_evidence
-
         with open_job(self.folder.store(db), run) as (sources, _):
-            lead = sources[0]
-            found = diagnose(stored_evidence(lead.db, lead.run))
-            healthy = summarize(sources).verdict.healthy
-        rows = [DiagnosisResult(**finite({**d.to_json(), "where": self._place(d.where)})) for d in found]
-        unproved = "no cause for alarm" if healthy else "no cause is proved by what was seen"
-        return DiagnosesResult(self.folder.shown(lead.path), lead.run.id, rows, f"{len(rows)} found" if rows else unproved)
+            summary = summarize(sources)
+        found, lead = summary.diagnosis, summary.lead.source
+        rows = [DiagnosisResult(**finite({**d.to_json(), "where": self._place(d.where)})) for d in (found,) if d is not None]
+        return DiagnosesResult(self.folder.shown(lead.path), lead.run.id, rows, self._verdict(summary))
 
     def what_if(
         self,
@@ -272,6 +269,12 @@ class Tools:
         )
 
     # what they share
+
+    def _verdict(self, summary: Summary) -> str:
+        one = summary.diagnosis
+        if one is None:
+            return summary.verdict.text
+        return f"{summary.verdict.word}: {cause_in_words(replace(one, where=self._place(one.where)))}"
 
     def _culprit(self, summary: Summary) -> RunFinding | None:
         return None if summary.culprit is None else self._run_finding(summary.culprit)

@@ -17,7 +17,7 @@ COMMANDS = {
     "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
     "replay": ("nanny.ops.replay", "run a dumped operation again beside its reference"),
     "run": ("nanny.monitor.command", "run a training script under the monitor, without changing it"),
-    "diagnose": ("nanny.diagnose.command", "the root causes of what went wrong in a recorded run"),
+    "diagnose": ("nanny.runs.diagnose", "the root causes of what went wrong in a recorded run"),
     "summary": ("nanny.runs.command", "verdict on a recorded run, first culprit first"),
     "alerts": ("nanny.runs.command", "findings of a run, with filters"),
     "stats": ("nanny.runs.command", "statistics of every layer at one step"),
@@ -39,7 +39,7 @@ COMMANDS = {
 }
 SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
-READ_RUNS = {*SHARED, "nanny.diagnose.command", "nanny.web.report", "nanny.web.ui", "nanny.cli.plot"}
+READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.plot"}
 
 
 def usage() -> str:

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.finding import NannyError
-from ..diagnose.run import diagnose
-from ..diagnose.text import render_text as diagnosis_text
+from ..runs.diagnose import main as diagnose
 from ..runs.source import open_job
 from ..runs.summary import summarize
 from ..runs.text import summary_answer
 from ..show.findings import render_text
 from ..show.tables import render_answer
 from ..show.term import wants_colour, width_of
-from ..store.files import find_stores
 from ..web.report import write_report
 
 if TYPE_CHECKING:
@@ -155,8 +153,7 @@ def explain_it(logs: Path) -> None:
 
 def name_the_cause(logs: Path) -> None:
     chapter(f"6. Why, and what to change: nanny diagnose --db {logs}")
-    path = find_stores(logs)[0]
-    print(diagnosis_text(diagnose(path), str(path), min(width_of(sys.stdout), 120)).rstrip())
+    diagnose(["--db", str(logs)])
 
 
 def draw_it(folder: Path, logs: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from ..core.command_line import add_format, add_run, command_parser, positive
 from ..core.finding import NannyError
 from ..core.formats import FP16
-from ..monitor.culprit import first_culprit
+from ..diagnose.verdict import first_culprit
 from ..runs.alerts import findings_of, sort_by_step
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.layer import chosen_name

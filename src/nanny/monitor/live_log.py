@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TextIO
 
 from ..core.finding import Finding, Severity
+from ..diagnose.verdict import Verdict, severity_counts
 
 LINES_PER_MINUTE = 20
 
@@ -44,17 +46,13 @@ class LiveLog:
         print(text, file=self._stream or sys.stderr, flush=True)
 
 
-def closing_lines(
-    counts: dict[str, int], first: Finding | None, cost: str, dropped: str, next_command: str, status: str = "finished"
-) -> list[str]:
+def closing_lines(verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str) -> list[str]:
     """The four lines at the end of a run."""
-    said = ", ".join(f"{n} {name.lower()}" for name, n in counts.items() if n)
-    if first is None:
-        verdict = "the run looks healthy" if status == "finished" else f"but the run {status}"
-        said = f"none, {verdict}" + (f" ({said})" if said else "")
-    begins = f"; first: step {first.step} {first.code} {first.site}" if first is not None else ""
+    first = verdict.first
+    said = ", ".join(f"{n} {name}" for name, n in severity_counts(findings).items() if n)
+    noticed = f" (noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
     return [
-        f"nanny: findings: {said}{begins}",
+        f"nanny: {verdict.text}{noticed}",
         f"nanny: cost: {cost}",
         f"nanny: dropped: {dropped}",
         f"nanny: next: {next_command}",

@@ -41,11 +41,11 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
 from ..diagnose.text import diagnosis_lines
+from ..diagnose.verdict import NO_VERDICT, Verdict, verdict_of
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.steps import StepClock
 from .capture import StepCapture
-from .culprit import first_culprit
 from .dump import save_bad_output
 from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
@@ -271,11 +271,10 @@ class MixedPrecisionNanny:
             self._told = best
             self._say(best)
 
-    def _best_diagnosis(self) -> Diagnosis | None:
-        """At the end of the run, outside every hook: a fault of ours must not reach the script here either."""
-        found: list[Diagnosis] = []
-        self._recorder.guard(lambda: found.extend(self.diagnoses()))()
-        return found[0] if found else None
+    def verdict(self, status: str = "running") -> Verdict:
+        """What `nanny summary` would say of the run as it is now."""
+        steps = None if not self.enabled or self._step is None else (self._step - self._steps + 1, self._step)
+        return verdict_of(self.evidence(), steps=steps, status=status, failure=self._failure or "")
 
     def _say(self, one: Diagnosis) -> None:
         if self._live is not None:
@@ -382,21 +381,24 @@ class MixedPrecisionNanny:
 
     def _say_goodbye(self, cost: float, status: str) -> None:
         assert self._live is not None
-        counts = {s.name: sum(f.severity is s for f in self.findings) for s in reversed(Severity)}
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         count = len(self._history.examinations)
         examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
-        best = self._best_diagnosis()
-        if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):
+        found: list[Verdict] = []
+        self._recorder.guard(lambda: found.append(self.verdict(status)))()  # a fault of ours must not reach the script
+        verdict = found[0] if found else NO_VERDICT
+        best, told = verdict.diagnosis, self._told
+        if best is not None and (told is None or (best.cause, best.culprit) != (told.cause, told.culprit)):
+            if told is not None:
+                self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
             self._say(best)
         for text in closing_lines(
-            counts,
-            first_culprit(self.findings),
+            verdict,
+            self.findings,
             f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced{examined}",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
-            status,
         ):
             self._live.say(text)
 

@@ -1,4 +1,4 @@
-"""The findings of a run, in the order of their steps.
+"""The findings of a run, in the order of their steps; its diagnosis is one of them.
 
 --severity shows that severity and above; --fail-on warning (or error) ends with exit code 1 if such
 a finding is there.
@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ..core.finding import Finding, Severity
+from ..diagnose.run import stored_evidence
+from ..diagnose.verdict import Verdict, finding_of, first_culprit, verdict_of
 from ..store import reader
 from .source import Source
 
@@ -38,23 +40,35 @@ def find_alerts(
     layer: str | None = None,
 ) -> Alerts:
     """The findings of a job; a layer's name alone also stands for what is below it."""
-    on_record = {f.code.upper() for source in sources for f in reader.findings(source.db, source.run.id)}
-    wanted = {code.upper() for code in codes}
+    on_record = [finding for source in sources for finding in findings_of(source)]
+    cause = finding_of(job_verdict(sources, on_record))
+    on_record += [cause] if cause is not None else []
+    known, wanted = {f.code.upper() for f in on_record}, {code.upper() for code in codes}
     found = [
         finding
-        for source in sources
-        for finding in findings_of(source, severity, *(steps or (None, None)))
-        if (not wanted or finding.code.upper() in wanted) and (layer is None or matches(finding.site, layer))
+        for finding in on_record
+        if (not wanted or finding.code.upper() in wanted)
+        and (severity is None or finding.severity >= severity)
+        and (layer is None or matches(finding.site, layer))
+        and (steps is None or is_within(finding, steps))
     ]
-    unknown = [code for code in codes if code.upper() not in on_record]
+    unknown = [code for code in codes if code.upper() not in known]
     return Alerts(sources[0], sort_by_step(found), bool(on_record) and not found, unknown, list(notes))
 
 
-def findings_of(
-    source: Source, severity: Severity | None = None, first: int | None = None, last: int | None = None
-) -> list[Finding]:
+def job_verdict(sources: Sequence[Source], found: Sequence[Finding]) -> Verdict:
+    """Of a job with these findings. The process that was first in trouble has the evidence."""
+    first = first_culprit(sort_by_step(found))
+    lead = sources[0]
+    sick = next((source for source in sources if first is not None and source.run.rank == first.rank), lead)
+    failure = str(lead.run.meta.get("failure") or "")
+    steps = reader.steps(lead.db, lead.run.id)
+    return verdict_of(stored_evidence(sick.db, sick.run), steps=steps, status=lead.run.status, failure=failure, findings=found)
+
+
+def findings_of(source: Source) -> list[Finding]:
     """Findings with what the run knows about them beside the row: how often they came again, and of which rank they are."""
-    found = reader.findings(source.db, source.run.id, severity=severity, first=first, last=last)
+    found = reader.findings(source.db, source.run.id)
     again = {(code, site): (times, step) for code, site, times, step in source.run.meta.get("repeats", ())}
     latest = {(f.code, f.site): i for i, f in enumerate(found)}
     for key, i in latest.items():
@@ -66,6 +80,14 @@ def findings_of(
     return [f if f.rank is not None else replace(f, rank=source.run.rank) for f in found]
 
 
+def is_within(finding: Finding, steps: Steps) -> bool:
+    """A range with an end leaves out findings without a step."""
+    first, last = steps
+    if finding.step is None:
+        return steps == (None, None)
+    return (first is None or finding.step >= first) and (last is None or finding.step <= last)
+
+
 def matches(site: str, pattern: str) -> bool:
     """A glob, or a module path that means itself and everything inside it."""
     return site == pattern or site.startswith(f"{pattern}.") or fnmatchcase(site, pattern)
@@ -75,10 +97,6 @@ def sort_by_step(findings: Sequence[Finding]) -> list[Finding]:
     """By step. Within one, a place stands before the whole run (a NaN loss is a symptom), and what only passed it on last."""
     passed_on = {str(site) for finding in findings for site in finding.evidence.get("passed_on", ())}
     return sorted(findings, key=lambda f: (-1 if f.step is None else f.step, f.site in passed_on, f.site in ("", "loss")))
-
-
-def severity_counts(findings: Sequence[Finding]) -> dict[str, int]:
-    return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
 
 
 def repeats(finding: Finding) -> int:

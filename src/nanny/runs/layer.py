@@ -16,7 +16,7 @@ from ..core.finding import Finding, NannyError
 from ..core.numbers import listed
 from ..core.step import SAMPLE_STATS, Site
 from ..store import reader
-from .alerts import Steps, findings_of, sort_by_step
+from .alerts import Steps, findings_of, is_within, sort_by_step
 from .source import Source
 from .stats import kinds_of, stats_of
 
@@ -72,7 +72,7 @@ def layer_history(source: Source, name: str, *, kind: str | None = None, steps: 
     first, last = steps or (None, None)
     sites = {kind: reader.sites(source.db, source.run.id, kind) for kind in kinds_of(source, kind)}
     names = list(dict.fromkeys(site.name for members in sites.values() for site in members))
-    findings = sort_by_step(findings_of(source, None, first, last))
+    findings = sort_by_step([f for f in findings_of(source) if steps is None or is_within(f, steps)])
     own = [finding for finding in findings if finding.site == name]
     if own and name not in names:
         return LayerHistory(source, name, [], own, [])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.finding import NannyError, Severity
+from ..diagnose.verdict import severity_counts
 from ..store import reader
 from ..store.files import DEFAULT_FOLDER, find_stores, stores_below
-from .alerts import severity_counts
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The verdict on a run: healthy or not, the first culprit, then the numbers and what to type next."""
+"""A run in one screen: the verdict, then the numbers and what to type next."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.finding import Finding, Severity
-from ..core.numbers import counted
-from ..monitor.culprit import first_culprit
+from ..diagnose.records import Diagnosis
+from ..diagnose.verdict import Verdict, first_nonfinite, severity_counts
 from ..store import reader
-from .alerts import findings_of, repeats, severity_counts, sort_by_step
+from .alerts import findings_of, job_verdict, repeats, sort_by_step
 from .source import Source
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -36,18 +36,6 @@ class RankState:
 
 
 @dataclass(frozen=True)
-class RunVerdict:
-    healthy: bool | None  # None: too little to tell
-    word: str  # HEALTHY, NOT HEALTHY, SUSPECT, CRASHED or NO VERDICT
-    reason: str
-    what_follows: str = ""  # the finding that is shown next
-
-    @property
-    def text(self) -> str:
-        return f"{self.word}: {self.reason}" + (f". {self.what_follows}" if self.what_follows else "")
-
-
-@dataclass(frozen=True)
 class CodeCount:
     """All findings of one code."""
 
@@ -64,8 +52,7 @@ class Summary:
     """The verdict on all processes of a job together; the first of them stands for it."""
 
     ranks: Sequence[RankState]
-    verdict: RunVerdict
-    culprit: Finding | None
+    verdict: Verdict
     codes: list[CodeCount]  # worst and earliest first
     notes: list[str]
 
@@ -74,7 +61,16 @@ class Summary:
         return self.ranks[0]
 
     @property
-    def counts(self) -> dict[str, int]:
+    def culprit(self) -> Finding | None:
+        """What was noticed first."""
+        return self.verdict.first
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        return self.verdict.diagnosis
+
+    @property
+    def counts(self) -> Mapping[str, int]:
         return severity_counts([finding for rank in self.ranks for finding in rank.findings])
 
     @property
@@ -111,39 +107,14 @@ class CurveStats:
 def summarize(sources: Sequence[Source], notes: Sequence[str] = ()) -> Summary:
     """The summary of a job, of which `open_job` gives the processes and the notes."""
     ranks = [_rank_state(source) for source in sources]
-    found = [finding for rank in ranks for finding in rank.findings]
-    culprit = first_culprit(sort_by_step(found))
-    return Summary(ranks, _verdict(ranks[0], severity_counts(found), culprit), culprit, _by_code(found), list(notes))
+    found = sort_by_step([finding for rank in ranks for finding in rank.findings])
+    return Summary(ranks, job_verdict(sources, found), _by_code(found), list(notes))
 
 
 def _rank_state(source: Source) -> RankState:
     db, run = source.db, source.run.id
     curves = reader.scalars(db, run, CURVES)
     return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run))
-
-
-def _verdict(lead: RankState, counts: Mapping[str, int], culprit: Finding | None) -> RunVerdict:
-    run = lead.source.run
-    if culprit is not None:
-        found = " and ".join(counted(counts[name], name) for name in ("error", "warning") if counts[name])
-        if culprit.severity == Severity.ERROR:
-            return RunVerdict(False, "NOT HEALTHY", found, "The first culprit")
-        return RunVerdict(False, "SUSPECT", f"{found}, no error", "The first")
-    if lead.steps is None:
-        if run.status == "running":
-            return RunVerdict(None, "NO VERDICT", "nothing is recorded yet.")
-        return RunVerdict(None, "NO VERDICT", "the run ended without a training step that could be seen.")
-    if run.meta.get("failure"):
-        return RunVerdict(None, "NO VERDICT", "the nanny itself failed and left the run; nothing was wrong until then.")
-    broken = lead.first_nonfinite_loss
-    if broken is not None:
-        reason = f"the loss is not finite from step {broken} on, though no rule has named a culprit."
-        return RunVerdict(False, "NOT HEALTHY", reason)
-    notes = f" ({counted(counts['info'], 'note')})" if counts["info"] else ""
-    seen = f"{counted(lead.steps[1] - lead.steps[0] + 1, 'step')}{notes}"
-    if run.status == "crashed":
-        return RunVerdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}.")
-    return RunVerdict(True, "HEALTHY", f"nothing wrong in {seen}.")
 
 
 def _by_code(findings: Sequence[Finding]) -> list[CodeCount]:
@@ -159,13 +130,6 @@ def _by_code(findings: Sequence[Finding]) -> list[CodeCount]:
         row = CodeCount(worst.name, code, sum(map(repeats, members)), first_step, len(places), first.site)
         rows.append(((-worst, -1 if first_step is None else first_step), row))
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
-
-
-def first_nonfinite(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None:
-    """The first step at which a curve is not finite."""
-    if curve is None or np.isfinite(curve[1]).all():
-        return None
-    return int(curve[0][np.argmin(np.isfinite(curve[1]))])
 
 
 def curve_stats(steps: np.ndarray, values: np.ndarray) -> CurveStats:

@@ -21,14 +21,14 @@ from ..core.formats import BF16, FP16, FP32, Format, format_of
 from ..core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from ..core.plain_json import finding_object
 from ..core.step import Site
-from ..monitor.culprit import first_culprit
+from ..diagnose.verdict import Verdict, first_culprit, severity_counts
 from ..show.findings import STYLES
 from ..show.spark import sparkline
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
 from ..store.files import DEFAULT_FOLDER, store_name
-from .alerts import Alerts, repeats, severity_counts
-from .source import title_of
+from .alerts import Alerts, repeats
+from .source import Source, title_of
 
 if TYPE_CHECKING:
     from .compare import ComparedSeries, RunComparison
@@ -96,11 +96,8 @@ def _row(record: object) -> list[Any]:
 
 
 def summary_answer(summary: Summary) -> Answer:
-    lead, culprit, verdict = summary.lead, summary.culprit, summary.verdict
-    style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
-    lines = [Line(f"{verdict.text}:" if culprit is not None else verdict.text, style)]
-    if culprit is not None:
-        lines += [Line(""), *finding_lines(culprit), *_warned_before(summary.warned_before)]
+    lead = summary.lead
+    lines = [*verdict_lines(summary.verdict), *_warned_before(summary.warned_before)]
     lines += [Line(""), Line(title_of(lead.source), indent=4), *_overview(lead), *_rank_lines(summary)]
     lines += [Line(note, "warning") for note in summary.notes]
     return Answer(
@@ -112,18 +109,39 @@ def summary_answer(summary: Summary) -> Answer:
     )
 
 
+def verdict_lines(verdict: Verdict) -> list[Line]:
+    """The verdict; the cause with its proof and remedy; and what was noticed first."""
+    style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
+    lines = [Line(f"{verdict.text}.", style, 4)]
+    cause, first = verdict.diagnosis, verdict.first
+    if cause is not None:
+        lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
+        lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []
+        lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
+    if first is not None:
+        lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
+    return lines
+
+
 def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     """What to type next; on the page itself, not how to get it."""
     lead, culprit = summary.lead, summary.culprit
     source = lead.source
-    if culprit is None:
+    if summary.verdict.healthy is not False:
         if lead.steps is None:
             return [source.command("tail") if source.run.status == "running" else "nanny run --help"]
         if source.run.amp_dtype in ("", "float32"):
             return [source.command("whatif", "--dtype", "bf16")]
         return [] if on_page else [source.command("report")]
     there = summary.culprit_rank.source
-    out = [there.command("diagnose"), source.command("alerts"), f"nanny rule {culprit.code}"]
+    cause = summary.diagnosis
+    out = [there.command("diagnose"), source.command("alerts")]
+    if cause is not None:
+        out.append(f"nanny rule {cause.cause}")
+    else:
+        out.append(examine_command(source, None if culprit is None else culprit.step))
+    if culprit is None:
+        return out
     kinds = reader.kinds(there.db, there.run.id)
     if any(site.name == culprit.site for kind in kinds for site in reader.sites(there.db, there.run.id, kind)):
         out.append(there.command("layer", culprit.site))
@@ -132,13 +150,20 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     return out
 
 
+def examine_command(source: Source, step: int | None) -> str:
+    """What would prove the cause: the script again, and the step that went wrong beside FP32."""
+    at = ["--start-step", str(step)] if step else []
+    return shlex.join(["nanny", "trace", "--sanitize", *at, *(source.run.argv or ["SCRIPT"])])
+
+
 def _overview(state: RankState) -> list[Line]:
     """Length, loss, gradients, scale, cost and gaps of a run, one line each."""
     run, curves = state.source.run, state.curves
     lines = []
     if run.status not in ("running", "finished"):
         exception = run.meta.get("exception")
-        how = {"interrupted": "killed, or the machine went down"}.get(run.status, run.status)
+        killed = run.status == "interrupted" and run.finished is None
+        how = "killed, or the machine went down" if killed else run.status
         lines.append(_fact("ended", f"{how}: {exception}" if exception else how, "warning"))
     if run.meta.get("failure"):
         lines.append(_fact("failure", f"of the nanny, not of the run: {run.meta['failure']}", "warning"))
@@ -244,6 +269,7 @@ def _summary_data(summary: Summary) -> dict[str, Any]:
     return {
         "healthy": summary.verdict.healthy,
         "verdict": summary.verdict.text,
+        "diagnosis": None if summary.diagnosis is None else summary.diagnosis.to_json(),
         "culprit": None if summary.culprit is None else finding_object(summary.culprit),
         "counts": summary.counts,
         "codes": [vars(row) for row in summary.codes],
@@ -266,6 +292,7 @@ def _summary_row(summary: Summary) -> Table:
         "healthy": summary.verdict.healthy,
         "errors": counts["error"],
         "warnings": counts["warning"],
+        "cause": summary.diagnosis.cause if summary.diagnosis else None,
         "first_step": state.steps[0] if state.steps else None,
         "last_step": state.steps[1] if state.steps else None,
         "culprit_code": culprit.code if culprit else None,

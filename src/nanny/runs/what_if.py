@@ -18,11 +18,11 @@ from ..core.finding import NannyError, Severity
 from ..core.formats import BF16, Format, format_of
 from ..core.limits import Limits
 from ..core.step import Site
+from ..diagnose.verdict import first_nonfinite
 from ..store import reader
 from .alerts import matches
 from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
 from .source import Source
-from .summary import first_nonfinite
 
 FORWARD = ("output", "weight")
 BACKWARD = ("output_grad", "grad")

@@ -23,7 +23,6 @@ from ..core.finding import Finding, NannyError
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..diagnose import knowledge
-from ..diagnose.run import diagnose, stored_evidence
 from ..runs.alerts import repeats, sort_by_step
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
@@ -50,7 +49,6 @@ CHANGE_POINTS = 120
 CHANGE_FINDINGS = 40
 LOOK_BACK = 50  # steps: findings may come a little late
 MOST_PARTED = 200
-MOST_DIAGNOSES = 5
 
 
 class PageData(TypedDict):
@@ -92,7 +90,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             curves=curves,
             kinds=kinds,
             histograms=histograms,
-            diagnoses=_diagnoses(source),
+            diagnoses=_diagnoses(summary),
             whatif={} if live else _what_if(source),
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
@@ -149,9 +147,9 @@ def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any
     return kinds, histograms
 
 
-def _diagnoses(source: Source) -> list[dict[str, Any]]:
-    found = diagnose(stored_evidence(source.db, source.run))[:MOST_DIAGNOSES]
-    return [{**finite(diagnosis.to_json()), "pages": _cause_pages(diagnosis.cause)} for diagnosis in found]
+def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
+    one = summary.diagnosis
+    return [] if one is None else [{**finite(one.to_json()), "pages": _cause_pages(one.cause)}]
 
 
 def _cause_pages(cause: str) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.finding import Finding, NannyError
-from ..runs.alerts import severity_counts
+from ..core.finding import NannyError
+from ..diagnose.verdict import Verdict, severity_counts
 from ..runs.source import open_job
-from ..runs.summary import RankState, RunVerdict, summarize
+from ..runs.summary import RankState, summarize
 from ..store import reader
 from ..store.files import is_store_name, stores_below
 
@@ -35,9 +35,8 @@ class Job:
     """A training run: its first process, which stands for it, and the verdict on all of them together."""
 
     ranks: tuple[Rank, ...]
-    verdict: RunVerdict
+    verdict: Verdict
     last_step: int | None = None
-    culprit: Finding | None = None
 
     @property
     def first(self) -> Rank:
@@ -100,10 +99,10 @@ def _job(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
             summary = summarize(sources)
     except NannyError as error:
         ranks = tuple(Rank(store, rows[store, run], 0, 0) for store, run in places)
-        return Job(ranks, RunVerdict(None, "NO VERDICT", str(error)))
+        return Job(ranks, Verdict(None, "NO VERDICT", str(error)))
     ranks = tuple(rank for state in summary.ranks if (rank := _rank(state)).place in places)
     steps = summary.lead.steps
-    return Job(ranks, summary.verdict, steps[1] if steps else None, summary.culprit)
+    return Job(ranks, summary.verdict, steps[1] if steps else None)
 
 
 def _rank(state: RankState) -> Rank:

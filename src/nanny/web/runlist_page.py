@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.numbers import shortened
 from ..core.plain_json import finding_object
+from ..diagnose.verdict import finding_of
 from ..show.html import asset
 from .runlist import Job, Rank
 from .strings import STRINGS
@@ -61,7 +62,8 @@ def job_object(job: Job, address: str) -> dict[str, Any]:
     return {
         "address": address, "file": str(job.first.store), "run": run.id, "started": run.started, "status": run.status,
         "amp_dtype": run.amp_dtype, "argv": list(run.argv), "last_step": job.last_step, "verdict": job.verdict.text,
-        "healthy": job.verdict.healthy, "culprit": None if job.culprit is None else finding_object(job.culprit),
+        "healthy": job.verdict.healthy, "culprit": None if job.verdict.first is None else finding_object(job.verdict.first),
+        "diagnosis": None if job.verdict.diagnosis is None else job.verdict.diagnosis.to_json(),
         "ranks": [{"rank": r.run.rank, "errors": r.errors, "warnings": r.warnings} for r in job.ranks],
     }  # fmt: skip
 
@@ -89,8 +91,8 @@ def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -
 
 
 def _reason(job: Job, words: dict[str, str]) -> str:
-    """The first culprit in a line; else what the verdict says."""
-    culprit = job.culprit
+    """The cause, or the first culprit, in a line; else what the verdict says."""
+    culprit = finding_of(job.verdict) or job.verdict.first
     if culprit is None:
         return html.escape(job.verdict.reason) if words is _WORDS["en"] or not job.verdict.healthy else ""
     place = html.escape(shortened(culprit.site, 60))

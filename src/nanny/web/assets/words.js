@@ -22,6 +22,11 @@ function culpritIndex() {
 function verdictSentence() {
   const { word, counts, reason } = page.verdict;
   if (language === "en") return reason;
+  const cause = page.diagnoses[0];
+  if (cause) {
+    const place = [cause.culprit, cause.step === null ? "" : t("at step", cause.step), cause.where].filter(Boolean).join(" ");
+    return `${cause.pages[language]?.title ?? cause.cause} · ${place} · ${t("sure", percent(cause.confidence))}`;
+  }
   if (word === "HEALTHY" && page.steps) return t("reason.HEALTHY", page.steps.last - page.steps.first + 1);
   return counts.error + counts.warning ? t("reason.findings", counts.error, counts.warning) : reason;
 }
@@ -32,7 +37,7 @@ function drawVerdict() {
   place.className = verdict.healthy === true ? "good" : verdict.healthy === false && !suspect ? "bad" : "warn";
   const sign = { good: "✓", bad: "✕", warn: verdict.healthy === null ? "?" : "▲" }[place.className];
   fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, verdictSentence())),
-    index >= 0 ? culpritCard(index) : null,
+    index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, `${t("noticed first")}: `, findingLink(index)) : culpritCard(index),
     page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${page.comparison.lines[0]}`) : null,
     drawFacts(),
     page.notes.map((note) => make("p", { class: "warning" }, note)), commands(page.next));

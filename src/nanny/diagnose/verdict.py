@@ -1,0 +1,151 @@
+"""The verdict on a run: the one answer that summary, diagnosis, live log, page and agent give, and every exit code follows.
+
+A cause that fits is the verdict; what was noticed first stands under it. Findings without a cause are told as such, never as
+health. `verdict_of` is asked while a run goes on, at its end, and of its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.finding import Finding, Severity
+from ..core.numbers import counted
+from .choose import diagnoses_of
+from .evidence import Evidence
+from .records import Diagnosis
+from .registry import LIKELY
+
+LOCATED_WITHIN = 10  # steps: tracing is dense after an error
+_LOCATED = ("NAN", "INF", "OVERFLOW", "INPUT_NONFINITE")
+UNPROVED = "no cause is proved by what was seen"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    healthy: bool | None  # None: too little to tell
+    word: str  # HEALTHY, NOT HEALTHY, SUSPECT, CRASHED, INTERRUPTED or NO VERDICT
+    reason: str
+    diagnosis: Diagnosis | None = None
+    first: Finding | None = None  # what was noticed first
+
+    @property
+    def text(self) -> str:
+        return f"{self.word}: {self.reason}"
+
+    @property
+    def unproved(self) -> bool:
+        """Something is wrong, and nothing says why."""
+        return self.healthy is False and self.diagnosis is None
+
+
+NO_VERDICT = Verdict(None, "NO VERDICT", "the nanny itself failed and left the run; nothing was wrong until then")
+
+
+def verdict_of(
+    evidence: Evidence,
+    *,
+    steps: tuple[int, int] | None,
+    status: str = "finished",
+    failure: str = "",
+    findings: Sequence[Finding] | None = None,
+) -> Verdict:
+    """`steps`: first and last that are known; `findings`: those of all processes, if there are more than this one's."""
+    found = evidence.findings if findings is None else findings
+    first = first_culprit(found)
+    diagnosis = next(iter(diagnoses_of(evidence)), None)
+    wrong = first is not None and first.severity is Severity.ERROR
+    if diagnosis is not None:
+        certain = not diagnosis.early and (wrong or diagnosis.confidence >= LIKELY)
+        return Verdict(False, "NOT HEALTHY" if certain else "SUSPECT", cause_in_words(diagnosis), diagnosis, first)
+    if first is not None:
+        return Verdict(False, "NOT HEALTHY" if wrong else "SUSPECT", f"{_counts_in_words(found)}; {UNPROVED}", None, first)
+    broken = first_nonfinite(evidence.scalars.get("loss"))
+    if broken is not None:
+        return Verdict(False, "NOT HEALTHY", f"the loss is not finite from step {broken} on; {UNPROVED}")
+    if steps is None:
+        if status == "running":
+            return Verdict(None, "NO VERDICT", "nothing is recorded yet")
+        return Verdict(None, "NO VERDICT", "the run ended without a training step that could be seen")
+    if failure:
+        return NO_VERDICT
+    notes = sum(f.severity is Severity.INFO for f in found)
+    seen = counted(steps[1] - steps[0] + 1, "step") + (f" ({counted(notes, 'note')})" if notes else "")
+    if status == "crashed":
+        return Verdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}")
+    if status == "interrupted":
+        return Verdict(None, "INTERRUPTED", f"the run was stopped from outside; nothing wrong in {seen}")
+    return Verdict(True, "HEALTHY", f"nothing wrong in {seen}")
+
+
+def cause_in_words(one: Diagnosis) -> str:
+    """`attention_logit_overflow_fp16 in blocks.1.attn at step 49 (train.py:31), 95 % sure`."""
+    place = (f" in {one.culprit}" if one.culprit else "") + ("" if one.step is None else f" at step {one.step}")
+    line = f" ({one.where})" if one.where else ""
+    return f"{one.cause}{place}{line}, {certainty(one)}"
+
+
+def certainty(one: Diagnosis) -> str:
+    sure = f"{100 * one.confidence:.0f} % sure"
+    if one.early:
+        due = f", expected to fail around step {one.expected_step}" if one.expected_step is not None else ""
+        return f"an early warning: nothing is lost yet{due}"
+    return sure if one.confidence >= LIKELY else f"suspected, {sure}"
+
+
+def finding_of(verdict: Verdict) -> Finding | None:
+    """The diagnosis as a finding among the others, for lists and exit codes; its code is the cause."""
+    one = verdict.diagnosis
+    if one is None:
+        return None
+    severity = Severity.WARNING if verdict.word == "SUSPECT" or verdict.first is None else verdict.first.severity
+    file, _, line = one.where.rpartition(":")
+    known = line.isdecimal()
+    message = f"the cause, {certainty(one)}" + (f": {one.evidence[0]}" if one.evidence else "")
+    return Finding(
+        one.cause,
+        severity,
+        message,
+        one.remedy,
+        site=one.culprit,
+        step=one.step,
+        file=file if known else "",
+        line=int(line) if known else None,
+    )
+
+
+def first_culprit(findings: Sequence[Finding]) -> Finding | None:
+    """The finding to read first: the earliest error, or the earliest warning if there is none.
+
+    A bad loss whose producer was named a few steps later is told by that later finding.
+    """
+    worst = max((f.severity for f in findings), default=Severity.INFO)
+    if worst < Severity.WARNING:
+        return None
+    serious = sorted((f for f in findings if f.severity == worst), key=lambda f: f.step if f.step is not None else 0)
+    first = serious[0]
+    if first.code in ("NAN", "INF") and first.site == "loss":
+        return next((f for f in serious if f.code in _LOCATED and f.site != "loss" and _soon_after(f, first)), first)
+    return first
+
+
+def _soon_after(finding: Finding, first: Finding) -> bool:
+    return finding.step is not None and first.step is not None and 0 <= finding.step - first.step <= LOCATED_WITHIN
+
+
+def first_nonfinite(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None:
+    """The first step at which a curve is not finite."""
+    if curve is None or np.isfinite(curve[1]).all():
+        return None
+    return int(curve[0][np.argmin(np.isfinite(curve[1]))])
+
+
+def severity_counts(findings: Sequence[Finding]) -> Mapping[str, int]:
+    return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
+
+
+def _counts_in_words(findings: Sequence[Finding]) -> str:
+    counts = severity_counts(findings)
+    return " and ".join(counted(counts[name], name) for name in ("error", "warning") if counts[name])

@@ -1,0 +1,35 @@
+"""`nanny diagnose`: the root cause of what went wrong in a recorded run. Exit code 1 if anything did."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ..core.command_line import add_format, add_language, add_run, command_parser
+from ..core.plain_json import to_text
+from ..diagnose.text import render_markdown, render_text
+from ..show.term import width_of
+from .source import open_job
+from .summary import summarize
+from .text import examine_command
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = command_parser("diagnose", "The root cause of what went wrong in a recorded run.")
+    add_run(parser)
+    add_format(parser, ("text", "json", "markdown"))
+    add_language(parser, "the remedy", "en")
+    options = parser.parse_args(list(argv))
+    with open_job(options.db, options.run) as (sources, notes):
+        summary = summarize(sources, notes)
+    verdict, source = summary.verdict, summary.culprit_rank.source
+    cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(options.lang)
+    title = f"run {options.run} in {source.path}" if options.run else str(source.path)
+    prove = examine_command(source, None if verdict.first is None else verdict.first.step) if verdict.unproved else ""
+    if options.format == "json":
+        print(to_text([cause.to_json()] if cause is not None else []))
+    elif options.format == "markdown":
+        print(render_markdown(verdict, cause, title, prove))
+    else:
+        print(render_text(verdict, cause, title, prove, min(width_of(sys.stdout), 120)).rstrip())
+    return int(verdict.healthy is False)
