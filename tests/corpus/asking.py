@@ -17,7 +17,7 @@ from corpus import FP32, Program, Training, by_name
 from corpus.draws import seed_torch
 from nanny import Finding, Severity, cli
 
-SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 Name = Callable[[str], str]  # what a part of the original program is called in a renamed one
 
 

@@ -27,6 +27,7 @@ from ..core.ops import (
     LOSS_OPS,
     MATMULS,
     NORMALISATIONS,
+    PARTIAL,
     PRODUCTS,
     RECURRENT,
     REDUCTIONS,
@@ -72,7 +73,7 @@ HAZARD_RULES = (
     _rule("decision", "target trained", "router_low_precision", "a choice inside a module that is itself trained routes"),
     _rule("decision", "target", "target_in_low_precision", "what the loss compares with was chosen"),
     _rule("decision", "", "router_low_precision", "the program goes another way"),
-    _rule("exp_range", "in_reference", "", "FP32 overflows as well"),
+    _rule("exp_range", "in_reference", "float32_overflow", "FP32 overflows as well"),
     _rule("exp_range", "fp16", "exp_overflow_fp16", "exp ends at 11.09 in fp16"),
     _rule("overflow", "fp16 backward scaled_by_hand", "static_loss_scale_overflow", "a constant factor that nobody lowers"),
     _rule("overflow", "fp16 backward", "activation_overflow_fp16", "a gradient of activations leaves the range by itself"),
@@ -94,6 +95,8 @@ HAZARD_RULES = (
     _rule("singular_backward", "backward", "singular_gradient", "forward was finite, its derivative is not"),
     _rule("singular_backward", "from_data", "data_nan", "made of the batch alone"),
     _rule("singular_backward", "only_gradients", "singular_gradient", "the loss is finite, the gradients are not"),
+    _rule("singular_backward", "partial", "undefined_operation", "a function outside its domain"),
+    _rule("singular_backward", "range", "float32_overflow", "finite numbers whose result no format holds"),
     _rule("undefined", "optimizer", "adam_eps_underflow_fp16", "the update divides by what flushed"),
     _rule("undefined", "after_difference", "catastrophic_cancellation", "rounding pushed a difference over the edge"),
     _rule("undefined", "singular", "eps_underflow_fp16", "nothing keeps the argument away from 0"),
@@ -188,6 +191,11 @@ def _in_its_module(at: FirstBad, signs: Signs) -> str:
 
 def _by_operation(at: FirstBad, signs: Signs) -> str:
     in_module = bool(at.place.site)
+    if at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
+        if at.op in PARTIAL:
+            return "undefined_operation"
+        if not at.nan and at.op not in SOFTMAXES:
+            return "float32_overflow"
     if at.op in SOFTMAXES:
         return "mask_inf_full_row" if at.nan else ""
     if at.op in EXPONENTIALS:

@@ -388,6 +388,8 @@ def _reaches_loss(exam: Examination) -> bool:
     first = exam.first_bad
     if first is None or first.place.phase in ("backward", "optimizer"):
         return False
+    if exam.facts.get("again"):
+        return True  # a bad loss was the reason to make it
     return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
 
 

@@ -82,6 +82,7 @@ class Follower:
         inputs = [t for t in tensors_in((op.args, dict(op.kwargs))) if has_storage(t)]
         tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
+        self._ledger.note_computed(inputs, outs)
         if not concerned and not tags and not outs:
             return
         line = self._line(spot, name)

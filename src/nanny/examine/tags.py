@@ -86,6 +86,7 @@ class Ledger:
         self.twin_of = twin_of
         self.roles = roles
         self.tags: StorageMap[Tag] = StorageMap()
+        self.computed: StorageMap[bool] = StorageMap()  # in this step; True: of the batch alone
         self.suspects: list[Suspect] = []
         self.order = 0
         self.names: list[str] = []
@@ -103,6 +104,12 @@ class Ledger:
         """The plain error, or the centred one brought to its scale."""
         coarse = self.unit_roundoff(dtype) * 2**8  # the centred limit is that of bf16
         return level.graded(self.threshold(dtype) / (self.limits.diff_centred_warn * coarse) if coarse else 0.0)
+
+    def note_computed(self, inputs: list[Tensor], outs: list[Tensor]) -> None:
+        """What the program computes is not data, unless it was made of nothing else."""
+        of_data = all(self.role(t)[0] in ("given", "input") for t in inputs)
+        for out in outs:
+            self.computed.put(out, of_data)
 
     def suspect(self, step: TaggedOp, trouble: str) -> Suspect:
         suspect = Suspect(
@@ -161,5 +168,5 @@ class Ledger:
             return known
         tag = self.tags.find(tensor)
         if tag is None:
-            return "given", ""
+            return ("", "") if self.computed.find(tensor) is False else ("given", "")
         return ("gradient", "") if tag.of_gradient else tag.source

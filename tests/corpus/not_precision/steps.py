@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from corpus import BF16, WIDE, Training, planted
+from corpus import BF16, FP32, WIDE, Training, planted
 from corpus.architectures import Between, between
 from corpus.draws import noise
 from corpus.loops import repeated
@@ -63,7 +63,114 @@ def logarithm_of_an_empty_count(fixed: bool = False, dtype: torch.dtype = BF16) 
     return repeated(model, step_loss, dtype)
 
 
+def score_that_reaches_zero(fixed: bool = False, dtype: torch.dtype = FP32, rows: int = 32, width: int = 16) -> Training:
+    """A ReLU gives exact zeros; their logarithm has no finite value in any format."""
+
+    def log_of_scores(x: Tensor) -> Tensor:
+        scores = torch.relu(x)
+        return (scores + (1e-3 if fixed else 0.0)).log()
+
+    return between(log_of_scores, dtype, rows=rows, width=width)
+
+
+def variance_by_two_moments_of_a_sum(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    """E[x]^2 - E[x^2] by mistake: the root of a negative number."""
+
+    def spread(x: Tensor) -> Tensor:
+        mean, square = x.mean(-1, keepdim=True), (x * x).mean(-1, keepdim=True)
+        return x / (square - mean * mean if fixed else mean * mean - square).sqrt()
+
+    return between(spread, dtype)
+
+
+def share_of_an_empty_group(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    """No element passes the threshold: 0 / 0."""
+
+    def shares(x: Tensor) -> Tensor:
+        chosen = (x > 100).to(x.dtype)
+        return x * (chosen.sum() / (chosen.sum() + 1e-6 if fixed else chosen.sum())) + x
+
+    return between(shares, dtype)
+
+
+def energies_to_the_eighth(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    """Moments of large numbers, divided by each other: each is beyond 3.4e38."""
+
+    def moments(x: Tensor) -> Tensor:
+        energy = x * (1.0 if fixed else 1e6)
+        fourth = energy.pow(4)
+        return x * (fourth * fourth).mean() / (fourth * fourth).sum()
+
+    return between(moments, dtype)
+
+
+def mask_that_is_averaged(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    """-inf marks what is not allowed, and then the scores are centred."""
+
+    def centred(x: Tensor) -> Tensor:
+        marked = x.masked_fill(x > 1, -1e4 if fixed else -math.inf)
+        return torch.softmax(marked - marked.mean(-1, keepdim=True), -1)
+
+    return between(centred, dtype)
+
+
 PROGRAMS = [
+    *planted(
+        score_that_reaches_zero,
+        "undefined_operation",
+        "fault",
+        "op:log",
+        steps=8,
+        sizes=WIDE,
+        hazards="singular_backward",
+        precision_caused=False,
+        findings="INF NAN WEIGHT_NONFINITE",
+        also=(BF16,),
+    ),
+    *planted(
+        variance_by_two_moments_of_a_sum,
+        "undefined_operation",
+        "fault",
+        "op:sqrt",
+        steps=8,
+        hazards="singular_backward",
+        precision_caused=False,
+        findings="NAN WEIGHT_NONFINITE",
+        also=(BF16,),
+    ),
+    *planted(
+        share_of_an_empty_group,
+        "undefined_operation",
+        "fault",
+        "op:div",
+        steps=8,
+        hazards="singular_backward",
+        precision_caused=False,
+        findings="NAN WEIGHT_NONFINITE",
+        also=(BF16,),
+    ),
+    *planted(
+        energies_to_the_eighth,
+        "float32_overflow",
+        "fault",
+        "op:mul",
+        steps=8,
+        hazards="singular_backward",
+        precision_caused=False,
+        findings="INF NAN WEIGHT_NONFINITE",
+        also=(BF16,),
+    ),
+    *planted(
+        mask_that_is_averaged,
+        "undefined_operation",
+        "fault",
+        "op:sub",
+        steps=8,
+        hazards="singular_backward",
+        precision_caused=False,
+        findings="NAN WEIGHT_NONFINITE",
+        also=(BF16,),
+    ),
     *planted(
         root_of_zero,
         "singular_gradient",

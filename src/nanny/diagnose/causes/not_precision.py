@@ -126,6 +126,28 @@ def _which_data(signs: Signs, step: int) -> str:
     return "data:target" if op in LOSS_OPS else ""
 
 
+@cause("undefined_operation", family="not_precision", precision=False)
+def undefined_operation(signs: Signs) -> Iterator[Diagnosis]:
+    """A logarithm, root, division, power or angle outside its domain: no precision has a finite result.
+
+    Confirm: print the smallest and largest argument of this operation: one is outside its domain, in FP32 too.
+    """
+    at = signs.first_bad
+    if at is not None and first_bad_cause(at, signs) == "undefined_operation" and not signs.ran_away_before(at):
+        yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+
+
+@cause("float32_overflow", family="not_precision", precision=False)
+def float32_overflow(signs: Signs) -> Iterator[Diagnosis]:
+    """A result beyond 3.4e38, the end of float32 and bfloat16: a wider format of the same kind does not help.
+
+    Confirm: compute the same operation in float64: it is finite and beyond 3.4e38.
+    """
+    at = signs.first_bad
+    if at is not None and first_bad_cause(at, signs) == "float32_overflow" and not signs.ran_away_before(at):
+        yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+
+
 @cause("singular_gradient", family="not_precision", precision=False)
 def singular_gradient(signs: Signs) -> Iterator[Diagnosis]:
     """A derivative is taken where it does not exist: sqrt or norm at 0, a power, an angle at 1.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.examination import Hazard
 from ...core.numbers import short
-from ...core.ops import DIFFERENCES, LOGARITHMS, LOSS_OPS, NORMS, PROBABILITIES, PRODUCTS, ROOTS, SINGULAR_AT_ZERO
+from ...core.ops import DIFFERENCES, LOGARITHMS, LOSS_OPS, NORMS, PARTIAL, PROBABILITIES, PRODUCTS, ROOTS, SINGULAR_AT_ZERO
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
 
@@ -79,13 +79,17 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
             op=suspect.forward or None,
         )
     only_gradients = "loss" not in suspect.reached and "output" not in suspect.reached
-    from_data = bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
+    outside = suspect.place.is_outside
+    meant = suspect.nan and any(o.nonfinite for o in suspect.operands)  # a mask that was averaged or subtracted
+    source = "infinities that the program filled in" if meant else "finite numbers"
+    from_data = outside and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
     return hazard_of(
         suspect,
-        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of finite numbers, in FP32 as well",
+        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of {source}, in FP32 as well",
         "from_data" if from_data else "",
         "only_gradients" if only_gradients else "",
-        site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if from_data and suspect.place.is_outside else None,
+        "partial" if meant or suspect.op in PARTIAL else "" if suspect.nan else "range",
+        site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if from_data else None,
     )
 
 

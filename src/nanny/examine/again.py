@@ -1,0 +1,68 @@
+"""Examines a forward pass that has already been: it is made once more beside FP32, and everything is put back.
+
+The step that went wrong is at hand until the optimizer changes the weights. What cannot be made again without a trace (several
+processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
+from ..core.examination import Examination
+from ..watch.calls import Call
+from ..watch.names import is_compiled
+from ..watch.op_stream import watching
+from ..watch.snapshot import kept_state
+from .sanitizer import Sanitizer
+
+
+class NotAgain(Exception):
+    """Why a forward pass cannot be made again, for people."""
+
+
+def examine_again(
+    calls: Sequence[Call], models: Sequence[tuple[nn.Module, str]], step: int, scale: Callable[[], float | None] | None = None
+) -> Examination:
+    """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were."""
+    obstacle = _obstacle(calls)
+    if obstacle:
+        raise NotAgain(obstacle)
+    sanitizer = Sanitizer(models, step, scale)
+    with ExitStack() as kept:
+        for module in {id(call.module): call.module for call in calls}.values():
+            # backward checks that nobody has written into what it saved: what is put back counts as never written
+            given = [tensor for call in calls for tensor in call.inputs]
+            written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
+            kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
+            kept.enter_context(watching(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in calls]))))
+        sanitizer.open()
+        try:
+            results = [call.make_again() for call in calls]
+        except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
+            raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
+        finally:
+            examination = sanitizer.close()
+    same = [call.gave(result) for call, result in zip(calls, results)]
+    facts = {**examination.facts, "again": True} | ({"other_bits": True} if False in same else {})
+    return replace(examination, facts=facts)
+
+
+def _obstacle(calls: Sequence[Call]) -> str:
+    if not calls:
+        return "no call of the model was seen"
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return "several processes train together, and a collective cannot be run twice by one of them"
+    if not all(call.is_intact for call in calls):
+        return "its inputs have been written over since"
+    for module in (part for call in calls for part in call.module.modules()):
+        if is_compiled(module):
+            return "part of the model is compiled"
+        if module._forward_hooks or module._forward_pre_hooks:
+            return "the model has hooks, which would run a second time"
+    return ""

@@ -1,0 +1,117 @@
+"""A forward pass made again beside FP32: what it tells, and that nobody notices."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nanny.examine.again import NotAgain, examine_again
+from nanny.examine.hazards import judged
+from nanny.watch.calls import ModelCalls
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(16, 1)
+        self.register_buffer("seen", torch.zeros(()))
+        self.calls: list[int] = []
+
+    def forward(self, x: Tensor, *, size: float = 1.0) -> Tensor:
+        self.calls.append(len(self.calls))
+        self.seen += 1
+        h = self.drop(self.norm(self.first(x)))
+        h = h * size
+        return self.head(h * h)
+
+
+def _everything(model: Net) -> list[Any]:
+    tensors = [(t.clone(), t._version) for t in (*model.parameters(), *model.buffers())]
+    return [tensors, list(model.calls), torch.get_rng_state(), [p.grad for p in model.parameters()], dict(vars(Net))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other))
+    return bool(one == other)
+
+
+def test_the_first_bad_operation_is_named_and_nothing_changes() -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(6, 8)
+    calls = ModelCalls([model]).open()
+    with torch.autocast("cpu", torch.float16):
+        out = model(x, size=300.0)
+    before = _everything(model)
+    examination = judged(examine_again(calls.made, [(model, "")], step=4))
+    assert _same(before, _everything(model))
+    calls.close()
+    out.sum().backward()  # the graph is whole
+    bad = examination.first_bad
+    assert bad is not None
+    assert (bad.op, examination.step) == ("mul", 4)
+    assert bad.place.file.endswith("test_again.py")
+    assert "other_bits" not in examination.facts
+
+
+def test_dropout_draws_the_same_numbers_again() -> None:
+    torch.manual_seed(0)
+    model = Net()
+    calls = ModelCalls([model]).open()
+    kept = model(torch.randn(6, 8))
+    assert "other_bits" not in examine_again(calls.made, [(model, "")], 0).facts
+    with torch.no_grad():
+        kept[0] += 1  # as if the first run had given something else
+    assert examine_again(calls.made, [(model, "")], 0).facts["other_bits"]
+    calls.close()
+
+
+def _written_over(model: Net, calls: ModelCalls) -> None:
+    x = torch.randn(6, 8)
+    model(x)
+    x.zero_()
+
+
+def _with_hook(model: Net, calls: ModelCalls) -> None:
+    model.head.register_forward_hook(lambda *_: None)
+    model(torch.randn(6, 8))
+
+
+def _never_called(model: Net, calls: ModelCalls) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(6, 8))
+
+
+@pytest.mark.parametrize(
+    ("act", "why"), [(_written_over, "written over"), (_with_hook, "hooks"), (_never_called, "no call")], ids=lambda v: str(v)
+)
+def test_what_cannot_be_made_again_is_left_alone(act: Any, why: str) -> None:
+    model = Net()
+    calls = ModelCalls([model]).open()
+    act(model, calls)
+    with pytest.raises(NotAgain, match=why):
+        examine_again(calls.made, [(model, "")], 0)
+    calls.close()
+
+
+def test_the_class_is_as_it_was_once_nobody_listens() -> None:
+    before = dict(vars(Net))
+    first, second, model = ModelCalls([Net()]), ModelCalls([Net()]), Net()
+    first.open(), second.open()
+    copy.deepcopy(model)(torch.randn(2, 8))
+    pickle.loads(pickle.dumps(model))
+    first.close()
+    assert vars(Net)["__call__"] is not None
+    second.close()
+    assert dict(vars(Net)) == before
