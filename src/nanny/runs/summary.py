@@ -139,6 +139,8 @@ def _verdict(lead: RankState, counts: Mapping[str, int], culprit: Finding | None
     if broken is not None:
         reason = f"the loss is not finite from step {broken} on, though no rule has named a culprit."
         return RunVerdict(False, "NOT HEALTHY", reason)
+    if reader.is_damaged(lead.source.db):
+        return RunVerdict(None, "NO VERDICT", "the record is damaged: what was wrong may be in what is lost.")
     notes = f" ({counted(counts['info'], 'note')})" if counts["info"] else ""
     seen = f"{counted(lead.steps[1] - lead.steps[0] + 1, 'step')}{notes}"
     if run.status == "crashed":
