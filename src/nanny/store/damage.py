@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from .packing import histogram_crc, row_crc, scalar_crcs, unpack_sample
+from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, unpack_sample
 
 # Tables with a row per record: what their rows are counted by, and what orders them.
 PARTS = {
@@ -162,7 +162,7 @@ def _whole_rows(db: sqlite3.Connection, run: int, part: str) -> Iterator[bool]:
 def _sample_is_whole(db: sqlite3.Connection, row: tuple[Any, ...]) -> bool:
     _, run, kind, step, n, layout, crc, data = row
     for rows, zeros in db.execute("SELECT rows, zeros FROM layout WHERE id = ?", (layout,)):
-        if crc == row_crc(run, kind, step, n, rows, zeros):
+        if crc == sample_crc(run, kind, step, n, rows, zeros):
             return unpack_sample(data, n, rows, zeros, crc) is not None
     return False
 

@@ -7,6 +7,7 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ..core.step import Sample
 
 _CRC = struct.Struct("<I")
 _POINT = struct.Struct("<qd")
+_KEY = struct.Struct("<qq")
 
 
 def row_crc(*values: str | float | None) -> int:
@@ -30,6 +32,19 @@ def scalar_crcs(run: int, name: str, points: Iterable[tuple[int, float | None]])
             yield zlib.crc32(_POINT.pack(step, math.nan if value is None or value != value else value + 0.0), seed)
         except (struct.error, TypeError):
             yield -1
+
+
+def sample_crc(run: int, kind: str, step: int, n: int, rows: str, zeros: str) -> int:
+    """Of a sample without its data; -1 for what are no numbers."""
+    try:
+        return zlib.crc32(_KEY.pack(step, n), _sample_seed(run, kind, rows, zeros))
+    except struct.error:
+        return -1
+
+
+@lru_cache(maxsize=256)
+def _sample_seed(run: int, kind: str, rows: str, zeros: str) -> int:
+    return row_crc(run, kind, rows, zeros)
 
 
 def pack_sample(sample: Sample, run: int = 0) -> tuple[str, str, int, bytes]:
@@ -48,7 +63,7 @@ def pack_sample(sample: Sample, run: int = 0) -> tuple[str, str, int, bytes]:
             rows.append(name)
             kept.append(row)
     names = " ".join(rows), " ".join(zeros)
-    crc = row_crc(run, sample.kind, int(sample.step), sample.sites, *names)
+    crc = sample_crc(run, sample.kind, int(sample.step), sample.sites, *names)
     pieces = (part for name, row in zip(rows, kept) for part in (row, _CRC.pack(_stat_crc(row, name, crc))))
     return *names, crc, b"".join(pieces)
 

@@ -42,7 +42,7 @@ from .damage import (
 )
 from .encode import dataclass_of, finding_of, from_json
 from .lock import is_held, lock_path, try_lock
-from .packing import histogram_crc, row_crc, scalar_crcs, stat, unpack_histograms, unpack_sample, unpack_stat
+from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, stat, unpack_histograms, unpack_sample, unpack_stat
 
 BUSY_SECONDS = 5.0
 
@@ -257,7 +257,7 @@ def samples(
                 FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step""",
             (run, kind, *bounds),
         ).fetchall()
-    whole = [row for row in found if row[3] == row_crc(run, kind, *row[:2], *layouts.get(row[2], ()))]
+    whole = [row for row in found if row[3] == sample_crc(run, kind, row[0], row[1], *layouts.get(row[2], ("", "")))]
     if len(whole) < len(found):
         note_damage(db, "sample")
     taken = np.array([step for step, *_ in whole], np.int64)
@@ -289,7 +289,7 @@ def sample_at(db: sqlite3.Connection, run: int, kind: str, step: int) -> dict[st
     if row is None:
         return None
     n, rows, zeros, crc, data = row
-    found = unpack_sample(data, n, rows, zeros, crc) if crc == row_crc(run, kind, step, n, rows, zeros) else None
+    found = unpack_sample(data, n, rows, zeros, crc) if crc == sample_crc(run, kind, step, n, rows, zeros) else None
     if found is None:
         note_damage(db, "sample")
     return found
