@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import shlex
 import sqlite3
 import subprocess
@@ -419,7 +420,8 @@ def test_export_to_tensorboard_reads_back_without_hiding_a_nan(logs: Path, tmp_p
 @pytest.mark.parametrize(("form", "package"), [("parquet", "pyarrow"), ("tensorboard", "tensorboard")])
 def test_export_without_the_extra_names_it_in_one_sentence(form: str, package: str, logs: Path, tmp_path: Path) -> None:
     (tmp_path / f"{package}.py").write_text("raise ImportError('not installed')")
-    done = nanny("export", "--format", form, "-o", tmp_path / "out", cwd=logs, PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = nanny("export", "--format", form, "-o", tmp_path / "out", cwd=logs, PYTHONPATH=path)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "pip install 'precision-nanny[export]'" in done.stderr

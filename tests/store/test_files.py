@@ -38,7 +38,7 @@ def test_the_schema_page_names_every_table_and_column(tmp_path):
     page = schema_page()
     db = reader.connect(record(tmp_path))
     tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")]
-    assert len(tables) == 11
+    assert len(tables) == 12
     for table in tables:
         section = page.split(f"\n## {table}")[1].split("\n## ")[0]
         for _, column, *_ in db.execute(f"PRAGMA table_info({table})"):

@@ -265,8 +265,9 @@ floats = st.floats(width=32) | st.just(0.0)
 def test_packing_keeps_every_bit_of_every_statistic(rows):
     names = tuple(f"s{i}" for i in range(len(rows)))
     sample = make_sample("output", 0, names, np.array(rows, "<f4"))
-    layout_rows, zeros, data = pack_sample(sample)
-    unpacked = unpack_sample(data, sample.sites, layout_rows, zeros)
+    layout_rows, zeros, crc, data = pack_sample(sample)
+    unpacked = unpack_sample(data, sample.sites, layout_rows, zeros, crc)
+    assert unpacked is not None
     assert b"".join(unpacked[name].tobytes() for name in names) == sample.data
     for i, name in enumerate(names):
         for position, value in enumerate(rows[i]):

@@ -50,6 +50,7 @@ def verdict_of(
     steps: tuple[int, int] | None,
     status: str = "finished",
     failure: str = "",
+    damaged: bool = False,
     findings: Sequence[Finding] | None = None,
 ) -> Verdict:
     """`steps`: first and last that are known; `findings`: those of all processes, if there are more than this one's."""
@@ -71,6 +72,8 @@ def verdict_of(
         return Verdict(None, "NO VERDICT", "the run ended without a training step that could be seen")
     if failure:
         return NO_VERDICT
+    if damaged:
+        return Verdict(None, "NO VERDICT", "the record is damaged: what was wrong may be in what is lost")
     notes = sum(f.severity is Severity.INFO for f in found)
     seen = counted(steps[1] - steps[0] + 1, "step") + (f" ({counted(notes, 'note')})" if notes else "")
     if status == "crashed":

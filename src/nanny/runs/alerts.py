@@ -62,8 +62,14 @@ def job_verdict(sources: Sequence[Source], found: Sequence[Finding]) -> Verdict:
     lead = sources[0]
     sick = next((source for source in sources if first is not None and source.run.rank == first.rank), lead)
     failure = str(lead.run.meta.get("failure") or "")
-    steps = reader.steps(lead.db, lead.run.id)
-    return verdict_of(stored_evidence(sick.db, sick.run), steps=steps, status=lead.run.status, failure=failure, findings=found)
+    return verdict_of(
+        stored_evidence(sick.db, sick.run),
+        steps=reader.steps(lead.db, lead.run.id),
+        status=lead.run.status,
+        failure=failure,
+        damaged=reader.is_damaged(lead.db),
+        findings=found,
+    )
 
 
 def findings_of(source: Source) -> list[Finding]:

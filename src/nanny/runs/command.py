@@ -22,6 +22,7 @@ from ..core.numbers import counted
 from ..core.plain_json import finding_object, to_text
 from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
 from ..show.term import wants_colour, width_of
+from ..store.damage import Damage, damage_sentence
 from . import text
 from .source import open_job, open_named, open_run, step_range, title_of
 
@@ -36,7 +37,7 @@ def _nothing_more(parser: argparse.ArgumentParser) -> None:
 def _summary(args: argparse.Namespace) -> Answer:
     from .summary import summarize
 
-    with open_job(args.db, args.run) as (sources, notes):
+    with open_job(args.db, args.run, args.damage) as (sources, notes):
         return text.summary_answer(summarize(sources, notes))
 
 
@@ -53,7 +54,7 @@ def _alert_arguments(parser: argparse.ArgumentParser) -> None:
 def _alerts(args: argparse.Namespace) -> Answer:
     from .alerts import find_alerts
 
-    with open_job(args.db, args.run) as (sources, notes):
+    with open_job(args.db, args.run, args.damage) as (sources, notes):
         filters = {"severity": args.severity, "codes": args.code or (), "steps": args.step, "layer": args.layer}
         found = find_alerts(sources, notes, **filters)
         for code in found.unknown_codes:  # a mistyped code must not pass for a run without findings
@@ -74,7 +75,7 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
 def _stats(args: argparse.Namespace) -> Answer:
     from .stats import stats_at
 
-    with open_run(args.db, args.run) as source:
+    with open_run(args.db, args.run, damage=args.damage) as source:
         return text.stats_answer(stats_at(source, args.step, kind=args.kind, layer=args.layer), args.limit)
 
 
@@ -89,14 +90,20 @@ def _layer_arguments(parser: argparse.ArgumentParser) -> None:
 def _layer(args: argparse.Namespace) -> Answer:
     from .layer import layer_history
 
-    with open_run(args.db, args.run) as source:
+    with open_run(args.db, args.run, damage=args.damage) as source:
         return text.layer_answer(layer_history(source, args.name, kind=args.kind, steps=args.step), args.limit)
 
 
-def _runs(args: argparse.Namespace) -> Answer:
-    from .runs import list_runs
+def _runs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verify", action="store_true", help="read every row of every run; exit code 1 if one is lost")
 
-    return text.runs_answer(list_runs(args.db, args.run), args.db)
+
+def _runs(args: argparse.Namespace) -> Answer:
+    from .runs import list_runs, verify_runs
+
+    if args.verify:
+        return text.verified_answer(verify_runs(args.db, args.run))
+    return text.runs_answer(list_runs(args.db, args.run, args.damage), args.db)
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
@@ -112,7 +119,7 @@ def _compare(args: argparse.Namespace) -> Answer:
 
     if args.run is not None:
         raise NannyError("`nanny compare` takes the numbers of both runs, RUN_A and RUN_B; leave --run out")
-    with open_named(args.run_a, args.db) as a, open_named(args.run_b, args.db) as b:
+    with open_named(args.run_a, args.db, damage=args.damage) as a, open_named(args.run_b, args.db, damage=args.damage) as b:
         return text.comparison_answer(compare_runs(a, b, args.layer), args.limit, args.db)
 
 
@@ -127,7 +134,7 @@ def _what_if_arguments(parser: argparse.ArgumentParser) -> None:
 def _what_if(args: argparse.Namespace) -> Answer:
     from .what_if import judge_in_format
 
-    with open_run(args.db, args.run) as source:
+    with open_run(args.db, args.run, damage=args.damage) as source:
         return text.what_if_answer(judge_in_format(source, format_of(args.dtype), args.scale, args.layer), args.limit)
 
 
@@ -138,7 +145,7 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _export(args: argparse.Namespace) -> Answer:
     from .export import export_run
 
-    with open_run(args.db, args.run) as source:
+    with open_run(args.db, args.run, damage=args.damage) as source:
         written = export_run(source, args.out, args.format)
     columns = (Column("file", elastic=True), Column("rows"))
     return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
@@ -195,7 +202,7 @@ def _tail(args: argparse.Namespace) -> Answer:
     from .tail import follow
 
     in_json = args.format == "json"
-    with open_run(args.db, args.run, live=True) as source:
+    with open_run(args.db, args.run, live=True, damage=args.damage) as source:
         if not in_json:
             _print(Answer(lines=[Line(title_of(source), "strong", 4)]))
         news = follow(source, args.lines, args.interval)
@@ -229,7 +236,7 @@ COMMANDS = {
     "alerts": Command("alerts", _alert_arguments, _alerts),
     "stats": Command("stats", _stats_arguments, _stats),
     "layer": Command("layer", _layer_arguments, _layer),
-    "runs": Command("runs", _nothing_more, _runs),
+    "runs": Command("runs", _runs_arguments, _runs),
     "compare": Command("compare", _compare_arguments, _compare),
     "whatif": Command("what_if", _what_if_arguments, _what_if),
     "export": Command("export", _export_arguments, _export, ("csv", "parquet", "tensorboard"), writes=True),
@@ -251,10 +258,14 @@ def main(argv: Sequence[str]) -> int:
     add_run(parser)
     command.add_arguments(parser)
     add_format(parser, command.formats)
-    args = parser.parse_args(rest)
+    damage: Damage = {}
+    args = parser.parse_args(rest, argparse.Namespace(damage=damage))
     answer = command.answer(args)
     _print(answer, "text" if command.writes else args.format)
-    return answer.exit_code
+    for path, parts in damage.items():
+        count = f"`nanny runs --verify --db {path}` counts what is missing"
+        print(f"nanny: {damage_sentence(path, parts)}; the rest is shown, {count}", file=sys.stderr)
+    return 2 if damage else answer.exit_code
 
 
 def _print(answer: Answer, form: str = "text") -> None:

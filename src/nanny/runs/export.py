@@ -118,8 +118,8 @@ def _extra(name: str, form: str) -> Any:
 
 def _scalar_rows(source: Source) -> Rows:
     for name in reader.scalar_names(source.db, source.run.id):
-        steps, values = reader.scalars(source.db, source.run.id, [name])[name]
-        yield from ((name, step, value) for step, value in zip(steps.tolist(), values.tolist()))
+        for steps, values in reader.scalars(source.db, source.run.id, [name]).values():
+            yield from ((name, step, value) for step, value in zip(steps.tolist(), values.tolist()))
 
 
 def _finding_rows(source: Source) -> Rows:
@@ -132,7 +132,9 @@ def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:
     """Only what was measured; a statistic that a step does not have is empty."""
     names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
     for step in reader.sample_steps(source.db, source.run.id, kind).tolist():
-        sample = reader.sample_at(source.db, source.run.id, kind, step) or {}
+        sample = reader.sample_at(source.db, source.run.id, kind, step)
+        if sample is None:  # damaged
+            continue
         columns = [sample[stat].tolist() if stat in sample else [None] * len(sample["count"]) for stat in stats]
         for i in np.flatnonzero(sample["count"] > 0).tolist():
             yield step, names[i], *(column[i] for column in columns)

@@ -1,4 +1,7 @@
-"""The runs in a file or folder, newest last."""
+"""The runs in a file or folder, newest last.
+
+--verify reads all of them and says of each whether it is still what was written.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from ..core.finding import NannyError, Severity
 from ..diagnose.verdict import severity_counts
 from ..store import reader
+from ..store.damage import Damage, file_damage, lost_rows, run_numbers
 from ..store.files import DEFAULT_FOLDER, find_stores, stores_below
 
 
@@ -34,14 +38,22 @@ class RunList:
     notes: list[str]  # on files that cannot be read
 
 
-def list_runs(db: str | None, number: int | None = None) -> RunList:
+@dataclass(frozen=True)
+class VerifiedRun:
+    file: str
+    run: int  # 0: the file as a whole
+    lost: dict[str, tuple[int, int]]  # of a table: rows that are lost or changed, and rows that were written
+    problem: str = ""
+
+
+def list_runs(db: str | None, number: int | None = None, damage: Damage | None = None) -> RunList:
     """All runs of a file or of what lies below a folder, or only those of one number."""
     rows: list[ListedRun] = []
     notes = []
     stores = _all_stores(db)
     for path in stores:
         try:
-            rows += _runs_in(path)
+            rows += _runs_in(path, damage)
         except NannyError as error:
             if len(stores) == 1:
                 raise
@@ -57,10 +69,25 @@ def _all_stores(db: str | None) -> list[Path]:
     return nearest if folder.is_file() else list(dict.fromkeys([*nearest, *stores_below(folder)]))
 
 
-def _runs_in(path: Path) -> list[ListedRun]:
+def verify_runs(db: str | None, number: int | None = None) -> list[VerifiedRun]:
+    """Reads every row of every run; a file comes before its runs if something is wrong with it."""
+    out: list[VerifiedRun] = []
+    for path in _all_stores(db):
+        try:
+            with reader.reading(path, {}) as connection, reader.one_moment(connection):
+                problem = file_damage(connection)
+                out += [VerifiedRun(str(path), 0, {}, problem)] if problem else []
+                runs = run_numbers(connection)
+                out += [VerifiedRun(str(path), run, lost_rows(connection, run)) for run in runs if number in (None, run)]
+        except NannyError as error:
+            out.append(VerifiedRun(str(path), 0, {}, str(error)))
+    return out
+
+
+def _runs_in(path: Path, damage: Damage | None) -> list[ListedRun]:
     out = []
-    with reader.reading(path) as db, reader.one_moment(db):
-        for run in reader.runs(db):
+    with reader.reading(path, damage) as db, reader.one_moment(db):
+        for run in [reader.pick_run(db, row.id) for row in reader.runs(db)]:
             ends = reader.steps(db, run.id)
             counts = severity_counts(reader.findings(db, run.id, severity=Severity.WARNING))
             out.append(

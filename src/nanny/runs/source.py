@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.finding import NannyError
+from ..store.damage import Damage
 from ..store.files import find_stores
 from ..store.reader import RunRow, one_moment, pick_run, reading, runs
 
@@ -34,15 +35,18 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_run(db_path: str | None, number: int | None, *, live: bool = False) -> Iterator[Source]:
-    """The run of this number, or the newest, in the first store that the path leads to; `live` sees what is added later."""
+def open_run(db_path: str | None, number: int | None, *, live: bool = False, damage: Damage | None = None) -> Iterator[Source]:
+    """The run of this number, or the newest, in the first store that the path leads to; `live` sees what is added later.
+
+    A damaged store is an error, unless `damage` is given to note it in: then what can be read is.
+    """
     path = find_stores(db_path)[0]
-    with reading(path) as db, contextlib.nullcontext() if live else one_moment(db):
+    with reading(path, damage) as db, contextlib.nullcontext() if live else one_moment(db):
         yield Source(path, db, pick_run(db, number), _flags(db_path, number))
 
 
 @contextlib.contextmanager
-def open_named(text: str, db_path: str | None, beside: Source | None = None) -> Iterator[Source]:
+def open_named(text: str, db_path: str | None, beside: Source | None = None, damage: Damage | None = None) -> Iterator[Source]:
     """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not.
 
     `beside` is an open run of the store at hand: then `3` is read through its connection, and is of its moment.
@@ -57,12 +61,12 @@ def open_named(text: str, db_path: str | None, beside: Source | None = None) -> 
         target = (path, int(number))
     else:
         target = (text, None)
-    with open_run(*target) as source:
+    with open_run(*target, damage=damage) as source:
         yield source
 
 
 @contextlib.contextmanager
-def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Source], list[str]]]:
+def open_job(db_path: str | None, number: int | None, damage: Damage | None = None) -> Iterator[tuple[list[Source], list[str]]]:
     """The run as above, then the runs of the other ranks that trained with it; and notes on ranks that cannot be read.
 
     Ranks write a file each. Runs in them belong together if they are of the same size of job, were alive at the same time (give
@@ -70,25 +74,26 @@ def open_job(db_path: str | None, number: int | None) -> Iterator[tuple[list[Sou
     """
     first, *others = find_stores(db_path)
     with contextlib.ExitStack() as stack:
-        db = _enter(stack, first)
+        db = _enter(stack, first, damage)
         run = pick_run(db, number)
         starts = [row.started for row in runs(db)]
         sources = [Source(first, db, run, _flags(db_path, number))]
         notes = []
         for path in others if run.world_size > 1 else []:
             try:
-                other = _enter(stack, path)
+                other = _enter(stack, path, damage)
                 members = [row for row in runs(other) if _together(run, row) and _nearest(starts, row.started) == run.started]
+                members = [pick_run(other, row.id) for row in members[-1:]]
             except NannyError as error:
                 notes.append(str(error))
                 continue
-            if members and members[-1].rank not in {source.run.rank for source in sources}:
-                sources.append(Source(path, other, members[-1], f" --db {shlex.quote(str(path))} --run {members[-1].id}"))
+            if members and members[0].rank not in {source.run.rank for source in sources}:
+                sources.append(Source(path, other, members[0], f" --db {shlex.quote(str(path))} --run {members[0].id}"))
         yield sources, notes
 
 
-def _enter(stack: contextlib.ExitStack, path: Path) -> sqlite3.Connection:
-    db = stack.enter_context(reading(path))
+def _enter(stack: contextlib.ExitStack, path: Path, damage: Damage | None) -> sqlite3.Connection:
+    db = stack.enter_context(reading(path, damage))
     stack.enter_context(one_moment(db))
     return db
 

@@ -26,7 +26,15 @@ _ALLOWED = {
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-_PRAGMAS_ON_TABLES = {"table_info", "table_xinfo", "table_list", "index_list", "index_info"}
+_PRAGMAS = {
+    "table_info",
+    "table_xinfo",
+    "table_list",
+    "index_list",
+    "index_info",
+    "integrity_check",
+    "quick_check",
+}
 _PRAGMAS_TO_READ = {"user_version", "application_id"}  # with an argument they would write
 
 
@@ -66,7 +74,7 @@ def _select(db: sqlite3.Connection, query: str, limit: int, seconds: float) -> t
 
 def _authorize(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
     del database, trigger
-    reads = first in _PRAGMAS_ON_TABLES or (first in _PRAGMAS_TO_READ and not second)
+    reads = first in _PRAGMAS or (first in _PRAGMAS_TO_READ and not second)
     allowed = action in _ALLOWED or (action == sqlite3.SQLITE_PRAGMA and reads)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 

@@ -26,6 +26,7 @@ from ..show.findings import STYLES
 from ..show.spark import sparkline
 from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
+from ..store.damage import words_of
 from ..store.files import DEFAULT_FOLDER, store_name
 from .alerts import Alerts, repeats
 from .source import Source, title_of
@@ -33,7 +34,7 @@ from .source import Source, title_of
 if TYPE_CHECKING:
     from .compare import ComparedSeries, RunComparison
     from .layer import KindHistory, LayerHistory
-    from .runs import ListedRun, RunList
+    from .runs import ListedRun, RunList, VerifiedRun
     from .stats import SiteStats, StepStats
     from .summary import CodeCount, Curves, RankState, Summary
     from .what_if import Outcome, WhatIf
@@ -565,6 +566,25 @@ def runs_answer(found: RunList, db: str | None) -> Answer:
         data={"runs": [vars(run) for run in found.runs], "notes": found.notes},
         next=_after_runs(found.runs, db),
     )
+
+
+def verified_answer(found: Sequence[VerifiedRun]) -> Answer:
+    damaged = [run for run in found if run.problem or run.lost]
+    count = sum(run.run > 0 for run in found)
+    whole = f"{counted(count, 'run')}: " + ("all whole" if not damaged else "not all whole")
+    columns = (Column("file", elastic=True), Column("run"), Column("state"))
+    rows = [(run.file, run.run or "-", _state(run)) for run in found]
+    return Answer(
+        lines=[Line(whole, "error" if damaged else "good")],
+        tables=[Table(columns, rows, styles=["error" if run in damaged else "" for run in found])],
+        data={"runs": [{**vars(run), "lost": {part: list(rows) for part, rows in run.lost.items()}} for run in found]},
+        exit_code=int(bool(damaged)),
+    )
+
+
+def _state(run: VerifiedRun) -> str:
+    lost = ", ".join(f"{lost} of {written} {words_of([part])}" for part, (lost, written) in run.lost.items())
+    return run.problem or (f"{lost} lost or changed" if lost else "whole")
 
 
 def _run_table(runs: Sequence[ListedRun], many_files: bool) -> Table:

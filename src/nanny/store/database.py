@@ -17,10 +17,11 @@ from typing import Any
 
 from ..core.step import RunInfo, Sample, Site
 from . import schema
-from .encode import FINDING_COLUMNS, clean_text, from_json, to_json
+from .damage import PARTS, Tally, damage_sentence, missed_parts, wal_is_damaged, write_tally
+from .encode import clean_text, from_json, to_json
 from .files import network_file_system, store_name
 from .lock import HeldLock, LockUnsupported, holder, lock_path, try_lock
-from .packing import pack_histograms, pack_sample
+from .packing import histogram_crc, pack_histograms, pack_sample, row_crc, scalar_crcs
 
 BUSY_SECONDS = 5.0
 JOURNAL_BYTES = 64 << 20  # a journal that grew beyond this while a reader held it back is cut again
@@ -40,87 +41,128 @@ class WritingStore:
     lock: HeldLock | None
     network: str  # type of the network file system, empty on a local disk
     notes: tuple[str, ...]  # what the user should know about the choice of the file
-    run: int = 0
-    started: float = 0.0
+    row: dict[str, Any] = field(default_factory=dict)  # of the run
     begun: float = field(default_factory=time.monotonic)
     layouts: dict[tuple[str, str], int] = field(default_factory=dict)
+    tallies: dict[tuple[int, str, str], Tally] = field(default_factory=dict)  # run, table, kind or name of scalar
+    ids: dict[str, int] = field(default_factory=dict)  # last used, of findings and dumps
+
+    @property
+    def run(self) -> int:
+        return int(self.row["id"])
 
     def begin_run(self, info: RunInfo) -> None:
         """Adds the run's row. Runs still marked as running are dead: their writer no longer holds the lock."""
-        self.started = float(info.started)
-        insert = """INSERT INTO run (started, argv, torch, world_size, rank, amp_dtype, status, meta)
-                    VALUES (?, ?, ?, ?, ?, ?, 'running', ?)"""
-        row = (
-            self.started,
-            to_json(info.argv),
-            clean_text(info.torch),
-            int(info.world_size),
-            int(info.rank),
-            clean_text(info.amp_dtype),
-            to_json(info.meta),
-        )
         with self.transaction():
-            self.db.execute("UPDATE run SET status = 'interrupted' WHERE status = 'running'")
-            self.run = int(self.db.execute(insert, row).lastrowid or 0)
+            self.db.row_factory = sqlite3.Row
+            before = [dict(row) for row in self.db.execute("SELECT * FROM run ORDER BY id")]
+            self.db.row_factory = None
+            self.tallies[0, "run", ""] = Tally(len(before), sum(row["crc"] + row["id"] for row in before))
+            for row in before:
+                if row["status"] == "running":
+                    self._put_run({**row, "status": "interrupted"})
+            for table in ("finding", "dump"):
+                (self.ids[table],) = self.db.execute(f"SELECT ifnull(max(id), 0) FROM {table}").fetchone()
+            self._put_run(
+                {
+                    "id": before[-1]["id"] + 1 if before else 1,
+                    "started": float(info.started),
+                    "finished": None,
+                    "argv": to_json(info.argv),
+                    "torch": clean_text(info.torch),
+                    "world_size": int(info.world_size),
+                    "rank": int(info.rank),
+                    "amp_dtype": clean_text(info.amp_dtype),
+                    "status": "running",
+                    "dropped": 0,
+                    "meta": to_json(info.meta),
+                }
+            )
 
     def transaction(self) -> contextlib.AbstractContextManager[None]:
         return _transaction(self)
 
     def put_sites(self, kind: str, first: int, sites: Sequence[Site]) -> None:
-        rows = [
-            (self.run, clean_text(kind), first + i, clean_text(site.name), clean_text(site.dtype), to_json(site.shape))
-            for i, site in enumerate(sites)
-        ]
-        self.db.executemany("INSERT OR REPLACE INTO site VALUES (?, ?, ?, ?, ?, ?)", rows)
+        kind = clean_text(kind)
+        for position, site in enumerate(sites, first):
+            row = (self.run, kind, position, clean_text(site.name), clean_text(site.dtype), to_json(site.shape))
+            self._put("site", kind, position, row)
 
     def put_sample(self, sample: Sample) -> None:
-        rows, zeros, data = pack_sample(sample)
+        rows, zeros, crc, data = pack_sample(sample, self.run)
         key = (self.run, sample.kind, int(sample.step), sample.sites)
-        self.db.execute(
-            "INSERT OR REPLACE INTO sample (run, kind, step, n, layout, data) VALUES (?, ?, ?, ?, ?, ?)",
-            (*key, self._layout(rows, zeros), data),
-        )
+        self._put("sample", sample.kind, int(sample.step), (None, *key, self._layout(rows, zeros), crc, data), crc)
         if sample.histograms:
-            self.db.execute(
-                "INSERT OR REPLACE INTO histogram (run, kind, step, n, data) VALUES (?, ?, ?, ?, ?)",
-                (*key, pack_histograms(sample.histograms)),
-            )
+            packed = pack_histograms(sample.histograms)
+            crc = histogram_crc(*key, packed)
+            self._put("histogram", sample.kind, int(sample.step), (None, *key, crc, packed), crc)
 
     def put_scalars(self, rows: Iterable[tuple[str, int, float]]) -> None:
-        self.db.executemany("INSERT OR REPLACE INTO scalar VALUES (?, ?, ?, ?)", [(self.run, *row) for row in rows])
+        for name, step, value in rows:
+            (crc,) = scalar_crcs(self.run, name, [(step, value)])
+            self._put("scalar", name, step, (self.run, name, step, value, crc), crc)
 
     def put_finding(self, row: tuple[Any, ...]) -> None:
-        marks = ", ".join("?" * (1 + len(row)))
-        self.db.execute(f"INSERT INTO finding (run, {FINDING_COLUMNS}) VALUES ({marks})", (self.run, *row))
-
-    def put_examination(self, step: int, data: str) -> None:
-        self.db.execute("INSERT OR REPLACE INTO examination VALUES (?, ?, ?)", (self.run, step, data))
-
-    def put_fact(self, name: str, value: str) -> None:
-        self.db.execute("INSERT OR REPLACE INTO fact VALUES (?, ?, ?)", (self.run, name, value))
+        self._put_next("finding", row)
 
     def put_dump(self, row: tuple[int, str, str, str]) -> None:
-        self.db.execute("INSERT INTO dump (run, step, site, path, sha256) VALUES (?, ?, ?, ?, ?)", (self.run, *row))
+        self._put_next("dump", row)
+
+    def put_examination(self, step: int, data: str) -> None:
+        self._put("examination", "", step, (self.run, step, data))
+
+    def put_fact(self, name: str, value: str) -> None:
+        self._put("fact", name, 0, (self.run, name, value))
 
     def put_meta(self, values: dict[str, Any]) -> None:
         """Values with a column of their own go there; the rest joins the JSON of `meta`."""
-        for name in RUN_COLUMNS:
-            if name in values:
-                self.db.execute(f"UPDATE run SET {name} = ? WHERE id = ?", (values[name], self.run))
+        columns = {name: value for name, value in values.items() if name in RUN_COLUMNS}
         rest = {name: value for name, value in values.items() if name not in RUN_COLUMNS}
-        if rest:
-            (text,) = self.db.execute("SELECT meta FROM run WHERE id = ?", (self.run,)).fetchone()
-            self.db.execute("UPDATE run SET meta = ? WHERE id = ?", (to_json(from_json(text) | rest), self.run))
+        self._put_run({**self.row, **columns, "meta": to_json(from_json(self.row["meta"]) | rest)})
 
     def put_dropped(self, dropped: int) -> None:
-        self.db.execute("UPDATE run SET dropped = ? WHERE id = ?", (dropped, self.run))
+        self._put_run({**self.row, "dropped": dropped})
 
     def finish(self, status: str) -> None:
         """The run's last row; the time comes from a clock that never runs backwards."""
-        finished = self.started + time.monotonic() - self.begun
+        finished = self.row["started"] + time.monotonic() - self.begun
         with self.transaction():
-            row = (finished, clean_text(status), self.run)
-            self.db.execute("UPDATE run SET finished = ?, status = ? WHERE id = ?", row)
+            self._put_run({**self.row, "finished": finished, "status": clean_text(status)})
+
+    def _put(self, table: str, name: str, order: int, row: tuple[Any, ...], crc: int | None = None) -> None:
+        """One row, counted; in its place is what stood there before. Without a `crc` the row gets its own at the end."""
+        tally = self.tallies.get((self.run, table, name), Tally())
+        if order <= tally.newest:
+            tally = self._take_out(table, name, order, tally)
+        if crc is None:
+            crc = row_crc(*row)
+            row = (*row, crc)
+        self.db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        self.tallies[self.run, table, name] = tally.plus(crc, order)
+
+    def _put_next(self, table: str, row: tuple[Any, ...]) -> None:
+        self.ids[table] += 1
+        self._put(table, "", self.ids[table], (self.ids[table], self.run, *row))
+
+    def _take_out(self, table: str, name: str, order: int, tally: Tally) -> Tally:
+        named, ordered = PARTS[table]
+        there = [(column, value) for column, value in ((named, name), (ordered, order)) if column]
+        where = "".join(f" AND {column} = ?" for column, _ in there)
+        key = (self.run, *(value for _, value in there))
+        old = self.db.execute(f"SELECT crc FROM {table} WHERE run = ?{where}", key).fetchone()
+        if old is None:
+            return tally
+        self.db.execute(f"DELETE FROM {table} WHERE run = ?{where}", key)
+        return tally.minus(old[0], order)
+
+    def _put_run(self, row: dict[str, Any]) -> None:
+        old = row.pop("crc", None)
+        crc = row_crc(*row.values())
+        self.row = {**row, "crc": crc}
+        tally = self.tallies[0, "run", ""]
+        tally = tally if old is None else tally.minus(old, row["id"])
+        self.tallies[0, "run", ""] = tally.plus(crc, row["id"])
+        self.db.execute(f"INSERT OR REPLACE INTO run VALUES ({', '.join('?' * len(self.row))})", tuple(self.row.values()))
 
     def close(self) -> None:
         """Folds the side files into the store and removes them, unless a reader is busy with them."""
@@ -143,13 +185,18 @@ class WritingStore:
 
 @contextlib.contextmanager
 def _transaction(store: WritingStore) -> Iterator[None]:
+    before = dict(store.tallies), dict(store.row), dict(store.ids)
     with _in_sqlite:
         store.db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            for key, tally in store.tallies.items():
+                if tally != before[0].get(key):
+                    write_tally(store.db, key, tally)
             store.db.execute("COMMIT")
         except BaseException:
             store.layouts.clear()  # layouts of this transaction are gone with it
+            store.tallies, store.row, store.ids = before
             if store.db.in_transaction:  # a full disk ends the transaction by itself
                 store.db.execute("ROLLBACK")
             raise
@@ -184,6 +231,7 @@ def open_for_writing(folder: Path, info: RunInfo) -> WritingStore:
     while True:
         number += 1
         path = folder / store_name(info.rank, number)
+        left_behind = lock_path(path).exists()  # it tells that the last run did not end by itself
         try:
             lock = try_lock(lock_path(path))
         except LockUnsupported:
@@ -192,18 +240,23 @@ def open_for_writing(folder: Path, info: RunInfo) -> WritingStore:
             reasons.append(f"{path} is being written by {holder(lock_path(path))}")
             continue
         try:
-            db, refusal = _connect(path, network)
-            if refusal is None:
+            db, reason = _connect(path, network)
+            if not reason:
                 notes = tuple(f"{reason}; this run is recorded in {path}" for reason in reasons[-1:])
                 store = WritingStore(db, path, lock, network, notes)
-                store.begin_run(info)
-                return store
+                try:
+                    store.begin_run(info)
+                    return store
+                except sqlite3.DatabaseError as error:
+                    if isinstance(error, sqlite3.OperationalError):  # full or locked: says nothing about the file
+                        raise
+                    reason = f"{path} is damaged ({error})"
         except BaseException:
-            lock.release()
+            lock.release(remove=not left_behind)
             raise
         db.close()
-        lock.release()
-        reasons.append(refusal.reason)
+        lock.release(remove=not left_behind)
+        reasons.append(reason)
 
 
 def _open_unlocked(folder: Path, info: RunInfo, network: str) -> WritingStore:
@@ -222,14 +275,18 @@ def _open_unlocked(folder: Path, info: RunInfo, network: str) -> WritingStore:
     return store
 
 
-def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, schema.Refusal | None]:
+def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, str]:
     """The connection, and why the file cannot be added to."""
     with _in_sqlite:
-        db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS)
+        wal_lost = wal_is_damaged(path)  # asked first: whoever opens the file to write folds the -wal file in and removes it
+        address = f"{path.absolute().as_uri()}?mode={'ro' if wal_lost else 'rwc'}"
+        db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
         try:
             refusal = schema.refusal(db, path)
             if refusal and not refusal.is_empty:
-                return db, refusal
+                return db, refusal.reason
+            if not refusal and (wal_lost or missed_parts(db, 0)):
+                return db, damage_sentence(path, {"wal" if wal_lost else "run"})
             with contextlib.suppress(sqlite3.OperationalError):  # a busy reader may forbid the change; any mode is safe
                 db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if network else 'WAL'}")
             db.execute("PRAGMA synchronous = NORMAL")
@@ -239,4 +296,4 @@ def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, schema.Refus
         except BaseException:
             db.close()
             raise
-        return db, None
+        return db, ""

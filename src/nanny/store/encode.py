@@ -13,7 +13,6 @@ from ..core.finding import Finding, Severity
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PLACE = ("rank", "file", "line", "column", "end_line", "end_column", "cell")
-FINDING_COLUMNS = "step, site, code, severity, value, limit_value, message, hint, place, evidence"
 
 
 def clean_text(text: object) -> str:
@@ -84,7 +83,7 @@ def number_to_sql(value: float | None) -> float | str | None:
     """SQLite turns NaN into NULL; where NULL already means "none", NaN is the text NaN."""
     if value is None:
         return None
-    value = float(value)
+    value = float(value) + 0.0  # SQLite has no -0.0
     return "NaN" if math.isnan(value) else value
 
 
@@ -93,7 +92,7 @@ def number_from_sql(value: float | str | None) -> float | None:
 
 
 def finding_row(finding: Finding) -> tuple[Any, ...]:
-    """In the order of FINDING_COLUMNS."""
+    """In the order of the table, after its id and run."""
     place = {name: getattr(finding, name) for name in _PLACE}
     return (
         None if finding.step is None else int(finding.step),
@@ -110,7 +109,7 @@ def finding_row(finding: Finding) -> tuple[Any, ...]:
 
 
 def finding_of(row: tuple[Any, ...]) -> Finding:
-    """The finding of a row in the order of FINDING_COLUMNS."""
+    """The finding of such a row."""
     step, site, code, severity, value, limit, message, hint, place, evidence = row
     return Finding(
         code=code,

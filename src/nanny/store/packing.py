@@ -1,18 +1,57 @@
-"""Samples and histograms as bytes, and back."""
+"""Samples and histograms as bytes, and back, and the checksum of every row of the store."""
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 import zlib
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 
 import numpy as np
 
 from ..core.formats import HISTOGRAM_BINS
 from ..core.step import Sample
 
+_CRC = struct.Struct("<I")
+_POINT = struct.Struct("<qd")
+_KEY = struct.Struct("<qq")
 
-def pack_sample(sample: Sample) -> tuple[str, str, bytes]:
-    """The layout's `rows` and `zeros` and the packed data: rows that are zero at every site are named, not stored."""
+
+def row_crc(*values: str | float | None) -> int:
+    """CRC-32 of the columns of a row, as SQLite gives them back."""
+    return zlib.crc32(json.dumps(values, default=str).encode())  # a damaged column may hold bytes
+
+
+def scalar_crcs(run: int, name: str, points: Iterable[tuple[int, float | None]]) -> Iterator[int]:
+    """Of (step, value); -1 for what are no numbers."""
+    seed = row_crc(run, name)
+    for step, value in points:
+        try:  # SQLite has no -0.0, and NULL for every NaN
+            yield zlib.crc32(_POINT.pack(step, math.nan if value is None or value != value else value + 0.0), seed)
+        except (struct.error, TypeError):
+            yield -1
+
+
+def sample_crc(run: int, kind: str, step: int, n: int, rows: str, zeros: str) -> int:
+    """Of a sample without its data; -1 for what are no numbers."""
+    try:
+        return zlib.crc32(_KEY.pack(step, n), _sample_seed(run, kind, rows, zeros))
+    except struct.error:
+        return -1
+
+
+@lru_cache(maxsize=256)
+def _sample_seed(run: int, kind: str, rows: str, zeros: str) -> int:
+    return row_crc(run, kind, rows, zeros)
+
+
+def pack_sample(sample: Sample, run: int = 0) -> tuple[str, str, int, bytes]:
+    """The layout's `rows` and `zeros`, the row's CRC and the data: rows that are zero at every site are named, not stored.
+
+    Each row is followed by a CRC of its own, so that whoever reads one statistic reads and checks no more than that.
+    """
     width = 4 * sample.sites
     zero = bytes(width)
     rows, zeros, kept = [], [], []
@@ -23,14 +62,36 @@ def pack_sample(sample: Sample) -> tuple[str, str, bytes]:
         else:
             rows.append(name)
             kept.append(row)
-    return " ".join(rows), " ".join(zeros), b"".join(kept) if zeros else sample.data
+    names = " ".join(rows), " ".join(zeros)
+    crc = sample_crc(run, sample.kind, int(sample.step), sample.sites, *names)
+    pieces = (part for name, row in zip(rows, kept) for part in (row, _CRC.pack(_stat_crc(row, name, crc))))
+    return *names, crc, b"".join(pieces)
 
 
-def unpack_sample(data: bytes, n: int, rows: str, zeros: str) -> dict[str, np.ndarray]:
-    """Statistic -> float32 per site."""
-    matrix = np.frombuffer(data, "<f4").reshape(-1, n)
-    stored = {name: matrix[i] for i, name in enumerate(rows.split())}
-    return stored | {name: np.zeros(n, "<f4") for name in zeros.split()}
+def _stat_crc(row: bytes, name: str, crc: int) -> int:
+    return zlib.crc32(row, zlib.crc32(name.encode(), crc))
+
+
+def unpack_stat(piece: object, name: str, crc: int) -> np.ndarray | None:
+    """The values of one packed row, of which `crc` is the sample's; None if it is damaged."""
+    if not isinstance(piece, bytes):
+        return None
+    row = piece[:-4]
+    return np.frombuffer(row, "<f4") if piece[-4:] == _CRC.pack(_stat_crc(row, name, crc)) else None
+
+
+def unpack_sample(data: object, n: int, rows: str, zeros: str, crc: int) -> dict[str, np.ndarray] | None:
+    """Statistic -> float32 per site; None if it is damaged."""
+    width = 4 * n + 4
+    if not isinstance(data, bytes):
+        return None
+    out = {name: np.zeros(n, "<f4") for name in zeros.split()}
+    for index, name in enumerate(rows.split()):
+        values = unpack_stat(data[index * width : (index + 1) * width], name, crc)
+        if values is None:
+            return None
+        out[name] = values
+    return out
 
 
 def stat(data: bytes, n: int, rows: str, zeros: str, name: str, position: int) -> float | None:
@@ -40,13 +101,17 @@ def stat(data: bytes, n: int, rows: str, zeros: str, name: str, position: int) -
         return None
     if name not in names:
         return 0.0 if name in zeros.split() else None
-    value: float = struct.unpack_from("<f", data, 4 * (names.index(name) * n + position))[0]
+    value: float = struct.unpack_from("<f", data, 4 * (names.index(name) * (n + 1) + position))[0]
     return value
 
 
 def pack_histograms(histograms: bytes) -> bytes:
     """Most bins are empty, so the fastest level is enough: half a kilobyte a site becomes about 35 bytes."""
     return zlib.compress(histograms, 1)
+
+
+def histogram_crc(run: int, kind: str, step: int, n: int, data: object) -> int:
+    return zlib.crc32(data, row_crc(run, kind, step, n)) if isinstance(data, bytes) else -1
 
 
 def unpack_histograms(data: bytes, n: int) -> np.ndarray:

@@ -8,6 +8,7 @@ A site with `count` 0 was not measured at that step (its other statistics mean n
 the site). A NaN with a positive count was measured. There is at most one sample per kind and step, and one value per
 scalar and step: the newest. Ranges are inclusive: `first=10, last=20` are the eleven steps from 10 to 20.
 On a live run, ask for the sites after the samples (or for both in `one_moment`): then every column has its site.
+Rows that are not as they were written are left out, and told at the end of `reading`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,9 +29,20 @@ from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity
 from ..core.step import Site
 from . import schema
-from .encode import FINDING_COLUMNS, dataclass_of, finding_of, from_json
+from .damage import (
+    UNREADABLE,
+    Damage,
+    StoreConnection,
+    damage_sentence,
+    is_cut_short,
+    missed_parts,
+    note_damage,
+    tallies,
+    wal_is_damaged,
+)
+from .encode import dataclass_of, finding_of, from_json
 from .lock import is_held, lock_path, try_lock
-from .packing import stat, unpack_histograms, unpack_sample
+from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, stat, unpack_histograms, unpack_sample, unpack_stat
 
 BUSY_SECONDS = 5.0
 
@@ -45,8 +58,8 @@ class RunRow:
     rank: int
     amp_dtype: str
     status: str  # running, finished, crashed, interrupted, or what the run called it
-    meta: Mapping[str, Any]
     dropped: int
+    meta: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class DumpRow:
     sha256: str
 
 
-def connect(path: str | Path) -> sqlite3.Connection:
+def connect(path: str | Path) -> StoreConnection:
     """A read-only connection to a store, with the SQL function `stat()`; NannyError says why a file is none."""
     path = Path(path)
     if path.is_dir():
@@ -75,18 +88,36 @@ def connect(path: str | Path) -> sqlite3.Connection:
             advice = "copy its folder to a place you can write to, and name that with --db PATH"
             raise NannyError(f"{path}: cannot be read ({again}); {advice}") from again
     db.create_function("stat", 6, stat, deterministic=True)
+    db.text_factory = _decode
+    if not is_held(lock_path(path)):
+        db.damaged = {part for part, wrong in (("wal", wal_is_damaged(path)), ("end", is_cut_short(db, path))) if wrong}
     return db
 
 
+def _decode(text: bytes) -> str:
+    return text.decode("utf-8", "replace")  # what is damaged fails its CRC, not the whole query
+
+
 @contextlib.contextmanager
-def reading(path: str | Path) -> Iterator[sqlite3.Connection]:
-    """`connect()` and close; a store that turns out to be damaged on the way is a NannyError too."""
+def reading(path: str | Path, damage: Damage | None = None) -> Iterator[sqlite3.Connection]:
+    """`connect()` and close. A store that turns out to be damaged on the way is a NannyError too; but if `damage` is given, and
+    some of the store can be read, only the tables that are damaged are added there."""
     db = connect(path)
+    verify = f"`nanny runs --verify --db {path}` says what can still be read"
     try:
         yield db
-    except sqlite3.DatabaseError as error:
+        if db.damaged and damage is None:
+            raise NannyError(f"{damage_sentence(Path(path), db.damaged)}; {verify}, and `nanny summary` shows it")
+        if db.damaged and damage is not None:
+            damage.setdefault(Path(path), set()).update(db.damaged)
+    except UNREADABLE as error:
         why = f"it is damaged, or was busy for more than {BUSY_SECONDS:g} s"
-        raise NannyError(f"{path}: cannot be read to the end ({error}): {why}") from error
+        raise NannyError(f"{path}: cannot be read to the end ({error}): {why}; {verify}") from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, NannyError) or not db.damaged:
+            raise
+        # what is left does not fit together, which no caller can foresee
+        raise NannyError(f"{damage_sentence(Path(path), db.damaged)}, and the rest does not give an answer; {verify}") from error
     finally:
         db.close()
 
@@ -107,9 +138,10 @@ def one_moment(db: sqlite3.Connection) -> Iterator[None]:
         db.rollback()
 
 
-def _open_checked(path: Path, parameters: str) -> sqlite3.Connection:
+def _open_checked(path: Path, parameters: str) -> StoreConnection:
     address = f"{path.absolute().as_uri()}?{parameters}"
-    db = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+    db = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None, factory=StoreConnection)
+    db.damaged = set()
     try:
         refusal = schema.refusal(db, path)
         if refusal:
@@ -120,7 +152,7 @@ def _open_checked(path: Path, parameters: str) -> sqlite3.Connection:
     return db
 
 
-def _open_unusual(path: Path) -> sqlite3.Connection:
+def _open_unusual(path: Path) -> StoreConnection:
     """Two stores that `mode=ro` cannot open: one on a read-only disk, and one whose writer died in rollback mode."""
     if not any(side.exists() and side.stat().st_size for side in (_beside(path, "-wal"), _beside(path, "-journal"))):
         return _open_checked(path, "mode=ro&immutable=1")  # nobody writes it, so its file is all there is
@@ -140,9 +172,13 @@ def _beside(path: Path, suffix: str) -> Path:
 def runs(db: sqlite3.Connection) -> list[RunRow]:
     """In the order in which they were started. One that died without a word is `interrupted`."""
     dead = _writer_is_dead(db)
-    names = [column.name for column in fields(RunRow)]
+    with one_moment(db):
+        if missed_parts(db, 0):
+            note_damage(db, "run")
+        rows = _whole(db, "run", "ORDER BY id", ())
     out = []
-    for row in db.execute(f"SELECT {', '.join(names)} FROM run ORDER BY id"):
+    names = [column.name for column in fields(RunRow)]
+    for row in rows:
         values = dict(zip(names, row))
         values["argv"] = tuple(from_json(values["argv"]))
         values["meta"] = from_json(values["meta"])
@@ -153,14 +189,17 @@ def runs(db: sqlite3.Connection) -> list[RunRow]:
 
 
 def pick_run(db: sqlite3.Connection, number: int | None) -> RunRow:
-    """The run of that number, or the newest."""
+    """The run of that number, or the newest; what was written of it and is no longer there is noted as damage."""
     found = runs(db)
+    if not found and is_damaged(db):
+        raise NannyError("the store is damaged: no run in it can be read; restore the file from a copy, or record the run again")
     if not found:
         raise NannyError("the store holds no run yet; wait until training has begun")
-    if number is None:
-        return found[-1]
-    for run in found:
-        if run.id == number:
+    for run in [found[-1]] if number is None else found:
+        if number in (None, run.id):
+            with one_moment(db):
+                for part in missed_parts(db, run.id):
+                    note_damage(db, part)
             return run
     raise NannyError(f"there is no run {number}; `nanny runs` lists them: {_listed([run.id for run in found])}")
 
@@ -172,8 +211,10 @@ def kinds(db: sqlite3.Connection, run: int) -> list[str]:
 
 def sites(db: sqlite3.Connection, run: int, kind: str) -> list[Site]:
     """In the order of their columns in the samples."""
-    rows = db.execute("SELECT name, dtype, shape FROM site WHERE run = ? AND kind = ? ORDER BY position", (run, kind))
-    return [Site(kind, name, dtype, tuple(json.loads(shape))) for name, dtype, shape in rows]
+    rows = _whole(db, "site", "WHERE run = ? AND kind = ? ORDER BY position", (run, kind))
+    known = {position: Site(kind, name, dtype, tuple(json.loads(shape))) for _, _, position, name, dtype, shape in rows}
+    written = tallies(db, run).get(("site", kind), (len(known), 0))[0]
+    return [known.get(i, Site(kind, f"({kind} {i}: name lost)")) for i in range(max([written - 1, *known]) + 1)]
 
 
 def scalar_names(db: sqlite3.Connection, run: int) -> list[str]:
@@ -191,12 +232,14 @@ def scalars(
     out = {}
     between, bounds = _range(first, last)
     for name in scalar_names(db, run) if names is None else names:
-        rows = db.execute(
-            f"SELECT step, value FROM scalar WHERE run = ? AND name = ?{between} ORDER BY step", (run, name, *bounds)
-        ).fetchall()
-        if rows:
-            values = np.array([math.nan if value is None else value for _, value in rows], np.float64)
-            out[name] = (np.array([step for step, _ in rows], np.int64), values)
+        query = f"SELECT step, value, crc FROM scalar WHERE run = ? AND name = ?{between} ORDER BY step"
+        rows = db.execute(query, (run, name, *bounds)).fetchall()
+        whole = [row for row, crc in zip(rows, scalar_crcs(run, name, (row[:2] for row in rows))) if row[2] == crc]
+        if len(whole) < len(rows):
+            note_damage(db, "scalar")
+        if whole:
+            values = np.array([math.nan if value is None else value for _, value, _ in whole], np.float64)
+            out[name] = (np.array([step for step, *_ in whole], np.int64), values)
     return out
 
 
@@ -206,22 +249,27 @@ def samples(
     """(steps int64, float32 [steps, sites]) of one statistic."""
     between, bounds = _range(first, last)
     with one_moment(db):
-        layouts = {i: (rows.split(), zeros.split()) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
-        row_of = {i: rows.index(statistic) for i, (rows, _) in layouts.items() if statistic in rows}
+        layouts = {i: (str(rows), str(zeros)) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
+        row_of = {i: rows.split().index(statistic) for i, (rows, _) in layouts.items() if statistic in rows.split()}
         cases = " ".join(f"WHEN {i} THEN {row}" for i, row in row_of.items()) or "WHEN -1 THEN NULL"
         found = db.execute(
-            f"""SELECT step, n, layout, substr(data, 1 + 4 * n * CASE layout {cases} END, 4 * n)
+            f"""SELECT step, n, layout, crc, substr(data, 1 + 4 * (n + 1) * CASE layout {cases} END, 4 * (n + 1))
                 FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step""",
             (run, kind, *bounds),
         ).fetchall()
-    taken = np.array([step for step, *_ in found], np.int64)
-    width = max((n for _, n, _, _ in found), default=0)
-    matrix = np.full((len(found), width), 0.0 if statistic == "count" else np.nan, np.float32)
-    for index, (_, n, layout, data) in enumerate(found):
-        if data is not None:
-            matrix[index, :n] = np.frombuffer(data, "<f4")
-        elif statistic in layouts[layout][1]:
-            matrix[index, :n] = 0.0
+    whole = [row for row in found if row[3] == sample_crc(run, kind, row[0], row[1], *layouts.get(row[2], ("", "")))]
+    if len(whole) < len(found):
+        note_damage(db, "sample")
+    taken = np.array([step for step, *_ in whole], np.int64)
+    width = max((n for _, n, *_ in whole), default=0)
+    matrix = np.full((len(whole), width), 0.0 if statistic == "count" else np.nan, np.float32)
+    for index, (_, n, layout, crc, piece) in enumerate(whole):
+        if piece is None:
+            matrix[index, :n] = 0.0 if statistic in layouts[layout][1].split() else matrix[index, :n]
+        elif (values := unpack_stat(piece, statistic, crc)) is not None:
+            matrix[index, :n] = values
+        else:
+            note_damage(db, "sample")
     return taken, matrix
 
 
@@ -234,11 +282,17 @@ def sample_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:
 def sample_at(db: sqlite3.Connection, run: int, kind: str, step: int) -> dict[str, np.ndarray] | None:
     """statistic -> float32 per site, or None if this kind was not sampled at this step."""
     row = db.execute(
-        """SELECT data, n, rows, zeros FROM sample JOIN layout ON layout.id = sample.layout
+        """SELECT n, rows, zeros, crc, data FROM sample LEFT JOIN layout ON layout.id = sample.layout
            WHERE run = ? AND kind = ? AND step = ?""",
         (run, kind, step),
     ).fetchone()
-    return unpack_sample(*row) if row else None
+    if row is None:
+        return None
+    n, rows, zeros, crc, data = row
+    found = unpack_sample(data, n, rows, zeros, crc) if crc == sample_crc(run, kind, step, n, rows, zeros) else None
+    if found is None:
+        note_damage(db, "sample")
+    return found
 
 
 def histograms(
@@ -246,9 +300,12 @@ def histograms(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """(step, uint16 [sites, HISTOGRAM_BINS]), steps ascending, one at a time."""
     between, bounds = _range(first, last)
-    query = f"SELECT step, n, data FROM histogram WHERE run = ? AND kind = ?{between} ORDER BY step"
-    for step, n, data in db.execute(query, (run, kind, *bounds)):
-        yield step, unpack_histograms(data, n)
+    query = f"SELECT step, n, crc, data FROM histogram WHERE run = ? AND kind = ?{between} ORDER BY step"
+    for step, n, crc, data in db.execute(query, (run, kind, *bounds)):
+        if crc == histogram_crc(run, kind, step, n, data):
+            yield step, unpack_histograms(data, n)
+        else:
+            note_damage(db, "histogram")
 
 
 def histogram_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:
@@ -269,43 +326,50 @@ def findings(
     limit: int | None = None,
 ) -> list[Finding]:
     """In the order in which they were found; `severity` and above. A range of steps leaves out those without a step."""
-    between, bounds = _range(first, last)
-    where = f"run = ?{between}"
-    values: list[int | str] = [run, *bounds]
-    for condition, value in (
-        ("severity >= ?", None if severity is None else int(severity)),
-        ("code = ?", code),
-        ("site GLOB ?", site_glob),
-    ):
-        if value is not None:
-            where += f" AND {condition}"
-            values.append(value)
-    query = f"SELECT {FINDING_COLUMNS} FROM finding WHERE {where} ORDER BY id LIMIT ?"
-    return [finding_of(row) for row in db.execute(query, (*values, -1 if limit is None else limit))]
+    found = [finding_of(row[2:]) for row in _whole(db, "finding", "WHERE run = ? ORDER BY id", (run,))]
+    wanted = [
+        finding
+        for finding in found
+        if (severity is None or finding.severity >= severity)
+        and (code is None or finding.code == code)
+        and (first is None or (finding.step is not None and finding.step >= first))
+        and (last is None or (finding.step is not None and finding.step <= last))
+        and (site_glob is None or fnmatchcase(finding.site, site_glob))
+    ]
+    return wanted[:limit]
+
+
+def _whole(db: sqlite3.Connection, part: str, where: str, values: tuple[int | str, ...]) -> list[tuple[Any, ...]]:
+    """The rows of a table as they were written, without their CRC; filters on other columns than keys come after the check."""
+    out = []
+    for *columns, crc in db.execute(f"SELECT * FROM {part} {where}", values):
+        if row_crc(*columns) == crc:
+            out.append(tuple(columns))
+        else:
+            note_damage(db, part)
+    return out
 
 
 def dumps(db: sqlite3.Connection, run: int) -> list[DumpRow]:
-    rows = db.execute("SELECT step, site, path, sha256 FROM dump WHERE run = ? ORDER BY id", (run,))
-    return [DumpRow(*row) for row in rows]
+    return [DumpRow(*row[2:]) for row in _whole(db, "dump", "WHERE run = ? ORDER BY id", (run,))]
 
 
 def examinations(db: sqlite3.Connection, run: int) -> list[Examination]:
     """The examined steps, in order."""
-    rows = db.execute("SELECT data FROM examination WHERE run = ? ORDER BY step", (run,))
-    return [dataclass_of(Examination, from_json(data)) for (data,) in rows]
+    rows = _whole(db, "examination", "WHERE run = ? ORDER BY step", (run,))
+    return [dataclass_of(Examination, from_json(data)) for _, _, data in rows]
 
 
 def facts(db: sqlite3.Connection, run: int) -> dict[str, Any]:
     """name -> value, as last written."""
-    return {name: from_json(value) for name, value in db.execute("SELECT name, value FROM fact WHERE run = ?", (run,))}
+    return {name: from_json(value) for _, name, value in _whole(db, "fact", "WHERE run = ?", (run,))}
 
 
 def steps(db: sqlite3.Connection, run: int) -> tuple[int, int] | None:
     """First and last step that left anything in the run."""
-    places: list[tuple[str, str, tuple[int | str, ...]]] = [("finding", "run = ?", (run,))]
-    places += [("scalar", "run = ? AND name = ?", (run, name)) for name in scalar_names(db, run)]
+    places = [("scalar", "run = ? AND name = ?", (run, name)) for name in scalar_names(db, run)]
     places += [("sample", "run = ? AND kind = ?", (run, kind)) for kind in _distinct(db, "sample", "kind", run)]
-    known = []
+    known = [finding.step for finding in findings(db, run) if finding.step is not None]
     for table, where, values in places:
         for end in ("min", "max"):  # one at a time: then SQLite jumps to it through the index
             (step,) = db.execute(f"SELECT {end}(step) FROM {table} WHERE {where}", values).fetchone()
@@ -325,6 +389,11 @@ def _distinct(db: sqlite3.Connection, table: str, column: str, run: int) -> list
 def _range(first: int | None, last: int | None) -> tuple[str, list[int]]:
     given = [(sql, step) for sql, step in ((" AND step >= ?", first), (" AND step <= ?", last)) if step is not None]
     return "".join(sql for sql, _ in given), [step for _, step in given]
+
+
+def is_damaged(db: sqlite3.Connection) -> bool:
+    """Whether something that was written is known to be lost."""
+    return bool(cast(StoreConnection, db).damaged)
 
 
 def _writer_is_dead(db: sqlite3.Connection) -> bool:

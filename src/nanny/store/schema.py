@@ -2,6 +2,9 @@
 
 A change that an older reader would misread raises SCHEMA_VERSION. There are no migrations: a store of another version
 is refused with a sentence, and a new run goes into a new file beside it.
+
+SQLite does not notice a byte that changed on the disk. So every row carries a CRC-32 of its other columns, and `tally` says how
+many rows there are: see `damage.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 APPLICATION_ID = 0x6E616E79  # "nany": tells our files from other SQLite databases, also to file(1)
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 SCHEMA = """
 -- One training process that was watched. A file may hold many runs, one after the other.
@@ -27,7 +30,8 @@ CREATE TABLE run (
     amp_dtype TEXT NOT NULL,                 -- the low-precision format, empty if there was none
     status TEXT NOT NULL,                    -- running, finished, crashed, interrupted (Ctrl-C, kill)
     dropped INTEGER NOT NULL DEFAULT 0,      -- samples and scalar sets that did not fit into the queue or on the disk
-    meta TEXT NOT NULL                       -- JSON object: whatever else the run said about itself
+    meta TEXT NOT NULL,                      -- JSON object: whatever else the run said about itself
+    crc INTEGER NOT NULL                     -- of the other columns, in every table but layout; here as of JSON's list of them
 );
 
 -- A place that is measured: a module's output, a parameter, a gradient.
@@ -38,6 +42,7 @@ CREATE TABLE site (
     name TEXT NOT NULL,                      -- module path or parameter name
     dtype TEXT NOT NULL,
     shape TEXT NOT NULL,                     -- JSON list of sizes
+    crc INTEGER NOT NULL,
     PRIMARY KEY (run, kind, position)
 ) WITHOUT ROWID;
 
@@ -57,9 +62,10 @@ CREATE TABLE sample (
     step INTEGER NOT NULL,
     n INTEGER NOT NULL,                      -- sites in this sample: positions 0 to n-1 of its kind
     layout INTEGER NOT NULL REFERENCES layout(id),
-    data BLOB NOT NULL,                      -- float32, little endian, row after row of layout.rows, n values each
-    UNIQUE (run, kind, step)
+    crc INTEGER NOT NULL,                    -- of run, kind, step, n and the layout's texts
+    data BLOB NOT NULL                       -- float32, little endian, row after row of layout.rows: n values, then their CRC
 );
+CREATE INDEX sample_step ON sample (run, kind, step, crc);
 
 -- Exponent histograms of all sites of one kind at one step, where they were taken.
 CREATE TABLE histogram (
@@ -68,9 +74,10 @@ CREATE TABLE histogram (
     kind TEXT NOT NULL,
     step INTEGER NOT NULL,
     n INTEGER NOT NULL,
-    data BLOB NOT NULL,                      -- zlib of uint16, little endian: n rows of counts, see nanny.core.formats
-    UNIQUE (run, kind, step)
+    crc INTEGER NOT NULL,
+    data BLOB NOT NULL                       -- zlib of uint16, little endian: n rows of counts, see nanny.core.formats
 );
+CREATE INDEX histogram_step ON histogram (run, kind, step, crc);
 
 -- Numbers of the whole run: loss, learning rate, gradient norm, loss scale, skipped. The newest wins, as above.
 CREATE TABLE scalar (
@@ -78,6 +85,7 @@ CREATE TABLE scalar (
     name TEXT NOT NULL,
     step INTEGER NOT NULL,
     value REAL,                              -- NULL is NaN (SQLite has none); Inf and -Inf are themselves
+    crc INTEGER NOT NULL,
     PRIMARY KEY (run, name, step)
 ) WITHOUT ROWID;
 
@@ -94,15 +102,16 @@ CREATE TABLE finding (
     message TEXT NOT NULL,
     hint TEXT NOT NULL,
     place TEXT NOT NULL,                     -- JSON object: rank, file, line, column, end_line, end_column, cell
-    evidence TEXT NOT NULL                   -- JSON object; non-finite numbers as the texts NaN, Infinity, -Infinity
+    evidence TEXT NOT NULL,                  -- JSON object; non-finite numbers as the texts NaN, Infinity, -Infinity
+    crc INTEGER NOT NULL
 );
-CREATE INDEX finding_step ON finding (run, step);
 
 -- One step of which every operation was watched beside its FP32 twin.
 CREATE TABLE examination (
     run INTEGER NOT NULL REFERENCES run(id),
     step INTEGER NOT NULL,
     data TEXT NOT NULL,                      -- JSON object: nanny.core.examination.Examination; non-finite numbers as texts
+    crc INTEGER NOT NULL,
     PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
 
@@ -111,6 +120,7 @@ CREATE TABLE fact (
     run INTEGER NOT NULL REFERENCES run(id),
     name TEXT NOT NULL,                      -- facts: how the loop treats loss, gradients, scaler and optimizer
     value TEXT NOT NULL,                     -- JSON
+    crc INTEGER NOT NULL,
     PRIMARY KEY (run, name)
 ) WITHOUT ROWID;
 
@@ -121,8 +131,20 @@ CREATE TABLE dump (
     step INTEGER NOT NULL,
     site TEXT NOT NULL,
     path TEXT NOT NULL,                      -- as it was given, relative to the folder of this file or absolute
-    sha256 TEXT NOT NULL
+    sha256 TEXT NOT NULL,
+    crc INTEGER NOT NULL
 );
+
+-- How many rows of each kind were written, so that lost ones are missed.
+CREATE TABLE tally (
+    run INTEGER NOT NULL,                    -- 0: of the whole file
+    part TEXT NOT NULL,                      -- name of the table
+    name TEXT NOT NULL,                      -- kind of site or name of scalar, where the table has one
+    rows INTEGER NOT NULL,
+    total INTEGER NOT NULL,                  -- sum of their crc and of what orders them: position, step or id
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (run, part, name)
+) WITHOUT ROWID;
 
 -- The samples unpacked, one row per site and step. Needs the function stat(), so ask with `nanny sql`.
 CREATE VIEW measured AS
@@ -162,7 +184,7 @@ def refusal(db: sqlite3.Connection, path: Path) -> Refusal | None:
         (version,) = db.execute("PRAGMA user_version").fetchone()
     except sqlite3.OperationalError:
         raise  # locked or unreadable: says nothing about what the file is
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # Python fails to read SQLite's words on a damaged schema
         return Refusal(f"{path} is damaged, or no store of nanny ({error})", other)
     if not tables and not application:
         return Refusal(f"{path} holds nothing yet", f"wait until the run has begun, or {other}", is_empty=True)
