@@ -25,13 +25,14 @@ from ..watch.op_facts import (
 from ..watch.op_stream import Op
 from ..watch.places import Places, Spot
 from ..watch.tensors import is_plain, outside_program, tensors_in
-from .gap import Tolerance, gaps_of, is_close, passes_screen, tensor_note
+from .gap import Tolerance, gaps_if_comparable, is_close, passes_screen, tensor_note
 from .records import Gap, OpFault, OpTally, TensorNote
 from .reference import Call, Reference, call_before, independent_product, reference_of, results_of
 from .selection import Selection
 
 _SEEDED = torch.Tag.nondeterministic_seeded
 _NOT_PLAIN = "sparse, quantized, nested, distributed or without values"
+_NOT_UNIQUE = "not comparable: its results are not unique"
 Verdict = Callable[[Call, Any, OpFault], None]
 Heard = Callable[[str, Spot, str], None]
 
@@ -133,18 +134,22 @@ class OpComparison:
                 why = f"no reference ({str(error).partition(chr(10))[0][:80]})"
                 self._left_out[why] += 1
                 return why, None
-            if reference is None or [t.shape for t in results] != [t.shape for t in reference.results]:
+            if reference is None or [_kind(t) for t in results] != [_kind(t) for t in reference.results]:
                 why = "nothing wider to compare with" if reference is None else "the reference has another shape"
                 self._left_out[why] += 1
                 return why, None
+            gaps: tuple[Gap, ...] | None = ()
+            if not all(is_close(r, w, self._tolerance, self._limits) for r, w in zip(results, reference.results)):
+                gaps = gaps_if_comparable(call, results, reference, self._tolerance, self._limits)
+            if gaps is None:
+                self._left_out[_NOT_UNIQUE] += 1
+                return _NOT_UNIQUE, None
             self._compared += 1
-            if all(is_close(r, w, self._tolerance, self._limits) for r, w in zip(results, reference.results)):
-                return "succeeds to pass CompareWithCPU test", None
-            gaps = gaps_of(call, results, reference, self._tolerance, self._limits)
             if gaps:
                 self._faults += 1
                 return "fails to pass CompareWithCPU test", self._fault(call, results, spot, "mismatch", gaps)
-            kind = nonfinite_made(call.func, *call.inputs, results, spot.place.phase)
+            main = results if len(call.func._schema.returns) < 2 else [*call.written, *tensors_in(out[0])]
+            kind = nonfinite_made(call.func, *call.inputs, main, spot.place.phase)
             if kind:
                 return f"makes {kind}, as its reference does", self._fault(call, results, spot, kind, ())
             return "succeeds to pass CompareWithCPU test", None
@@ -186,6 +191,10 @@ def _why_not_comparable(func: Any) -> str:
     if name in JUMP or any(a.name == "rounding_mode" for a in func._schema.arguments):
         return "jumps at rounding"
     return ""
+
+
+def _kind(tensor: Tensor) -> tuple[torch.Size, bool, bool]:
+    return tensor.shape, tensor.is_floating_point(), tensor.is_complex()
 
 
 def _is_random(op: Op) -> bool:

@@ -1,8 +1,8 @@
 """How far a result is from its reference, and whether rounding explains it.
 
-With `atol` and `rtol` given, an element may be off by `atol + rtol * |reference|` and by its own rounding. Without, by a few
-roundoffs of its type relative to its own size and the tensor's; where that is not enough, by what moving each input by one
-roundoff does to it.
+With `atol` and `rtol` given, an element may be off by `atol + rtol * |reference|`, taken literally. Without, by a few roundoffs
+of its type relative to its own size and the tensor's; where that is not enough, by what moving each input by one roundoff does to
+it. Factors of a matrix are compared by what they must satisfy.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from ..core.limits import Limits
-from ..core.ops import MATMULS
+from ..core.ops import ADD_UP, MATMULS
 from ..watch.op_facts import KERNEL_ERRORS, bare_name
 from ..watch.tensors import is_low, outside_program, short_dtype
+from .factors import Equation, equations_of, free_results
 from .records import MOST_ELEMENTS, Element, Gap, TensorNote
-from .reference import Call, Reference, moved_by_rounding, product_parts, unit_roundoff
+from .reference import Call, Reference, moved_by_rounding, product_parts, unit_roundoff, unwritten_parts
 
 _WORTH_IT = 1 << 18  # multiplications; below, computing again is as cheap
 _MARGIN = 4.0  # the largest of many rows
@@ -41,6 +42,13 @@ class Tolerance:
 
 def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
     """The results that differ from their reference by more than they may."""
+    return gaps_if_comparable(call, results, reference, tolerance, limits) or ()
+
+
+def gaps_if_comparable(
+    call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits
+) -> tuple[Gap, ...] | None:
+    """None: the results are not unique, and nothing tells whether they are right."""
     moved: dict[int, list[Tensor]] = {}
 
     def movement(at: int, draws: int) -> Tensor | None:
@@ -52,14 +60,52 @@ def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: 
         return moved[draws][at] if moved[draws] else None
 
     found = []
+    free = [at for at in free_results(call) if results[at].numel()]
+    if free:
+        equations = equations_of(call, results)
+        if equations is None:
+            return None
+        found = [gap for e in equations if (gap := _equation_gap(e, results[free[0]].dtype, tolerance, limits)) is not None]
     for at, (result, wide) in enumerate(zip(results, reference.results)):
-        if is_close(result, wide, tolerance, limits):
+        if at in free or is_close(result, wide, tolerance, limits):
             continue
         coarse = _device_roundoff(call.func, result.device, result.dtype)
-        gap = gap_between(result, wide, tolerance, limits, partial(movement, at), exact=not reference.widened, coarse=coarse)
+        judged = partial(
+            gap_between, reference=wide, tolerance=tolerance, limits=limits, moved=partial(movement, at),
+            exact=not reference.widened, coarse=coarse, many_terms=_rounds_many_terms(call.func),
+        )  # fmt: skip
+        gap = judged(result)
+        if gap is not None and len(results) > 1:  # what is kept for backward may be written in part only
+            unwritten = unwritten_parts(call, reference)[at]
+            if bool(unwritten.any()):
+                gap = judged(torch.where(unwritten, wide.to(result.dtype), result.detach().cpu()))
         if gap is not None:
             found.append(gap)
     return tuple(found)
+
+
+def _rounds_many_terms(func: Any) -> bool:
+    """A kernel that goes through many terms moves each input by the roundoffs of all of them. Of sums that is known."""
+    return torch.Tag.pointwise not in getattr(func, "tags", ()) and bare_name(func) not in ADD_UP
+
+
+def _equation_gap(equation: Equation, dtype: torch.dtype, tolerance: Tolerance, limits: Limits) -> Gap | None:
+    left, right = equation.left, equation.right
+    difference = (left - right).abs()
+    if tolerance.given:
+        atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
+        allowed: Tensor | float = atol + rtol * right.abs()
+        said = f"atol {atol:g}, rtol {rtol:g}"
+    else:  # errors of a stable method grow with the root of the size
+        roundoffs = limits.op_error_roundoffs * _slack(dtype, limits) * math.sqrt(max(1, *left.shape[-2:]))
+        allowed = equation.size * (roundoffs * unit_roundoff(dtype))
+        said = f"{roundoffs:.3g} roundoffs of {short_dtype(dtype)}"
+    bad = ~(difference <= allowed)
+    if not bool(bad.any()):
+        return None
+    if left.is_complex():
+        left, right = left.abs(), right.abs()
+    return _gap_of(left, right, bad, difference, f"{equation.said}, to {said}")
 
 
 def gap_between(
@@ -70,29 +116,27 @@ def gap_between(
     moved: Callable[[int], Tensor | None] = lambda draws: None,
     exact: bool = False,
     coarse: float = 0.0,
+    many_terms: bool = False,
 ) -> Gap | None:
     """None if they agree. `moved` tells, by so many draws, how far rounding of the inputs moves each element of the reference.
 
     `exact`: integers must be equal (both sides computed the same thing from the same numbers). `coarse`: the roundoff that the
-    device computes with, where it is larger than the result's own (TF32).
+    device computes with, where it is larger than the result's own (TF32). `many_terms`: the kernel rounds at each of them.
     """
     if not (out.is_floating_point() or out.is_complex()):
         if not exact or bool(torch.equal(out.cpu(), reference)):
             return None
         return _gap_of(out, reference, out.cpu() != reference, None, "must be equal")
     if out.is_complex():
-        moved = lambda draws: None  # noqa: E731 - what it tells has no real and imaginary part
         out, reference = torch.view_as_real(out.resolve_conj()), torch.view_as_real(reference.resolve_conj())
     if not out.numel():
         return None
     wide = reference if reference.dtype in (torch.float32, torch.float64) else reference.float()
     difference = out.detach().to("cpu", wide.dtype) - wide
     if not tolerance.given:
-        return _beyond_rounding(out, wide, difference, limits, moved, coarse)
+        return _beyond_rounding(out, wide, difference, limits, moved, coarse, many_terms)
     atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
-    # a correctly rounded result is right, however narrow the tolerance
-    allowed = wide.abs() * (rtol + unit_roundoff(out.dtype)) + (atol + _subnormal(out.dtype))
-    bad = ~((difference.abs() <= allowed) | _same(out, wide))
+    bad = ~((difference.abs() <= wide.abs() * rtol + atol) | _same(out, wide))
     return _gap_of(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
 
 
@@ -131,6 +175,7 @@ def _beyond_rounding(
     limits: Limits,
     moved: Callable[[int], Tensor | None],
     coarse: float,
+    many_terms: bool,
 ) -> Gap | None:
     roundoff = max(unit_roundoff(out.dtype), coarse)
     slack = 1.0 if coarse else _slack(out.dtype, limits)
@@ -151,7 +196,7 @@ def _beyond_rounding(
         explained = moved(draws)
         if explained is None:
             break
-        more = explained.to(wide.dtype) * limits.op_conditioning
+        more = explained.to(wide.dtype) * (limits.op_conditioning * (slack if many_terms else 1.0))
         if is_low(out.dtype):  # sums that are kept in 16 bits go wrong by this much in health, not by more
             most = (kept.abs() + rms) * limits.op_excused_low
             more = torch.maximum(torch.minimum(more, most), more * (unit_roundoff(torch.float32) / roundoff))

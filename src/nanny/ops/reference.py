@@ -96,7 +96,7 @@ def reference_of(call: Call, kind: str = "wide") -> Reference | None:
 
 def _widths(call: Call) -> dict[torch.dtype, torch.dtype]:
     """fp16, bf16 and fp8 are checked in fp32, fp32 in fp64; where they meet, all in fp64."""
-    dtypes = {t.dtype for t in call.tensors() if t.is_floating_point() or t.is_complex()}
+    dtypes = {t.dtype for t in call.tensors() if is_inexact(t)}
     dtypes |= {v for v in (*call.args, *call.kwargs.values()) if isinstance(v, torch.dtype) and v.is_floating_point}
     wide = torch.float64 if torch.float32 in dtypes or torch.float64 in dtypes else torch.float32
     to = {d: wide for d in dtypes if is_low(d)}
@@ -104,7 +104,7 @@ def _widths(call: Call) -> dict[torch.dtype, torch.dtype]:
 
 
 def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
-    """The call on copies in other types; `change` may alter each floating input."""
+    """The call on copies in other types; `change` may alter each floating or complex input."""
     copies: dict[int, Tensor] = {}
     args, kwargs = call.inputs
 
@@ -130,7 +130,7 @@ def _widened(
     value: Tensor, to: Mapping[torch.dtype, torch.dtype], change: Callable[[Tensor], Tensor] | None, fresh: bool
 ) -> Tensor:
     wide = value.detach().to(_CPU, to.get(value.dtype, value.dtype))
-    if change is not None and wide.is_floating_point():
+    if change is not None and is_inexact(wide):
         wide = change(wide)
     return wide.clone() if fresh and wide.untyped_storage()._cdata == value.untyped_storage()._cdata else wide
 
@@ -140,39 +140,76 @@ def moved_by_rounding(call: Call, reference: Reference, draws: int) -> list[Tens
 
     For sums that is known. For others signs are drawn at random; where a result mixes many inputs, roundoffs that are drawn
     cancel while a kernel's need not, and neighbours in the last dimension share what they move by: one may happen not to move.
+    Of complex results both parts, as `torch.view_as_real` has them.
     """
     generator = torch.Generator().manual_seed(0)
     to = _widths(call)
-    floats = [t for t in call.tensors() if t.is_floating_point()]
-    lowest = max((unit_roundoff(t.dtype) for t in floats), default=0.0)
+    given = [t for t in call.tensors() if is_inexact(t)]
+    lowest = max((unit_roundoff(t.dtype) for t in given), default=0.0)
     if bare_name(call.func) in MATMULS:  # kernels of every device add up products of 16-bit numbers in FP32
         lowest = min(lowest, unit_roundoff(torch.float32))
     if bare_name(call.func) in ADD_UP:
-        return [m.double() * lowest if m.is_floating_point() else m for m in run_wide(call, to, Tensor.abs)]
+        sums = zip(run_wide(call, to, Tensor.abs), reference.results)
+        return [_parts_of_size(m.abs().double() * lowest, r) if is_inexact(r) else r for m, r in sums]
 
     def shake(wide: Tensor) -> Tensor:
-        signs = torch.randint(0, 2, wide.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        return wide + wide * (signs * lowest)
+        parts = _parts(wide)
+        signs = torch.randint(0, 2, parts.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
+        moved = parts + parts * (signs * lowest)
+        return torch.view_as_complex(moved) if wide.is_complex() else moved
 
-    moved = [torch.zeros_like(r, dtype=torch.float64) if r.is_floating_point() else r for r in reference.results]
+    moved = [torch.zeros_like(_parts(r), dtype=torch.float64) if is_inexact(r) else r for r in reference.results]
     for _ in range(draws):
         for at, result in enumerate(run_wide(call, to, shake)):
-            if result.is_floating_point():
-                gap = (result.double() - reference.results[at].double()).abs().nan_to_num_(0.0, 0.0, 0.0)
+            if is_inexact(result):
+                gap = (_parts(result).double() - _parts(reference.results[at]).double()).abs().nan_to_num_(0.0, 0.0, 0.0)
                 torch.maximum(moved[at], gap, out=moved[at])
     if torch.Tag.pointwise in getattr(call.func, "tags", ()):
         return moved
-    most = max(t.numel() for t in floats)
-    return [_shared(m) * max(1.0, most / max(1, m.numel())) ** 0.5 if m.is_floating_point() else m for m in moved]
+    most = max(t.numel() for t in given)
+    return [
+        _shared(m, r) * max(1.0, most / max(1, r.numel())) ** 0.5 if is_inexact(r) else r
+        for m, r in zip(moved, reference.results)
+    ]
 
 
-def _shared(moved: Tensor) -> Tensor:
-    return torch.maximum(moved, moved.square().mean(-1, keepdim=True).sqrt()) if moved.dim() else moved
+def is_inexact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _parts(tensor: Tensor) -> Tensor:
+    """Real numbers: of complex ones the two parts, in a dimension of their own."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _parts_of_size(size: Tensor, like: Tensor) -> Tensor:
+    return size.unsqueeze(-1).expand(*size.shape, 2) if like.is_complex() else size
+
+
+def _shared(moved: Tensor, of: Tensor) -> Tensor:
+    last = tuple(range(-min(moved.dim(), 1 + of.is_complex()), 0))
+    return torch.maximum(moved, moved.square().mean(last, keepdim=True).sqrt()) if last else moved
 
 
 def _copy(tensor: Tensor) -> Tensor:
     with outside_program():
         return tensor.detach().clone()
+
+
+def unwritten_parts(call: Call, reference: Reference) -> list[Tensor]:
+    """Where each result holds memory that the kernel never wrote, such as rows beyond the length of a sequence.
+
+    It is run again in memory that holds something else: what then differs was not written.
+    """
+    found = [torch.zeros_like(r, dtype=torch.bool) for r in reference.results]
+    for byte in (0x3F, 0x41, 0x3F):
+        for result in reference.results:
+            used = [torch.full((result.nbytes + extra,), byte, dtype=torch.uint8) for extra in (0, 0, 64, 128)]
+            del used
+        again = run_wide(call, _widths(call) if reference.widened else {})
+        for unwritten, one, other in zip(found, reference.results, again):
+            unwritten |= (one != other) & ~((one != one) & (other != other))
+    return found
 
 
 def product_parts(call: Call) -> tuple[Tensor | None, Tensor, Tensor, float, float] | None:
@@ -194,16 +231,16 @@ def independent_product(call: Call) -> Tensor | None:
         return None
     added, beta, alpha = parts[0], parts[3], parts[4]
     with outside_program():
-        left, right = _wide(parts[1]), _wide(parts[2])
+        left, right = wide_copy(parts[1]), wide_copy(parts[2])
         if left.dim() == 2:
             product: Tensor = aten.bmm.default(left[None], right[None])[0]
         else:
             product = torch.stack([aten.mm.default(a, b) for a, b in zip(left, right)])
-        return product * alpha + _wide(added) * beta if added is not None and beta != 0 else product * alpha
+        return product * alpha + wide_copy(added) * beta if added is not None and beta != 0 else product * alpha
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float64)
+def wide_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.complex128 if tensor.is_complex() else torch.float64)
 
 
 def check_reference(kind: str) -> str:

@@ -290,8 +290,8 @@ class _Watch:
 class CompareWithCPU(_Watch):
     """Compares every operation with FP32 or FP64 on the CPU while entered; the program's own results are not touched.
 
-    Without `atol` and `rtol` the tolerance follows the dtype and the operation's conditioning. `reference="cpu_same_dtype"`
-    compares with the CPU kernel of the same dtype instead.
+    `atol` and `rtol` are taken literally: `|result - reference| <= atol + rtol * |reference|`. Without them the tolerance follows
+    the dtype and the operation's conditioning. `reference="cpu_same_dtype"` compares with the CPU kernel of the same dtype instead.
     """
 
     tool = "CompareWithCPU"

@@ -3,7 +3,9 @@
 Of each operation two numbers stay on the device (smallest and largest result) and, on the host, which earlier operations its
 inputs came from. Reading them at the end of the step tells producers (finite in, not finite out) from those that passed it on,
 without waiting for the device once per operation. Infinities that were written on purpose (masks) are nobody's fault until
-something makes NaN of them; NaN of a mask or of the data (missing labels) in a loss is none until it reaches a gradient.
+something makes NaN of them; NaN of a mask or of the data (missing labels) in a loss is none until it reaches a gradient. Formulas
+of backward divide by 0 and mask it out in the next operation, and what a kernel keeps for its own backward may be written in part
+only: neither is a fault unless something comes of it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class Origin:
     ends: tuple[Tensor, Tensor] | None = None
     on_purpose = False
     partial = False  # written into a part of its memory only
+    aside = False  # kept beside the result, for backward
+    read = False  # something was computed from it
     name = ""  # of a parameter or buffer, also one that an optimizer wrote, or the collective that it arrived with
     storage = 0  # of what an optimizer wrote
     arrived = False  # from another rank
@@ -77,13 +81,17 @@ class _Kind(NamedTuple):
     is_uninitialised: bool
     is_collective: bool
     puts_constants: bool
+    several: bool  # results, and the first is the one that is asked for
 
 
 @cache
 def _kind_of(func: Any) -> _Kind:
     name = bare_name(func)
     writes = func._schema.is_mutable or "batch_norm" in name
-    return _Kind(name, is_view_op(func), writes, name in COPIES, name in UNWRITTEN, is_collective(func), puts_constants(func))
+    several = len(func._schema.returns) > 1
+    return _Kind(
+        name, is_view_op(func), writes, name in COPIES, name in UNWRITTEN, is_collective(func), puts_constants(func), several
+    )
 
 
 class _Before(NamedTuple):
@@ -116,6 +124,7 @@ class NonfiniteOrigins:
     def _forget(self) -> None:
         self._held: StorageMap[Origin] = StorageMap()
         self._waiting: list[Origin] = []
+        self._unconfirmed: list[Origin] = []  # made in backward; not yet masked out, nor used
         self._arriving: StorageMap[str] = StorageMap()
         self._names: dict[int, str] | None = None
 
@@ -147,12 +156,18 @@ class NonfiniteOrigins:
         self.operations += self._active
 
     def deliver(self) -> None:
-        """Tells what has been found since the last look."""
-        guarded(self, self._deliver)
+        """Tells what has been found since the last look, at the end of a step."""
+        guarded(self, self._deliver, True)
 
-    def _deliver(self) -> None:
+    def _deliver(self, at_end: bool = False) -> None:
         waiting, self._waiting = self._waiting, []
         found = self._producers(waiting) if waiting else []
+        if at_end:  # a gradient that nobody masked out
+            unread = [o for o in self._unconfirmed if o.state == PENDING and not o.read]
+            self._unconfirmed = []
+            for origin in unread:
+                origin.state = BAD
+            found += unread
         try:
             for origin in found:
                 self._on_origin(origin)
@@ -190,6 +205,7 @@ class NonfiniteOrigins:
         self.operations += 1
         kind, spot, inputs, kept = state
         made = tensors_in(op.out)
+        main = [*op.written, *tensors_in(op.out[0])] if kind.several else None
         if kind.writes:
             made = op.written + [t for t in made if not any(t is w for w in op.written)]
         for tensor in made:
@@ -207,12 +223,15 @@ class NonfiniteOrigins:
                 origin.ends = _ends(tensor)
                 if kind.puts_constants:
                     origin.on_purpose = puts_nonfinite(op.func, op.args, op.kwargs, tensor.dtype)
+                origin.aside = main is not None and not any(tensor is m for m in main)
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
                 if spot.place.phase == "optimizer":
                     origin.storage = key_of(tensor)
                 if kept is not None:
                     origin.kept = (kept, op.out)
             self._enter(tensor, origin)
+            for source, _, _ in inputs:
+                source.read = True
 
     def _producers(self, waiting: list[Origin]) -> list[Origin]:
         """Looks at everything since the last look: one transfer from the device. Gives the new producers, in order."""
@@ -262,8 +281,11 @@ class NonfiniteOrigins:
         origin.root = origin
         if self._is_given(origin):
             origin.state = PENDING if origin.nan else EXPECTED
-        elif not origin.nan and origin.func is not None and origin.high < math.inf and bare_name(origin.func) in LOGARITHMS:
+        elif origin.func is not None and (origin.aside or _is_log_of_zero(origin.func, origin.low, origin.high)):
             origin.state = PENDING
+        elif origin.func is not None and origin.spot.place.phase == "backward":
+            origin.state = PENDING
+            self._unconfirmed.append(origin)
         else:
             origin.state = BAD
             found.append(origin)
@@ -287,10 +309,11 @@ class NonfiniteOrigins:
 def nonfinite_made(func: Any, args: Any, kwargs: Any, results: list[Tensor], phase: str) -> str:
     """`nan` or `inf` that one operation made of finite inputs, looked at by itself and at once; empty: it did not.
 
-    What was written on purpose, such as a mask, is nobody's fault.
+    What was written on purpose, such as a mask, is nobody's fault. In backward one operation alone does not tell: formulas divide
+    by 0 and mask it out in the next.
     """
     ends = _ends_now(results)
-    if all(map(math.isfinite, ends)):
+    if all(map(math.isfinite, ends)) or phase == "backward" or _is_log_of_zero(func, min(ends), max(ends)):
         return ""
     if puts_nonfinite(func, args, kwargs, next(t.dtype for t in results if _measurable(t))):
         return ""
@@ -306,21 +329,27 @@ def _ends_now(tensors: list[Tensor]) -> list[float]:
     return [float(end) for t in tensors if _measurable(t) for end in _ends(t)]
 
 
+def _is_log_of_zero(func: Any, low: float, high: float) -> bool:
+    return low == -math.inf and high < math.inf and bare_name(func) in LOGARITHMS
+
+
 def _confirms(origin: Origin, root: Origin) -> bool:
     """Does what comes of it show that it was a fault? NaN that is left out of a loss again is none; in a gradient it is."""
+    if root.func is not None and root.spot.place.phase == "backward":
+        return not origin.aside
     if root.nan:
         return origin.nan and origin.spot.place.phase != "loop"
     return origin.nan or origin.high == math.inf
 
 
 def _measurable(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor)
+    return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor) and not tensor._is_zerotensor()
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
     if tensor.dtype.itemsize == 1:  # no kernel for fp8
         tensor = tensor.float()
-    return torch.aminmax(tensor.detach())
+    return torch.aminmax(tensor.detach().resolve_neg())  # in the stream torch would see the memory of it
 
 
 def _read_ends(waiting: list[Origin]) -> None:

@@ -111,6 +111,12 @@ def being_traced() -> bool:
     return level is not None and level() is not None
 
 
+# Tensors whose values differ from their memory: inside a dispatch handler torch computes with the memory.
+_LAZY_VALUES = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
+
+
 class outside_program:
     """Outside the modes, the graph and autocast of the program: what is computed here is neither seen nor changed by them.
 
@@ -118,7 +124,7 @@ class outside_program:
     long.
     """
 
-    __slots__ = ("_autocast", "_dispatch", "_grad")
+    __slots__ = ("_autocast", "_dispatch", "_grad", "_lazy")
 
     def __enter__(self) -> None:
         self._grad = torch.is_grad_enabled()
@@ -127,8 +133,13 @@ class outside_program:
         self._autocast = torch._C._DisableAutocast() if torch._C._is_any_autocast_enabled() else None
         if self._autocast is not None:
             self._autocast.__enter__()
+        self._lazy = [key for key in _LAZY_VALUES if _is_excluded(key)]
+        for key in self._lazy:
+            _set_excluded(key, False)
 
     def __exit__(self, *_: object) -> None:
+        for key in self._lazy:
+            _set_excluded(key, True)
         if self._autocast is not None:
             self._autocast.__exit__(None, None, None)
         del self._dispatch
