@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..core.command_line import add_format, add_language, add_run, command_parser
 from ..core.plain_json import to_text
+from ..core.terminal import say
 from ..show.term import width_of
 from ..store.files import find_stores
 from .run import diagnose
@@ -23,9 +24,9 @@ def main(argv: Sequence[str]) -> int:
     found = [one.in_language(options.lang) for one in diagnose(path, options.run)]
     title = f"run {options.run} in {path}" if options.run else str(path)
     if options.format == "json":
-        print(to_text([one.to_json() for one in found]))
+        say(to_text([one.to_json() for one in found]))
     elif options.format == "markdown":
-        print(render_markdown(found, title))
+        say(render_markdown(found, title))
     else:
-        print(render_text(found, title, min(width_of(sys.stdout), 120)).rstrip())
+        say(render_text(found, title, min(width_of(sys.stdout), 120)).rstrip())
     return 1 if found else 0

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TextIO
 
 from ..core.finding import Finding, Severity
+from ..core.terminal import say, visible
 
 LINES_PER_MINUTE = 20
 
@@ -16,7 +17,7 @@ def line(finding: Finding) -> str:
     place = f"{finding.site}: " if finding.site else ""
     step = f"step {finding.step} " if finding.step is not None else ""
     rank = f"rank {finding.rank} " if finding.rank else ""
-    return f"nanny: {rank}{step}{finding.severity.name} {finding.code} {place}{finding.message}"
+    return visible(f"nanny: {rank}{step}{finding.severity.name} {finding.code} {place}{finding.message}")
 
 
 class LiveLog:
@@ -41,7 +42,7 @@ class LiveLog:
         self.say(line(finding) + (f"\n       -> {finding.hint}" if finding.hint else ""))
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream or sys.stderr, flush=True)
+        say(text, self._stream or sys.stderr)
 
 
 def closing_lines(
