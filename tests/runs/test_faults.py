@@ -141,10 +141,13 @@ def test_a_question_without_an_answer_gets_one_sentence(
 
 
 @pytest.mark.parametrize("call", ["stats --step x", "whatif", "whatif --dtype fp12", "layer", "summary --nope"])
-def test_wrong_arguments_exit_with_2(call: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(call.split())
-    assert stop.value.code == 2
+def test_wrong_arguments_exit_with_2_and_one_sentence(call: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(call.split()) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("nanny: ")
+    assert said.err.count("\n") == 1
+    assert f"`nanny {call.split()[0]} --help`" in said.err
 
 
 def test_a_rank_that_cannot_be_read_is_a_note_not_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 from ..core.finding import Finding, NannyError
 from ..core.plain_json import to_text
+from ..core.regular_files import read_regular
 from ..show.findings import Lines
 from ..show.reports import relative
 
 VERSION = 1
+LARGEST = 64 << 20  # bytes that are read
 Key = tuple[str, str, str]  # file, code, text
 
 
@@ -32,16 +34,15 @@ def write_baseline(path: str, findings: Sequence[Finding], lines: Lines) -> None
 
 def read_baseline(path: str) -> Counter[Key]:
     try:
-        with open(path, encoding="utf-8") as stream:
-            data = json.load(stream)
+        data = json.loads(read_regular(path, LARGEST))
         if data["version"] != VERSION:
             raise NannyError(f"{path}: baseline of version {data['version']}, this nanny reads {VERSION}; write it again")
-        return Counter({(e["file"], e["code"], e["text"]): int(e["count"]) for e in data["findings"]})
+        return Counter({(str(e["file"]), str(e["code"]), str(e["text"])): int(e["count"]) for e in data["findings"]})
     except FileNotFoundError:
         raise NannyError(f"{path}: no such baseline; write one with --write-baseline {path}") from None
     except OSError as error:
         raise NannyError(f"{path}: the baseline cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise NannyError(f"{path}: not a baseline of nanny; write one with --write-baseline FILE and name that") from None
 
 

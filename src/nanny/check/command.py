@@ -12,12 +12,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..core.command_line import Parser, whole
 from ..core.finding import NannyError, Severity
+from ..core.terminal import complain, say, visible_lines
 from ..show.findings import in_order, render_concise, render_statistics, render_text, statistics, summary, worst_code
 from ..show.term import wants_colour, width_of
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
 from .files import STDIN, Report, check_paths, check_text, merged
-from .walk import KINDS, find_files
+from .walk import KINDS, LARGEST, find_files
 
 FORMATS = ("text", "concise", "json", "jsonl", "github", "gitlab", "junit", "sarif")
 WATCH_SECONDS = 0.5
@@ -41,18 +43,18 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_once(options: argparse.Namespace, overrides: Config) -> int:
     report = _report(options, overrides)
+    if options.baseline:
+        report = _without_known(report, options.baseline)
     if options.write_baseline:
         from .baseline import write_baseline
 
         write_baseline(options.write_baseline, report.findings, report.lines)
         report.notes.append(f"{options.write_baseline}: {len(report.findings)} findings written, they count as known now")
         report = replace(report, findings=[])
-    if options.baseline:
-        report = _without_known(report, options.baseline)
     if not report.files and not report.findings:
         report.notes.append(f"{' '.join(options.paths)}: no Python file, notebook or settings file was checked")
     for note in report.notes:
-        print(f"nanny: {note}", file=sys.stderr)
+        complain(note)
     _put_out(report, options)
     worst = max((finding.severity for finding in report.findings), default=Severity.INFO)
     is_bad = bool(report.findings) and worst >= Severity.parse(options.fail_on)
@@ -66,7 +68,10 @@ def _report(options: argparse.Namespace, overrides: Config) -> Report:
         name = options.stdin_filename or STDIN
         config = merged(find_config(options.stdin_filename or os.curdir), overrides)
         kind = KINDS.get(os.path.splitext(name)[1].lower(), "python")
-        report += check_text(sys.stdin.buffer.read(), name, config, kind)
+        text = sys.stdin.buffer.read(LARGEST[kind] + 1)
+        if len(text) > LARGEST[kind]:
+            raise NannyError(f"standard input holds more than the {LARGEST[kind] >> 20} MB that are read; name a smaller file")
+        report += check_text(text, name, config, kind)
         report = replace(report, findings=in_order(report.findings))
     return report
 
@@ -83,17 +88,16 @@ def _put_out(report: Report, options: argparse.Namespace) -> None:
     if options.output_file:
         text = rendered(report, options, colour=False, width=100)
         try:
-            with open(options.output_file, "w", encoding="utf-8", errors="backslashreplace") as stream:
-                stream.write(f"{text}\n" if text else "")
+            with open(options.output_file, "w", encoding="utf-8") as stream:
+                stream.write(f"{visible_lines(text)}\n" if text else "")
         except OSError as error:
             raise NannyError(f"{options.output_file}: cannot be written ({error.strerror})") from error
-        print(f"nanny: {options.output_file}: {len(report.findings)} findings written", file=sys.stderr)
+        complain(f"{options.output_file}: {len(report.findings)} findings written")
         return
-    if hasattr(sys.stdout, "reconfigure"):  # code may hold characters that this terminal's encoding has not
-        sys.stdout.reconfigure(errors="backslashreplace")
-    text = rendered(report, options, wants_colour(sys.stdout), width_of(sys.stdout))
+    colour = wants_colour(sys.stdout)
+    text = rendered(report, options, colour, width_of(sys.stdout))
     if text:
-        print(text, flush=True)
+        say(text, colour=colour)
 
 
 def rendered(report: Report, options: argparse.Namespace, colour: bool, width: int) -> str:
@@ -148,12 +152,12 @@ def _watch(options: argparse.Namespace, overrides: Config) -> int:
                     last = now
                     _check_once(options, overrides)
                     clock = time.strftime("%H:%M:%S")
-                    print(f"nanny: {clock} watching {len(now)} files, Ctrl-C ends", file=sys.stderr, flush=True)
+                    complain(f"{clock} watching {len(now)} files, Ctrl-C ends")
             except NannyError as error:  # settings in the middle of being edited
                 if last is None:
                     raise
                 if last != {}:
-                    print(f"nanny: {error}", file=sys.stderr, flush=True)
+                    complain(str(error))
                 last = {}
             time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt:
@@ -180,7 +184,7 @@ def _split(values: Sequence[str] | None) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nanny check",
         description="Find mixed-precision mistakes in source code, notebooks and settings files. Torch is not needed.",
         epilog="Silence one line with `# noqa: CODE`, a file with `# nanny: noqa`; settings live in [tool.nanny] of "
@@ -206,6 +210,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="FILE", help="leave out the findings in this file")
     add("--write-baseline", metavar="FILE", help="write today's findings as known")
     add("--stdin-filename", metavar="NAME", help="what to call standard input")
-    add("--jobs", type=int, metavar="N", help="processes to use (all cores)")
+    add("--jobs", type=whole, metavar="N", help="processes to use (all cores)")
     add("--watch", action="store_true", help="check again when a file changes")
     return parser

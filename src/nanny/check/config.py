@@ -24,12 +24,14 @@ from typing import Any
 
 from ..core.finding import Finding, NannyError
 from ..core.formats import format_of
+from ..core.regular_files import read_regular
 from .registry import EXTRA, extra_codes
 from .suppress import selects
 from .walk import matches_path
 
 DEVICES = ("cuda", "cpu")
 AMP_DTYPES = ("fp16", "bf16")
+LARGEST = 4 << 20  # bytes of a pyproject.toml
 KEYS = ("select", "ignore", "per-file-ignores", "exclude", "device", "amp-dtype")
 
 
@@ -117,7 +119,7 @@ def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
 
 
 def device_name(value: Any, where: str = "") -> str | None:
-    if value is None or value in DEVICES:
+    if value is None or (isinstance(value, str) and value in DEVICES):
         return value
     raise NannyError(f"{where}device must be one of {_named(DEVICES)}, not {value!r}")
 
@@ -149,10 +151,9 @@ def _named(names: Collection[str]) -> str:
 def _table(file: str) -> Any:
     """The table, None if the file has none. Most files have none, and need not be parsed to know that."""
     try:
-        with open(file, "rb") as stream:
-            data = stream.read()
+        data = read_regular(file, LARGEST)
     except OSError as error:
-        raise NannyError(f"{file}: cannot be read ({error.strerror})") from error
+        raise NannyError(f"{file}: cannot be read ({error.strerror}); mend it or move it away") from error
     if b"nanny" not in data:
         return None
     if sys.version_info >= (3, 11):
@@ -160,6 +161,7 @@ def _table(file: str) -> Any:
     else:
         import tomli as tomllib  # the same parser, for Python 3.10
     try:
-        return tomllib.loads(data.decode()).get("tool", {}).get("nanny")
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        tools = tomllib.loads(data.decode()).get("tool", {})
+    except (ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of thousands of digits
         raise NannyError(f"{file}: not valid TOML ({error}); fix it or move it away") from error
+    return tools.get("nanny") if isinstance(tools, dict) else None  # what else stands there is not ours to judge

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ..core.finding import NannyError
+from ..core.regular_files import read_regular
 
 KINDS = {".py": "python", ".ipynb": "notebook", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 SKIPPED_FOLDERS = frozenset(
@@ -84,13 +85,8 @@ def find_files(path: str, notes: list[str], exclude: Sequence[str] = (), root: s
 
 def read_text(found: Found) -> Text | str:
     """The text, or a note why there is none: gone, not readable, too large, binary."""
-    limit = LARGEST[found.kind]
     try:
-        with open(found.path, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            if size > limit:
-                return f"{found.path}: skipped, {size / 2**20:.1f} MB is more than the {limit >> 20} MB that are read"
-            data = stream.read(limit + 1)
+        data = read_regular(found.path, LARGEST[found.kind])
     except OSError as error:
         return _skipped(found.path, error)
     text = decode(data)
@@ -141,7 +137,8 @@ def _entries(folder: str, notes: list[str]) -> list[os.DirEntry[str]]:
 
 
 def _skipped(path: str, error: OSError) -> str:
-    return f"{path}: skipped, {(error.strerror or str(error)).lower()}"
+    reason = error.strerror or str(error)
+    return f"{path}: skipped, {reason[:1].lower()}{reason[1:]}"
 
 
 def _is_skipped(entry: os.DirEntry[str]) -> bool:

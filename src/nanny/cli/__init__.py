@@ -7,7 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ..core.command_line import check_words
 from ..core.finding import NannyError
+from ..core.terminal import complain
 
 # name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
 COMMANDS = {
@@ -40,6 +42,8 @@ COMMANDS = {
 SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
 READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.plot"}
+# in these an error of the operating system may be the user's program's own, and keeps its traceback
+RUN_PROGRAMS = {"nanny.monitor.command", "nanny.ops.command", "nanny.diff.command"}
 
 
 def usage() -> str:
@@ -69,6 +73,7 @@ def split_db(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run_command(argv: Sequence[str]) -> int:
+    check_words(argv)
     head, rest = split_db(argv)
     if not rest or rest[0] in ("-h", "--help", "help"):
         print(usage())
@@ -85,7 +90,21 @@ def run_command(argv: Sequence[str]) -> int:
     if head and module not in READ_RUNS:
         raise NannyError(f"`nanny {name}` reads no run, so --db has no meaning for it")
     main_of = importlib.import_module(module).main
-    return int(main_of([*([name] if module in SHARED else []), *head, *rest[1:]]))
+    try:
+        return int(main_of([*([name] if module in SHARED else []), *head, *rest[1:]]))
+    except (OSError, MemoryError) as error:
+        if module in RUN_PROGRAMS or isinstance(error, BrokenPipeError):
+            raise
+        raise NannyError(_refused_by_the_system(error, name)) from error
+
+
+def _refused_by_the_system(error: OSError | MemoryError, command: str) -> str:
+    """What a file system, a name or the memory refused; no command can foresee all of it."""
+    if isinstance(error, MemoryError):
+        return f"`nanny {command}` needs more memory than there is; ask about less, or on a larger machine"
+    places = " and ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes)))
+    reason = f"{places}: {error.strerror}" if places else error.strerror or str(error)
+    return f"{reason}; `nanny {command}` cannot go on, name another file or folder"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_command(sys.argv[1:] if argv is None else argv)
     except NannyError as error:
-        print(f"nanny: {error}", file=sys.stderr)
+        complain(str(error))
         return 2
     except BrokenPipeError:  # `nanny alerts | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,7 +6,6 @@ seconds; what is recorded goes into `demo/` (another folder with --out).
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..runs.diagnose import main as diagnose
 from ..runs.source import open_job
@@ -193,7 +193,7 @@ def make_folder(path: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nanny demo", description="See the tool work on small real training runs (seconds).")
+    parser = Parser(prog="nanny demo", description="See the tool work on small real training runs (seconds).")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to record (default: demo)")
     folder = make_folder(parser.parse_args(argv).out)
     print("Two small networks are trained in low precision (about ten seconds); both go wrong, and the nanny says why.")

@@ -6,7 +6,6 @@ Exit code 1 if something is missing or broken that watching a run needs.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import os
@@ -20,8 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
+from ..core.command_line import Parser
 from ..core.numbers import counted
 from ..core.plain_json import to_text
+from ..core.terminal import say
 
 PROBE_SECONDS = 120  # the first import of torch from a network disk takes its time
 WAL_BUG_UNTIL = (3, 51, 2)
@@ -232,9 +233,9 @@ def _closing(report: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nanny doctor", description="Versions, devices, and what is missing for which command.")
+    parser = Parser(prog="nanny doctor", description="Versions, devices, and what is missing for which command.")
     parser.add_argument("--format", default="text", choices=("text", "json"), help="output (default: text)")
     args = parser.parse_args(argv)
     report = examine()
-    print(to_text(report) if args.format == "json" else render(report))
+    say(to_text(report) if args.format == "json" else render(report))
     return 1 if report["problems"] else 0

@@ -9,7 +9,6 @@ For instance:
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from ..core.command_line import add_format, add_run, command_parser, positive
 from ..core.finding import NannyError
 from ..core.formats import FP16
+from ..core.terminal import complain, say
 from ..diagnose.verdict import first_culprit
 from ..runs.alerts import findings_of, sort_by_step
 from ..runs.histograms import histograms_of, layer_histogram
@@ -50,7 +50,7 @@ KINDS = {
     "update": "updates",
 }
 MOST_ROWS = 400
-MOST_DOTS = 1200  # per inch; a picture is some inches wide, and all of it is in memory
+FEWEST_DOTS, MOST_DOTS = 20, 1200  # per inch; letters of less have no shape, and a larger picture does not fit into memory
 COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
 
 
@@ -60,21 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with open_run(args.db, args.run) as source:
         found = sort_by_step(findings_of(source))
         marks = plots.Marks(title_of(source), found, first_culprit(found))
-        folder = _folder(args.out)
         with plots.settings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
-            drawn = 0
-            for name in names:
-                figure = DRAW[name](source, marks, args)
+            figures = {name: DRAW[name](source, marks, args) for name in names}
+            if all(isinstance(figure, str) for figure in figures.values()):
+                reasons = "; ".join(f"{name}: {figure}" for name, figure in figures.items())
+                raise NannyError(f"{title_of(source)} has nothing to draw ({reasons}); `nanny summary` tells what is on record")
+            folder = _folder(args.out)
+            for name, figure in figures.items():
                 if isinstance(figure, str):
-                    print(f"nanny: no picture of {name}: {figure}", file=sys.stderr)
+                    complain(f"no picture of {name}: {figure}")
                     continue
                 path = folder / f"{name}.{args.format}"
                 plots.save(figure, path, args.dpi)
-                print(path)
-                drawn += 1
-    if not drawn:
-        raise NannyError(f"{title_of(source)} has nothing to draw; `nanny summary` tells what is on record")
+                say(str(path))
     return 0
 
 
@@ -84,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)")
     parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
     add_format(parser, ("png", "svg"))
-    parser.add_argument("--dpi", type=_dots, default=150, metavar="N", help=f"dots per inch, up to {MOST_DOTS} (default: 150)")
+    parser.add_argument(
+        "--dpi", type=_dots, default=150, metavar="N", help=f"dots per inch, {FEWEST_DOTS} to {MOST_DOTS} (default: 150)"
+    )
     parser.add_argument("--kind", choices=tuple(KINDS), help="heat and hist: of what (default: output, or the first on record)")
     parser.add_argument("--quantity", choices=tuple(QUANTITIES), default="absmax", help="heat: which number (default: absmax)")
     parser.add_argument("--layer", metavar="NAME", help="hist: whose (default: the first culprit, else the closest to overflow)")
@@ -101,8 +102,10 @@ def _wanted(text: str) -> list[str]:
 
 def _dots(text: str) -> int:
     number = positive(text)
-    if number > MOST_DOTS:
-        raise argparse.ArgumentTypeError(f"{text} dots per inch are too many; up to {MOST_DOTS} will do, 300 is enough for print")
+    if not FEWEST_DOTS <= number <= MOST_DOTS:
+        raise argparse.ArgumentTypeError(
+            f"{text} dots per inch: from {FEWEST_DOTS} up to {MOST_DOTS} will do, 300 is enough for print"
+        )
     return number
 
 

@@ -3,24 +3,46 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from .finding import NannyError
+from .terminal import complain, say, visible_lines
 
 LANGUAGES = ("en", "zh")
+LARGEST = 2**63 - 1  # what SQLite calls an integer
 
 
 class Parser(argparse.ArgumentParser):
+    """A wrong argument is one sentence, like everything else that the user can fix."""
+
     def error(self, message: str) -> NoReturn:
         raise NannyError(f"{message}; type `{self.prog} --help`")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> object:
+        if arg_strings == ["--"] and action.option_strings:  # `--db=--`, of which argparse would make a list
+            self.error(f"argument {'/'.join(action.option_strings)}: expected one argument")
+        return super()._get_values(action, arg_strings)
 
-def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
+
+def check_words(words: Sequence[str]) -> None:
+    """No shell can pass such words, but a program can, and no file has such a name."""
+    for word in words:
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise NannyError(f"the argument {word!r} is no text; write it in {sys.getfilesystemencoding()}") from None
+        if "\0" in word:
+            raise NannyError(f"the argument {word!r} holds a NUL character; leave it out")
+
+
+def command_parser(name: str, description: str | None) -> Parser:
     """A parser that shows its description as it was written."""
-    return argparse.ArgumentParser(
+    return Parser(
         prog=f"nanny {name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -31,7 +53,7 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Which recorded run."""
     parser.add_argument("--db", metavar="PATH", help="a metrics.db or its folder (default: the newest under nanny_logs)")
-    parser.add_argument("--run", type=int, metavar="N", help="number of the run in it, see `nanny runs` (default: the newest)")
+    parser.add_argument("--run", type=whole, metavar="N", help="number of the run in it, see `nanny runs` (default: the newest)")
 
 
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
@@ -44,25 +66,49 @@ def add_language(parser: argparse.ArgumentParser, of: str, default: str | None =
     parser.add_argument("--lang", choices=LANGUAGES, default=default, help=f"language of {of} (default: {shown})")
 
 
+def whole(text: str) -> int:
+    """An integer that the store can hold."""
+    try:
+        number = int(text) if len(text) < 30 else None
+    except ValueError:
+        number = None
+    if number is None or abs(number) > LARGEST:
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is no whole number of at most 18 digits")
+    return number
+
+
 def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    number = whole(text)
+    if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
+    return number
+
+
+def seconds(text: str) -> float:
+    """A time to wait: above zero, and not longer than a day."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number <= 86400:
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is no number of seconds above 0 and up to 86400")
+    return number
 
 
 def port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 65536:
+    number = whole(text)
+    if not 0 < number < 65536:
         raise argparse.ArgumentTypeError(f"{text!r} is no port; take one from 1024 to 65535")
-    return int(text)
+    return number
 
 
-def write_result(text: str, output: str | None) -> None:
+def write_result(text: str, output: str | None, colour: bool = False) -> None:
     """To the terminal unless there is an `--output FILE`."""
     if not output:
-        print(text)
+        say(text, colour=colour)
         return
     try:
-        Path(output).write_text(text + "\n", encoding="utf-8")
+        Path(output).write_text(visible_lines(text) + "\n", encoding="utf-8")
     except OSError as error:
         raise NannyError(f"{output}: cannot be written ({error.strerror or error}); name another --output FILE") from None
-    print(f"nanny: written to {output}", file=sys.stderr)
+    complain(f"written to {output}")

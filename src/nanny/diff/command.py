@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from ..core.command_line import Parser, write_result
 from ..core.finding import NannyError, Severity
 from ..core.plain_json import to_text
+from ..core.terminal import complain, visible
 from ..show.term import wants_colour, width_of
 from .records import POLICIES, REFERENCES, DiffReport
 from .text import render_diff
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .model_files import load_function, load_model, load_sample, load_weights
     from .run import auto_diff
 
-    print(f"nanny: running the code in {args.model}", file=sys.stderr)
+    complain(f"running the code in {args.model}")
     torch.manual_seed(args.seed)
     model = load_model(args.model)
     if args.weights:
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    write_result(_render(report, args), args.output)
+    write_result(_render(report, args), args.output, wants_colour(sys.stdout))
     if report.partial:
         return 130
     if args.fail_on == "never":
@@ -127,6 +128,6 @@ def _progress_line() -> Callable[[str], None]:
         now = time.monotonic()
         if now - shown > 0.2:
             shown = now
-            print(f"\r\x1b[K{text[:99]}\r", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{visible(text)[:99]}\r", end="", file=sys.stderr, flush=True)
 
     return show

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -49,10 +50,10 @@ def load_model(spec: str) -> nn.Module:
 
 
 def _split(spec: str) -> tuple[Path, str]:
-    if Path(spec).is_file():
+    if os.path.isfile(spec):
         return Path(spec), ""
     head, _, name = spec.rpartition(":")
-    if head and Path(head).is_file():
+    if head and os.path.isfile(head):
         return Path(head), name
     raise NannyError(f"{head or spec}: there is no such file; --model takes model.py or model.py:function")
 
@@ -118,7 +119,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     head, _, name = spec.rpartition(":")
     if not head:
         raise NannyError(f"--loss {spec}: name a function as file.py:function or package.module:function")
-    if Path(head).is_file():
+    if os.path.isfile(head):
         module = _run_file(Path(head))
     else:
         try:
@@ -171,7 +172,7 @@ def load_sample(
 
 def load_target(spec: str) -> Any:
     """`FILE`, or `FILE:key` of a dict in it."""
-    file, _, key = (spec, "", "") if Path(spec).is_file() else spec.rpartition(":")
+    file, _, key = (spec, "", "") if os.path.isfile(spec) else spec.rpartition(":")
     held = _load(Path(file or spec))
     if not key:
         return held
@@ -182,7 +183,7 @@ def load_target(spec: str) -> Any:
 
 
 def _load(path: Path) -> Any:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise NannyError(f"{path}: there is no such file; save one with {HOW_TO_SAVE}")
     if path.stat().st_size == 0:
         raise NannyError(f"{path}: the file is empty; save one with {HOW_TO_SAVE}")

@@ -9,14 +9,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
+from ..core.command_line import Parser
 from ..core.finding import NannyError
-from ..watch.script import start_target
+from ..watch.script import check_module, start_target
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nanny run",
         description="Runs a training script (or, with -m, a module) under the monitor. Options of nanny come first.",
         usage="nanny run [options] (SCRIPT | -m MODULE) [ARGS ...]",
@@ -41,8 +41,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     name = options.target[0]
-    if not options.module and not Path(name).is_file():
+    if not options.module and not os.path.isfile(name):
         raise NannyError(f"there is no script {name!r}; for a module type: nanny run -m {name}")
+    if options.module:
+        check_module(name)
     if os.environ.get("NANNY_DISABLE", "") in ("", "0"):
         _watch_everything(options)
     start_target(options.target, options.module)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ..core.finding import Finding, Severity
+from ..core.terminal import say, visible
 from ..diagnose.verdict import Verdict, severity_counts
 
 LINES_PER_MINUTE = 20
@@ -18,7 +19,7 @@ def line(finding: Finding) -> str:
     place = f"{finding.site}: " if finding.site else ""
     step = f"step {finding.step} " if finding.step is not None else ""
     rank = f"rank {finding.rank} " if finding.rank else ""
-    return f"nanny: {rank}{step}{finding.severity.name} {finding.code} {place}{finding.message}"
+    return visible(f"nanny: {rank}{step}{finding.severity.name} {finding.code} {place}{finding.message}")
 
 
 class LiveLog:
@@ -43,7 +44,7 @@ class LiveLog:
         self.say(line(finding) + (f"\n       -> {finding.hint}" if finding.hint else ""))
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream or sys.stderr, flush=True)
+        say(text, self._stream or sys.stderr)
 
 
 def closing_lines(verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str) -> list[str]:

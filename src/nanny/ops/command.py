@@ -8,19 +8,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+from ..core.command_line import Parser
 from ..core.finding import NannyError
+from ..core.terminal import say
 from ..watch.script import check_module, start_target
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nanny trace",
         description="Runs a training script (or, with -m, a module) with every operation watched. Options of nanny come first.",
         usage="nanny trace [options] (SCRIPT | -m MODULE) [ARGS ...]",
@@ -47,7 +49,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if not options.target:
         raise NannyError("nanny trace needs a script: nanny trace train.py ARGS..., or nanny trace -m package.train ARGS...")
-    if not options.as_module and not Path(options.target[0]).is_file():
+    if not options.as_module and not os.path.isfile(options.target[0]):
         raise NannyError(f"there is no script {options.target[0]!r}; for a module type: nanny trace -m {options.target[0]}")
     if options.as_module:
         check_module(options.target[0])
@@ -127,7 +129,7 @@ class _Watched:
             examined, self._examined = self._examined, None
             examined.__exit__(None, None, None)
             self._hazards = len(examined.hazards)
-            print(examined, file=sys.stderr)
+            say(str(examined), sys.stderr)
             if examined.hazards and examined.hazards[0].cause:
                 print(f"\nnext: nanny rule {examined.hazards[0].cause}", file=sys.stderr)
             for tool in self._tools:

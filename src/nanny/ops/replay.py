@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..core.limits import Limits
+from ..core.terminal import say
 from ..watch.op_facts import KERNEL_ERRORS
 from .dump import Stored, load_call
 from .gap import Tolerance, gaps_of
@@ -103,7 +105,7 @@ def _run_again(stored: Stored, op: Any) -> tuple[Call, Any]:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="nanny replay",
         description="Runs a dumped operation again; compares that and the stored result with a wider reference on the CPU.",
     )
@@ -117,5 +119,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     """1 if the stored or the new result is wrong."""
     options = parse(sys.argv[1:] if argv is None else argv)
     replay = replay_dump(options.dump, options.atol, options.rtol)
-    print("\n".join(replay_lines(replay)))
+    say("\n".join(replay_lines(replay)))
     return 1 if replay.is_wrong else 0

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.command_line import add_format, add_run, command_parser, positive
+from ..core.command_line import add_format, add_run, command_parser, positive, seconds, whole
 from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted
 from ..core.plain_json import finding_object, to_text
+from ..core.terminal import say
 from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
 from ..show.term import wants_colour, width_of
 from ..store.damage import Damage, damage_sentence
@@ -66,7 +66,7 @@ def _alerts(args: argparse.Namespace) -> Answer:
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
     shown = text.STATS_SHOWN
-    parser.add_argument("--step", type=int, metavar="N", help="the step (default: the last one that was traced in full)")
+    parser.add_argument("--step", type=whole, metavar="N", help="the step (default: the last one that was traced in full)")
     parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
     parser.add_argument("--kind", choices=KINDS, help="only this kind")
     parser.add_argument("--limit", type=positive, metavar="N", help=f"rows of each table in text and markdown (default: {shown})")
@@ -174,7 +174,7 @@ def _sql_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("query", metavar="SELECT", help="one SELECT statement")
     parser.add_argument("--limit", type=positive, default=ROWS, metavar="N", help=f"at most N rows (default: {ROWS})")
-    parser.add_argument("--timeout", type=float, default=SECONDS, metavar="S", help=f"seconds (default: {SECONDS:g})")
+    parser.add_argument("--timeout", type=seconds, default=SECONDS, metavar="S", help=f"seconds (default: {SECONDS:g})")
 
 
 def _sql(args: argparse.Namespace) -> Answer:
@@ -193,7 +193,7 @@ def _sql(args: argparse.Namespace) -> Answer:
 def _tail_arguments(parser: argparse.ArgumentParser) -> None:
     from .tail import STEPS_BEFORE
 
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
+    parser.add_argument("--interval", type=seconds, default=1.0, metavar="S", help="seconds between two looks (default: 1)")
     parser.add_argument("--lines", type=positive, default=STEPS_BEFORE, metavar="N", help="steps shown of what has been")
 
 
@@ -210,12 +210,12 @@ def _tail(args: argparse.Namespace) -> Answer:
             while True:
                 item = next(news)
                 if in_json:
-                    print(to_text(item if isinstance(item, dict) else finding_object(item), None), flush=True)
+                    say(to_text(item if isinstance(item, dict) else finding_object(item), None))
                 else:
                     _print(Answer(lines=[Line(text.step_text(item))] if isinstance(item, dict) else text.finding_lines(item)))
         except StopIteration as end:
             if in_json:
-                print(to_text({"status": end.value}, None), flush=True)
+                say(to_text({"status": end.value}, None))
                 return Answer()
             return Answer(lines=[Line(text.end_text(end.value))], next=[source.command("summary")])
         except KeyboardInterrupt:
@@ -248,8 +248,6 @@ COMMANDS = {
 
 def main(argv: Sequence[str]) -> int:
     """`argv` begins with the name of the command."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a layer's name must not break the output in an ASCII locale
     if not argv or argv[0] not in COMMANDS:
         raise NannyError(f"name one of the query commands: {', '.join(COMMANDS)}")
     name, *rest = argv
@@ -269,6 +267,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _print(answer: Answer, form: str = "text") -> None:
-    shown = render_answer(answer, form, width_of(sys.stdout), wants_colour(sys.stdout))
+    colour = wants_colour(sys.stdout)
+    shown = render_answer(answer, form, width_of(sys.stdout), colour)
     if shown:
-        print(shown, flush=True)
+        say(shown, colour=colour)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ..core.command_line import add_format, add_language, add_run, command_parser
 from ..core.plain_json import to_text
+from ..core.terminal import say
 from ..diagnose.text import render_markdown, render_text
 from ..show.term import width_of
 from .source import open_job
@@ -27,9 +28,9 @@ def main(argv: Sequence[str]) -> int:
     title = f"run {options.run} in {source.path}" if options.run else str(source.path)
     prove = examine_command(source, None if verdict.first is None else verdict.first.step) if verdict.unproved else ""
     if options.format == "json":
-        print(to_text([cause.to_json()] if cause is not None else []))
+        say(to_text([cause.to_json()] if cause is not None else []))
     elif options.format == "markdown":
-        print(render_markdown(verdict, cause, title, prove))
+        say(render_markdown(verdict, cause, title, prove))
     else:
-        print(render_text(verdict, cause, title, prove, min(width_of(sys.stdout), 120)).rstrip())
+        say(render_text(verdict, cause, title, prove, min(width_of(sys.stdout), 120)).rstrip())
     return int(verdict.healthy is False)

@@ -19,6 +19,7 @@ from ..store.damage import Damage
 from ..store.files import find_stores
 from ..store.reader import RunRow, one_moment, pick_run, reading, runs
 
+MOST_DIGITS = 18  # of a number that SQLite can hold
 SLOW_START = 600.0  # seconds that ranks of one job may start apart
 
 
@@ -52,6 +53,9 @@ def open_named(text: str, db_path: str | None, beside: Source | None = None, dam
     `beside` is an open run of the store at hand: then `3` is read through its connection, and is of its moment.
     """
     path, colon, number = text.rpartition(":")
+    for digits in (text, number):
+        if digits.isdecimal() and len(digits) > MOST_DIGITS:
+            raise NannyError(f"there is no run {digits[:MOST_DIGITS]}...; `nanny runs` lists the runs")
     if text.isdecimal() and beside is not None:
         yield Source(beside.path, beside.db, pick_run(beside.db, int(text)), _flags(db_path, int(text)))
         return
@@ -128,11 +132,11 @@ def step_range(text: str) -> tuple[int | None, int | None]:
     """`100`, `100:200`, `100:` and `:200`; both ends belong to the range."""
     first, colon, last = text.partition(":")
     try:
-        a, b = (int(part) if part else None for part in (first, last))
+        a, b = (int(part) if part else None for part in (first[: MOST_DIGITS + 1], last[: MOST_DIGITS + 1]))
     except ValueError:
         raise NannyError(f"{text!r} is no range of steps; write 100, 100:200, 100: or :200") from None
     if not colon:
         b = a
-    if (a, b) == (None, None) or (a is not None and b is not None and a > b):
+    if max(len(first), len(last)) > MOST_DIGITS or (a, b) == (None, None) or (a is not None and b is not None and a > b):
         raise NannyError(f"{text!r} is no range of steps; write 100, 100:200, 100: or :200")
     return a, b

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ..core.finding import Finding, Severity
 from ..core.numbers import counted
+from ..core.terminal import visible
 from .term import DEFAULT_WIDTH, painted
 
 Lines = Mapping[tuple[str, int | None], Sequence[str]]  # (file, cell) -> its lines
@@ -92,11 +93,6 @@ def render_statistics(findings: Sequence[Finding], colour: bool = False) -> str:
 
 def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
-
-
-def visible(text: str) -> str:
-    """Without control characters: source code and file names must not steer the reader's terminal."""
-    return "".join(char if char.isprintable() else "�" for char in text)
 
 
 def _block(finding: Finding, lines: Lines, colour: bool, width: int) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted, power_of_two, short, shortened
-from .findings import visible
+from ..core.terminal import visible
 
 try:
     import matplotlib

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..core.numbers import short, shortened
 from ..core.plain_json import to_text
-from .findings import visible
+from ..core.terminal import visible
 from .term import DEFAULT_WIDTH, painted
 
 FORMATS = ("text", "json", "csv", "markdown")
@@ -94,7 +94,7 @@ def csv_text(table: Table) -> str:
 
 def table_text(table: Table, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
     """Columns side by side within `width`; only elastic columns give way."""
-    cells = [[column.title or column.name for column in table.columns], *_cells(table)]
+    cells = [_heads(table), *_cells(table)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
     _squeeze(widths, [column.elastic for column in table.columns], width)
     right = [_is_number_column(table, i) for i in range(len(table.columns))]
@@ -116,6 +116,10 @@ def _squeeze(widths: list[int], elastic: list[bool], width: int) -> None:
             return
         widths[max(giving, key=lambda i: widths[i])] -= 1
         too_much -= 1
+
+
+def _heads(table: Table) -> list[str]:
+    return [visible(column.title or column.name) for column in table.columns]
 
 
 def _cells(table: Table) -> list[list[str]]:
@@ -163,7 +167,7 @@ def _markdown(answer: Answer) -> str:
 
 def _markdown_table(table: Table) -> list[str]:
     marks = ["---:" if _is_number_column(table, i) else "---" for i in range(len(table.columns))]
-    rows = [[column.title or column.name for column in table.columns], marks]
+    rows = [[_escape(head) for head in _heads(table)], marks]
     rows += [[_escape(cell) for cell in row] for row in _cells(table)]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return [*lines, "", *_rest(table)] if table.left_out else lines

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .run import analyze_tensor  # loads torch, which --help need not wait for
 
     report = analyze_tensor(tensor, args.dtype, dims=args.dim, tile=args.tile, name=name)
-    write_result(_render(report, args), args.output)
+    write_result(_render(report, args), args.output, wants_colour(sys.stdout))
     return 1 if (report.worst or Severity.INFO) >= Severity.WARNING else 0
 
 

@@ -7,12 +7,14 @@ dictionaries and lists are joined with dots.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
 from ..core.numbers import listed
+from ..core.regular_files import check_regular
 from ..core.torch_files import damaged_file, load_torch_file
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -20,12 +22,12 @@ TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 def split_key(spec: str) -> tuple[Path, str | None]:
     """`FILE:key` in its parts; a colon that belongs to the file's own name is respected."""
-    if Path(spec).exists():
+    if os.path.lexists(spec):
         return Path(spec), None
     for at in (i for i, char in enumerate(spec) if char == ":"):
-        if Path(spec[:at]).is_file():
+        if os.path.isfile(spec[:at]):
             return Path(spec[:at]), spec[at + 1 :]
-    raise NannyError(f"{spec}: there is no such file")
+    raise NannyError(f"{spec}: there is no such file; name a .pt, .safetensors or .npy file, with :KEY behind it or not")
 
 
 def load_tensor(spec: str) -> tuple[Any, str]:
@@ -35,6 +37,7 @@ def load_tensor(spec: str) -> tuple[Any, str]:
         raise NannyError(f"{path}: this is a folder; name a .pt, .safetensors or .npy file in it")
     suffix = path.suffix.lower()
     try:
+        check_regular(path)
         if suffix == ".safetensors":
             return _from_safetensors(path, key)
         if suffix == ".npy":
@@ -42,7 +45,7 @@ def load_tensor(spec: str) -> tuple[Any, str]:
         if suffix in TORCH_SUFFIXES:
             return _choose(path, flatten(load_torch_file(path)), key)
     except OSError as error:
-        raise NannyError(f"{path}: cannot be read ({error.strerror or error})") from None
+        raise NannyError(f"{path}: cannot be read ({error.strerror or error}); name another file") from None
     raise NannyError(f"{path}: unknown kind of file; use .pt (also .pth, .bin, .ckpt), .safetensors or .npy")
 
 
@@ -105,15 +108,18 @@ def _from_numpy(path: Path, key: str | None) -> tuple[Any, str]:
     if key is not None:
         raise NannyError(f"{path}: a .npy file holds a single array without keys; leave out ':{key}'")
     try:
-        array = np.load(path, allow_pickle=False)
-    except ValueError as error:
-        if "allow_pickle" in str(error) and "Object" in str(error):
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a size that the file has not is refused
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - on bytes that are no array, numpy's reader raises almost anything
+        if "Python objects" in str(error):
             raise NannyError(
                 f"{path}: loading it would run code from the file, which nanny never does; save a numeric array"
             ) from None
         raise damaged_file(path, "numpy.save") from None
-    except EOFError:
-        raise damaged_file(path, "numpy.save") from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise NannyError(f"{path}: an archive of arrays, not one array; save one with numpy.save")
     try:
         return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="))), path.name
     except TypeError:

@@ -27,10 +27,10 @@ def check_module(name: str) -> None:
     """Refuses a name that `python -m` would not find."""
     sys.path[0] = os.getcwd()  # as python -m does
     try:
-        found = importlib.util.find_spec(name)
+        found = importlib.util.find_spec(name) if all(name.split(".")) else None
     except ModuleNotFoundError as error:
         if error.name is None or not name.startswith(error.name):
             raise
         found = None
     if found is None:
-        raise NannyError(f"there is no module {name!r} here; for a script type: nanny trace path/to/script.py")
+        raise NannyError(f"there is no module {name!r} here; for a script give its path, such as train.py")

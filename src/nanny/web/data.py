@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 from ..core.finding import Finding, NannyError
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
+from ..core.terminal import visible
 from ..diagnose import knowledge
 from ..runs.alerts import repeats, sort_by_step
 from ..runs.compare import compare_runs
@@ -31,7 +32,6 @@ from ..runs.source import Source, open_job, open_named
 from ..runs.summary import Summary, summarize
 from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
 from ..runs.what_if import judge_in_format
-from ..show.findings import visible
 from ..store import reader
 from .arrays import codes_of, pack_array, pack_columns, pack_curve, pack_histograms, pack_kind, pack_matrix
 from .figures import format_borders, page_figures

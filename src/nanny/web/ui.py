@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from ..core.command_line import add_language, command_parser, port
 from ..core.finding import NannyError
+from ..core.terminal import say
 from ..show.html import check_language, plotly_source
 from ..store.files import DEFAULT_FOLDER, find_stores
 from .server import ServedRuns, Server, is_loopback
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     server = _open_server(args.host, args.port, served, token)
     with server:
         for line in greeting(server, top):
-            print(line, flush=True)
+            say(line)
         try:
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
@@ -98,7 +99,9 @@ def _open_server(host: str, number: int | None, served: ServedRuns, token: str) 
     for attempt in tried:
         try:
             return Server(host, attempt, served, token)
-        except OSError as error:
+        except (OSError, TypeError, UnicodeError) as error:  # no text for the name service, or none of its names
+            if not isinstance(error, OSError):
+                raise NannyError(f"{host!r} is no name of a machine; name an address with --host") from error
             if attempt == tried[-1] or isinstance(error, socket.gaierror):
                 advice = "name another --port" if number is not None else "name another --host"
                 raise NannyError(f"cannot listen on {host}:{attempt} ({error.strerror or error}); {advice}") from error
