@@ -191,16 +191,6 @@ def test_what_those_who_look_compute_reaches_no_other_of_them():
     assert [n for n in names.seen if n not in ("mul", "sum")] == []
 
 
-def test_a_compiled_function_is_seen_and_torchs_compiler_says_nothing():
-    names = Names()
-    function = torch.compile(lambda x: (x * 3).sin(), backend="eager")
-    with watching(names), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        function(torch.ones(2))
-    assert names.seen[-2:] == ["mul", "sin"]
-    torch._dynamo.reset()
-
-
 def test_the_package_has_one_dispatch_mode():
     from nanny.watch import op_stream
 

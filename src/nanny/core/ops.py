@@ -122,6 +122,15 @@ MEMORY = UNWRITTEN | _family("""
     resize resize_as set zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill zero scalar_tensor
     lift_fresh lift efficientzerotensor record_stream local_scalar_dense is_pinned pin_memory has_same_storage_numel""")
 
+# Do something else than computing: files, streams, assertions.
+EFFECTS = _family("""
+    from_file record_stream pin_memory is_pinned assert_async assert_scalar functional_assert_async print set resize resize_as
+    local_scalar_dense set_data rename""")
+# Operation -> arguments whose gradient torch computes by another formula, with other bits, while any dispatch mode is on.
+OTHER_GRADIENT = {
+    "prod": (0,), "cumprod": (0,), "masked_fill": (2,), "linalg_householder_product": (0, 1), "ormqr": (0, 1),
+}  # fmt: skip
+
 # ---- what autocast does to functions ----
 
 LINEAR_ALGEBRA = _words("""

@@ -21,7 +21,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
-    left_out          why twins or states were not kept, if memory ran short
+    left_out          why twins or states were not kept (memory ran short), or from where on the step could not be examined
     failed            why the examination ended early
 """
 
@@ -40,10 +40,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ..core.examination import Examination
 from ..core.formats import format_of
 from ..core.limits import Limits
+from ..watch.aside import ModuleHooks
 from ..watch.names import parts_of, unwrapped
+from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
 from ..watch.storages import StorageMap, key_of
-from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
+from ..watch.tensors import LOW, being_traced, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .facts import StepFacts
 from .follow import Follower
@@ -94,10 +96,16 @@ class Sanitizer:
             self._known(None if parameter is None else parameter.grad, "gradient", name)
         for name, buffer in parts.buffers.items():
             self._known(buffer(), "buffer", name)
-        self._shadows = Twins(on_op=self._on_op, before_write=self._before_write, on_trouble=None if self._strict else self._end)
+        self._shadows = Twins(
+            on_op=self._on_op,
+            before_write=self._before_write,
+            on_trouble=None if self._strict else self._end,
+            on_interrupt=self._stop,
+        )
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
-        self._states, self._facts, self._places = States(), StepFacts(), Places(self._models)
+        self._states, self._facts = States(), StepFacts()
+        self._places = Places(self._models, on_trouble=self._end)
         self._overwritten: dict[int, Tensor] = {}
         self._dirty: set[str] = set()
         self._gradients: dict[str, GradientNumbers] = {}
@@ -111,12 +119,12 @@ class Sanitizer:
         self._unscaled = False
         self._updating = False
         self._ruined: set[str] = set()
-        self._failure = ""
+        self._failure = self._left_out = ""
         self._operations = 0
+        self._is_open = True
         self._hook()
         self._places.open()
         self._shadows.__enter__()
-        self._is_open = True
         return self
 
     def close(self) -> Examination:
@@ -124,16 +132,12 @@ class Sanitizer:
         if self._is_open:
             self._is_open = False
             self._shadows.__exit__(None, None, None)
-            while self._handles:
-                self._handles.pop().remove()
-            for owner in self._owners.values():  # torch leaves an empty dictionary behind
-                parameter = owner()
-                if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
-                    parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+            self._hooks.close()
+            self._unhook()
             self._guarded(self._measure_gradients)
             self._examination = self._concluded()
             self._places.close()
-            del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs
+            del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs, self._hooks
         return self._examination
 
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
@@ -143,28 +147,51 @@ class Sanitizer:
     def _hook(self) -> None:
         # global ones: nothing is stored on the user's modules, which may be copied or saved within the step
         self._roots = {id(model): prefix for model, prefix in self._models}
-        self._handles.append(register_module_forward_pre_hook(self._on_input))
-        self._handles.append(register_module_forward_hook(self._on_output))
+        self._hooks = ModuleHooks(
+            lambda: register_module_forward_pre_hook(self._on_input), lambda: register_module_forward_hook(self._on_output)
+        )
+        self._hooks.open()
         for name, owner in self._owners.items():
             parameter = owner()
             if parameter is not None and parameter.requires_grad and parameter.is_leaf:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, name)))
 
+    def _unhook(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        for owner in self._owners.values():  # torch leaves an empty dictionary behind
+            parameter = owner()
+            if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
+                parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
     # hooks: nothing that fails in here may reach the training
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
-        if self._failure:
+        if self._failure or self._left_out:
             return
         try:
             work(*args)
-        except Exception as error:
+        except BaseException as error:
+            if is_programs_own(error):
+                raise
             self._end(error)
             if self._strict:
                 raise
 
-    def _end(self, error: Exception) -> None:
-        self._failure = f"{type(error).__name__}: {error}"
-        self._shadows.spent = True
+    def _end(self, error: BaseException) -> None:
+        """Our own trouble. What was kept beside the program is given back at once: it may be memory that is missing."""
+        if self._is_open and not self._failure:
+            self._failure = f"{type(error).__name__}: {error}"
+            self._shadows.release()
+            self._overwritten = {}
+
+    def _stop(self, why: str) -> None:
+        """What comes cannot be seen, or would not be what it is if it were seen."""
+        if self._is_open and not self._left_out:
+            self._left_out = f"{why}; from there on the step was not examined"
+            self._shadows.release()
+            self._overwritten = {}
+            self._unhook()
 
     def _on_op(self, op: Operation) -> None:
         self._guarded(self._look, op)
@@ -173,17 +200,22 @@ class Sanitizer:
         self._guarded(self._stash, tensor)
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
-        self._dirty.add(name)
-        self._accumulated[name] += 1
+        if self._is_open:
+            self._dirty.add(name)
+            self._accumulated[name] += 1
 
     def _on_input(self, module: nn.Module, args: Any) -> None:
         prefix = self._roots.get(id(module))
-        if self._is_open and prefix is not None:  # a hook removed while torch goes through them is still called once
+        # open: a hook removed while torch goes through them is still called once
+        if self._is_open and prefix is not None and not being_traced():
             self._guarded(self._note_inputs, prefix, args)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_open and id(module) in self._roots and not in_backward():
-            self._outputs = list(float_leaves(output))[:8]
+        if self._is_open and id(module) in self._roots and not in_backward() and not being_traced():
+            self._guarded(self._note_outputs, output)
+
+    def _note_outputs(self, output: Any) -> None:
+        self._outputs = list(float_leaves(output))[:8]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
         with outside_program():
@@ -297,8 +329,8 @@ class Sanitizer:
     def _concluded(self) -> Examination:
         try:
             return self._assembled()
-        except Exception as error:
-            if self._strict:
+        except BaseException as error:
+            if self._strict or is_programs_own(error):
                 raise
             return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
@@ -316,7 +348,7 @@ class Sanitizer:
                 "accumulated": {name: n for name, n in self._accumulated.items() if n > 1},
                 "loss_factor": self._loss_factor,
                 "unscaled_by_torch": self._unscaled,
-                "left_out": self._shadows.left_out or (f"{self._states.left_out} states" if self._states.left_out else ""),
+                "left_out": self._left_out or self._shadows.left_out or self._states_left_out(),
                 "failed": self._failure,
                 "scale_overflow": self._only_the_scale(suspects),
             }.items()
@@ -340,6 +372,9 @@ class Sanitizer:
             seconds=time.perf_counter() - self._started,
             suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),
         )
+
+    def _states_left_out(self) -> str:
+        return f"{self._states.left_out} states" if self._states.left_out else ""
 
     def _measure_consequences(self, facts: dict[str, Any]) -> None:
         loudest = max((g.reference_rms for g in self._gradients.values() if not g.reference_nonfinite), default=0.0)

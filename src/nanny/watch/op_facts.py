@@ -9,17 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.ops import CONSTANTS
+from ..core.ops import CONSTANTS, EFFECTS, OTHER_GRADIENT, bare_op
 from .tensors import tensors_in
 
 # Run again in any program without doing anything else than computing. A custom operation may communicate or draw numbers.
 SAFE_NAMESPACES = frozenset({"aten", "prims", "torchvision", "quantized"})
+_PURE_TAGS = frozenset(tag for name in ("pointwise", "reduction") if (tag := getattr(torch.Tag, name, None)) is not None)
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"})
 # The schemas of these do not say that running statistics (arguments 3 and 4) are written.
 _WRITES_SILENTLY = dict.fromkeys(("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"), (3, 4))
 _WORKSPACES = frozenset(["workspace", "reserve", "reserveSpace", "reservedSpace"])  # as schemas call them
 # What a kernel raises when it has no implementation for a type or a shape.
 KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    known = getattr(torch, "OutOfMemoryError", MemoryError)
+    return isinstance(error, (MemoryError, known)) or "allocate memory" in str(error) or "not enough memory" in str(error)
 
 
 def bare_name(func: Any) -> str:
@@ -42,6 +48,27 @@ def is_view_op(func: Any) -> bool:
 
 def is_collective(func: Any) -> bool:
     return func.namespace in _COLLECTIVES
+
+
+@cache
+def is_pure(func: Any) -> bool:
+    """It computes, and does nothing else: it may be run again. An operator of the program's own is, if its tags say so."""
+    if func.namespace in SAFE_NAMESPACES:
+        return bare_name(func) not in EFFECTS
+    return bool(_PURE_TAGS.intersection(func.tags))
+
+
+def other_gradient(func: Any, args: Sequence[Any]) -> bool:
+    """Will torch compute its gradient by another formula while a dispatch mode is on?"""
+    places = _other_gradient_places(func)
+    if not places or not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad for t in tensors_in([args[i] for i in places if i < len(args)]))
+
+
+@cache
+def _other_gradient_places(func: Any) -> tuple[int, ...]:
+    return OTHER_GRADIENT.get(bare_op(bare_name(func)), ()) if func.namespace == "aten" else ()
 
 
 def puts_constants(func: Any) -> bool:

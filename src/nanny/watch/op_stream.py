@@ -8,11 +8,17 @@ The program's result always stands. What a consumer raises ends that consumer an
 `on_trouble` (None: strict, it is raised). A consumer that means to end the program raises `Stopped`. The stream belongs to the
 thread that opened it (autograd's own threads for that thread included). It lies below jit.trace and vmap, which see nothing of it
 and hand it plain tensors; at tensors of a class that runs its parts itself (DTensor, FakeTensor) it does not look.
+
+It is not to be noticed. It lies below every mode of the program, and those may come and go while it is on. What is computed by
+those who look reaches no mode, subclass or autocast of the program. The program's own operation runs in the dispatch state that
+it would have had alone. Where somebody records operations it does not look, and where torch would compute something else because
+a mode is on, it is off (aside.py): those who look are told that they were `interrupted`.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,16 +26,21 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ..core.finding import NannyError
-from .op_facts import written_by
+from . import aside
+from .op_facts import other_gradient, written_by
 from .storages import key_of
-from .tensors import has_storage, tensors_in
+from .tensors import has_storage, in_backward, tensors_in
 
+_C = torch._C
 _NOT_YET: Any = object()
-_frames = torch._C._dynamo.eval_frame
+_frames = _C._dynamo.eval_frame
 _can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
+_RECORDERS = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FUNCTIONAL)
+_STAND_INS = _C._TorchDispatchModeKey.FAKE
 
 
 class Stopped(NannyError):
@@ -76,7 +87,9 @@ class Op:
 
 
 class Consumer(Protocol):
-    on_trouble: Callable[[Exception], None] | None
+    """May also have `interrupted(why)`: operations ran, or will, that it is not shown."""
+
+    on_trouble: Callable[[Any], None] | None
 
     def before(self, op: Op) -> Any:
         """What `after` is to be given; None: this operation is of no interest."""
@@ -88,36 +101,102 @@ class Consumer(Protocol):
 
 
 class _OpStream(TorchDispatchMode):
+    supports_higher_order_operators = True  # torch.cond and its like: without it torch refuses them under a mode
+
     def __init__(self) -> None:
         super().__init__()
         self.consumers: tuple[Consumer, ...] = ()
+        self._thread = threading.get_ident()
+        self._is_aside = False
+        self._not_in_backward = ""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return not _can_skip_frames  # True, torch's default, imports the compiler (seconds) at the first operation
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        op = Op(func, args, kwargs)
-        if types:
-            for consumer in self.consumers:
-                guarded(consumer, consumer.passed_by, op)
+        if not isinstance(func, OpOverload):
+            self._interrupt(f"{func} runs functions of its own")
             return func(*args, **kwargs)
+        if not self.consumers:
+            return _run(func, args, kwargs)
+        op = Op(func, args, kwargs)
+        if types or _C._get_dispatch_mode(_STAND_INS) is not None:
+            self._show("passed_by", op)
+            return _run(func, args, kwargs)
+        recorder = _recorder()
+        if recorder:
+            self._interrupt(f"{recorder} recorded operations in it")
+            return _run(func, args, kwargs)
+        if other_gradient(func, args):
+            self._not_in_backward = f"torch computes the gradient of {op.name} by another formula while anybody watches"
         looking = []
-        for consumer in self.consumers:
-            try:
-                state = consumer.before(op)
-            except Stopped:
-                raise
-            except Exception as error:  # noqa: BLE001 - our own trouble must not become the program's
-                _end(consumer, error)
-                continue
-            if state is not None:
-                looking.append((consumer, state))
-        op.out = out = func(*args, **kwargs)
-        for consumer, state in looking:
-            guarded(consumer, consumer.after, op, state)
+        with _Unseen():
+            for consumer in self.consumers:
+                state = guarded(consumer, consumer.before, op)
+                if state is not None:
+                    looking.append((consumer, state))
+        op.out = out = _run(func, args, kwargs)
+        with _Unseen():
+            for consumer, state in looking:
+                guarded(consumer, consumer.after, op, state)
         return out
+
+    def _show(self, method: str, given: Any) -> None:
+        with _Unseen():
+            for consumer in self.consumers:
+                work = getattr(consumer, method, None)
+                if work is not None:
+                    guarded(consumer, work, given)
+
+    def _interrupt(self, why: str) -> None:
+        self._show("interrupted", why)
+
+    # not on TorchDispatchMode's own way: that keeps flags which tell torch, and its compiler, of a mode
+
+    def push(self) -> None:  # type: ignore[override]
+        """Below the modes of the program: those take away whatever is on top when they end."""
+        with _others_off():
+            _C._push_on_torch_dispatch_stack(self)
+
+    def pop(self) -> None:
+        if not self.is_on():
+            return
+        taken = []
+        while (mode := _C._pop_torch_dispatch_stack(None)) is not self:
+            taken.append(mode)
+        for mode in reversed(taken):
+            _C._push_on_torch_dispatch_stack(mode)
+
+    def is_on(self) -> bool:
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    # aside.Part
+
+    def go_aside(self, why: str) -> None:
+        if why and not self._is_aside and threading.get_ident() == self._thread and self.is_on():
+            self._is_aside = True
+            self._interrupt(why)
+            self.pop()
+
+    def come_back(self) -> None:
+        """Not at once: torch is about to put the thread's dispatch state back to what it was without us."""
+
+    def return_now(self) -> None:
+        if self._is_aside and threading.get_ident() == self._thread and may_change_modes():
+            self._is_aside = False
+            self.push()
+
+    def before_backward(self) -> str:
+        if threading.get_ident() != self._thread or in_backward():
+            return ""
+        self.return_now()
+        return self._not_in_backward if self.consumers else ""
 
 
 if _can_skip_frames:  # called from a compiled model: torch's compiler must leave us, and what we call, alone
@@ -131,11 +210,13 @@ _joined: dict[int, _OpStream] = {}  # by the identity of the consumer
 def join(consumer: Consumer) -> None:
     """Shows this thread's operations to a consumer, after those that look already."""
     streams: list[_OpStream] = _of_thread.__dict__.setdefault("streams", [])
-    stream = next((s for s in reversed(streams) if _is_on(s)), None)  # one is off where somebody has set the modes aside
+    return_to_program()
+    stream = next((s for s in reversed(streams) if s.is_on()), None)  # one is off where somebody has set the modes aside
     if stream is None:
         stream = _OpStream()
         streams.append(stream)
-        stream.__enter__()
+        stream.push()
+        aside.join(stream)
     _joined[id(consumer)] = stream
     stream.consumers = (*stream.consumers, consumer)
 
@@ -147,25 +228,46 @@ def leave(consumer: Consumer) -> None:
     # in another thread's stack nothing can be taken away: its stream then looks no more, and serves the next who joins
     if stream not in _joined.values() and stream in streams:
         streams.remove(stream)
-        if _is_on(stream):  # not if it was opened where torch puts the modes back by itself (inference mode, backward)
-            stream.__exit__(None, None, None)
+        aside.leave(stream)
+        stream.pop()  # unless it was opened where torch puts the modes back by itself (inference mode, backward)
 
 
-def _is_on(stream: _OpStream) -> bool:
-    return any(mode is stream for mode in _get_current_dispatch_mode_stack())
+def return_to_program() -> None:
+    """Switches on again what stepped aside for a compiled function: for hooks, which are called outside of one."""
+    for stream in getattr(_of_thread, "streams", ()):
+        stream.return_now()
 
 
-def guarded(consumer: Consumer, work: Callable[..., None], *given: Any) -> None:
+def may_change_modes() -> bool:
+    """Inference mode and backward put the dispatcher back as they found it, a compiled function as it was without us."""
+    return not (torch.is_inference_mode_enabled() or in_backward() or aside.is_inside())
+
+
+def guarded(consumer: Consumer, work: Callable[..., Any], *given: Any) -> Any:
     """Work of a consumer, whose failure is its own end."""
     try:
-        work(*given)
+        return work(*given)
     except Stopped:
         raise
-    except Exception as error:  # noqa: BLE001 - as above
+    except BaseException as error:
+        if is_programs_own(error):
+            raise
         _end(consumer, error)
 
 
-def _end(consumer: Consumer, error: Exception) -> None:
+def is_programs_own(error: BaseException) -> bool:
+    """Ctrl-C, or what a signal handler of the program raised while our code happened to run."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {getattr(getattr(h, "__func__", h), "__code__", None) for h in handlers} - {None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def _end(consumer: Consumer, error: BaseException) -> None:
     if consumer.on_trouble is None:
         raise error
     stream = _joined.get(id(consumer))
@@ -191,6 +293,90 @@ def _blind_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_blind_in_child)
+
+
+# ---- the thread's dispatch state ----
+#
+# A mode is called with every key above its own excluded. Alone, an operation would have run with some of them: autocast, which
+# matters to one that calls others inside (nn.Bilinear's), and those that make conjugated, negated and zero tensors real.
+
+_Keys = Any
+_BITS = (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative, _C.DispatchKey.ZeroTensor)
+_AUTOCAST = tuple(key for name, key in vars(_C.DispatchKey).items() if name.startswith("Autocast"))
+_MODES = (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot)
+_as_alone: dict[tuple[Any, int, int], _Keys] = {}
+_unseen: dict[int, _Keys] = {}
+
+
+def _run(func: Any, args: Any, kwargs: Any) -> Any:
+    """The program's own operation, as it would have run alone."""
+    # the functions that the program called were shown to its function modes and subclasses already; this call is ours
+    shown = _C.DisableTorchFunction if _C._len_torch_function_stack() else _C.DisableTorchFunctionSubclass
+    try:
+        with _C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
+            outside = _C._dispatch_tls_local_exclude_set()
+    except RuntimeError:  # called by hand, not by the dispatcher
+        return func(*args, **kwargs)
+    excluded = _C._dispatch_tls_local_exclude_set()
+    key = (func, outside.raw_repr(), excluded.raw_repr())
+    keys = _as_alone.get(key)
+    if keys is None:
+        keys = _as_alone[key] = _keys_alone(func, outside, excluded)
+    with shown(), _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), keys):
+        return func(*args, **kwargs)
+
+
+def _keys_alone(func: Any, outside: _Keys, excluded: _Keys) -> _Keys:
+    for bit in _BITS:
+        if not outside.has(bit):
+            excluded = excluded.remove(bit)
+    for cast in _AUTOCAST:  # an operation that autocast knows has been cast by now, and runs with autocast off
+        if not outside.has(cast) and not _C._dispatch_has_kernel_for_dispatch_key(func.name(), cast.name):
+            excluded = excluded.remove(cast)
+    return excluded
+
+
+class _Unseen:
+    """What is computed here reaches no mode, subclass or autocast. Entered twice per operation: no contextlib."""
+
+    __slots__ = ("_functions", "_keys")
+
+    def __enter__(self) -> None:
+        excluded = _C._dispatch_tls_local_exclude_set()
+        raw = excluded.raw_repr()
+        keys = _unseen.get(raw)
+        if keys is None:
+            for bit in _BITS:
+                excluded = excluded.remove(bit)
+            for key in _MODES:
+                excluded = excluded.add(key)
+            keys = _unseen[raw] = excluded
+        self._functions = _C.DisableTorchFunction()
+        self._functions.__enter__()
+        self._keys = _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), keys)
+        self._keys.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._keys.__exit__(None, None, None)
+        self._functions.__exit__(None, None, None)
+
+
+@contextmanager
+def _others_off() -> Iterator[None]:
+    count = sum(getattr(mode, "_mode_key", None) is None for mode in _get_current_dispatch_mode_stack())
+    taken = [_C._pop_torch_dispatch_stack(None) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for mode in reversed(taken):
+            _C._push_on_torch_dispatch_stack(mode)
+
+
+def _recorder() -> str:
+    """Who records the operations that run: not to be looked at, because ours would get into his graph."""
+    if _C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in _RECORDERS) else ""
 
 
 def _shares_memory(out: Any, inputs: list[Tensor]) -> bool:

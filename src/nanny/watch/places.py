@@ -15,9 +15,10 @@ import os
 import re
 import sys
 import sysconfig
+import warnings
 import weakref
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -27,7 +28,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..core.examination import Place
+from ..core.finding import NannyWarning
+from .aside import ModuleHooks
 from .names import parts_of, plain_name, unwrapped
+from .op_stream import is_programs_own, return_to_program
 
 # Private names of torch, each in use by torch itself; tests/watch/test_places.py fails if one goes.
 _counter = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -91,13 +95,34 @@ class Places:
     `models=None`: models get their names when they are first called, the first without a prefix, further ones by class.
     """
 
-    def __init__(self, models: Models = None, lines: bool = True) -> None:
+    def __init__(
+        self, models: Models = None, lines: bool = True, on_trouble: Callable[[BaseException], None] | None = None
+    ) -> None:
         self._given: list[tuple[nn.Module, str]] | None = (
             None if models is None else [(models, "")] if isinstance(models, nn.Module) else list(models)
         )
         self._lines = lines
-        self._handles: list[Any] = []
+        self._is_open = False
+        self._on_trouble = on_trouble or _warn_once
+        self._hooks: ModuleHooks | None = None
         self._start()
+
+    def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
+        """A hook of ours, whose failure is not the program's: from then on operations are at no place."""
+
+        def hook(*given: Any) -> None:
+            if not self._is_open:  # a hook removed while torch goes through them is still called once
+                return
+            try:
+                return_to_program()
+                work(*given)
+            except BaseException as error:
+                if is_programs_own(error):
+                    raise
+                self.close()
+                self._on_trouble(error)
+
+        return hook
 
     def _start(self) -> None:
         self._names: dict[int, _Named] = {}
@@ -115,20 +140,25 @@ class Places:
             self._name(model, prefix)
 
     def open(self) -> Places:
-        if not self._handles:
+        if not self._is_open:
+            self._is_open = True
             self._start()
             self._seen = _counter()
-            self._handles = [
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(self._leave, always_call=True),
-                register_optimizer_step_pre_hook(self._begin_update),
-                register_optimizer_step_post_hook(self._end_update),
-            ]
+            guard = self._guarded
+            self._hooks = ModuleHooks(
+                lambda: register_module_forward_pre_hook(guard(self._enter)),
+                lambda: register_module_forward_hook(guard(self._leave), always_call=True),
+                lambda: register_optimizer_step_pre_hook(guard(self._begin_update)),
+                lambda: register_optimizer_step_post_hook(guard(self._end_update)),
+            )
+            self._hooks.open()
         return self
 
     def close(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+        self._is_open = False
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
         self._open.clear()
 
     __enter__ = open
@@ -263,6 +293,14 @@ class Places:
         parts = parts_of([(model, prefix)])
         self._parameters |= {key: _Named(parts.owners[key], name) for key, name in parts.parameters.items()}
         self._buffers |= {id(buffer()): _Named(buffer, name) for name, buffer in parts.buffers.items()}
+
+
+def _warn_once(error: BaseException) -> None:
+    warnings.warn(
+        f"the nanny lost track of the modules and names no more of them ({type(error).__name__}: {error})",
+        NannyWarning,
+        stacklevel=2,
+    )
 
 
 def _known(names: dict[int, _Named], thing: Any) -> bool:

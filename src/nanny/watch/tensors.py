@@ -68,7 +68,7 @@ def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
 def is_plain(tensor: Tensor) -> bool:
     if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH or tensor.layout is not _STRIDED:
         return False
-    return not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+    return not (tensor.is_meta or tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
 
 
 def has_storage(tensor: Tensor) -> bool:
@@ -77,6 +77,11 @@ def has_storage(tensor: Tensor) -> bool:
 
 def is_readable(tensor: Tensor) -> bool:
     """Not a stand-in of a tracer, a batch of vmap, a lazy or nested one."""
+    with torch._C.DisableTorchFunction():  # a subclass, or a mode, is not to see that we ask
+        return _is_readable(tensor)
+
+
+def _is_readable(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_nested:
         return False
     if is_lazy(tensor) or type(tensor).__name__ == "FakeTensor" or _is_functorch_wrapped(tensor):
@@ -118,15 +123,17 @@ _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 class outside_program:
-    """Outside the modes, the graph and autocast of the program: what is computed here is neither seen nor changed by them.
+    """Outside the modes, subclasses, graph and autocast of the program, which neither see nor change what is computed here.
 
     For plain tensors. Entered once per operation, so it is not made of torch's own context managers: those take ten times as
     long.
     """
 
-    __slots__ = ("_autocast", "_dispatch", "_grad", "_lazy")
+    __slots__ = ("_autocast", "_dispatch", "_functions", "_grad", "_lazy")
 
     def __enter__(self) -> None:
+        self._functions = torch._C.DisableTorchFunction()
+        self._functions.__enter__()
         self._grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         self._dispatch = torch._C._DisableTorchDispatch()  # from its making on
@@ -144,3 +151,4 @@ class outside_program:
             self._autocast.__exit__(None, None, None)
         del self._dispatch
         torch._C._set_grad_enabled(self._grad)
+        self._functions.__exit__(None, None, None)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from ..core.ops import DRAWS
-from .op_facts import KERNEL_ERRORS, is_bytes, workspace_of
+from .op_facts import KERNEL_ERRORS, is_bytes, is_out_of_memory, is_pure, workspace_of
 from .op_stream import Op, join, leave
 from .storages import Buffers, StorageMap, key_of, whole_storage
 from .tensors import LOW, WIDER, has_storage, in_backward, map_leaves, outside_program, tensors_in, widen
@@ -67,14 +67,15 @@ class Twins:
         own: bool = False,
         before_write: Callable[[Tensor], None] | None = None,
         backward_frame: Callable[[], object] | None = None,
-        on_trouble: Callable[[Exception], None] | None = None,
+        on_trouble: Callable[[Any], None] | None = None,
+        on_interrupt: Callable[[str], None] | None = None,
     ) -> None:
         self._wide = dtype
         self._on_op = on_op
         self._before_write = before_write
         self.on_trouble = on_trouble
-        self._twins = Buffers()
-        self._workspaces: StorageMap[Tensor] = StorageMap()  # of another size than the program's, so not in a buffer
+        self._on_interrupt = on_interrupt
+        self._forget()
         self._frames: list[Buffers] | None = [Buffers()] if own else None
         self._backward_frame = backward_frame if own else None
         self._back: tuple[object, Buffers] = (None, Buffers())
@@ -89,6 +90,25 @@ class Twins:
 
     def __exit__(self, *_: object) -> None:
         leave(self)
+
+    def _forget(self) -> None:
+        self._twins = Buffers()
+        self._workspaces: StorageMap[Tensor] = StorageMap()  # of another size than the program's, so not in a buffer
+
+    def release(self) -> None:
+        """No more twins, and none is kept."""
+        self.spent = True
+        self._forget()
+        self._frames = [Buffers()] if self._frames is not None else None
+        self._back = (None, Buffers())
+
+    def interrupted(self, why: str) -> None:
+        """Operations run that nobody shows: what they write has another value than its twin, which starts anew everywhere."""
+        if self._on_interrupt is not None:
+            self._on_interrupt(why)
+        else:
+            self.reseeds[("", why)] += 1
+            self._forget()
 
     def give_up(self) -> None:
         """They take too much memory."""
@@ -169,6 +189,10 @@ class Twins:
         pass
 
     def _why_not_again(self, op: Op) -> str:
+        if not is_pure(op.func):
+            return "it may do more than compute, so it is not run twice"
+        if any(t.is_nested for t in op.inputs):
+            return "nested tensors have no twins"
         if not all(has_storage(t) or not t.numel() for t in op.written):
             return "it writes into a tensor without strides"  # and a second run would write into the program's own
         workspace = workspace_of(op.func, op.args, op.kwargs)
@@ -210,12 +234,17 @@ class Twins:
             if func is aten.view.dtype:
                 self._start_anew(func, "its bits are read as another type", reals)
             return map_leaves(op.out, self._twin_argument)
+        if any(t.is_nested for t in reals):
+            self._start_anew(func, "nested tensors have no twins", reals)
+            return None
         try:
             args, kwargs = map_leaves((op.args, op.kwargs), self._twin_argument)
             if func in _SOFTMAX:
                 args = (*args[:2], False)
             twin_out = func(*args, **kwargs)
         except KERNEL_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
             self._start_anew(func, str(error).partition("\n")[0][:100], [*op.written, *reals])
             return None
         made = tensors_in(twin_out)
@@ -303,7 +332,9 @@ class Twins:
         args, kwargs = inputs
         try:
             made = tensors_in(op.func(*args, **kwargs))
-        except KERNEL_ERRORS:
+        except KERNEL_ERRORS as error:
+            if is_out_of_memory(error):
+                raise
             made = []
         taken = {key_of(t) for t in op.written}
         for real, own in zip(reals, made):

@@ -1,0 +1,187 @@
+"""Where nothing of ours may be on: what torch's compiler takes for a part of the program, and some backward passes.
+
+    aside.join(part)        # part.go_aside(why) and part.come_back(), until aside.leave(part)
+
+A dispatch mode, or a hook on all modules, that is on while a compiled function is called changes what is compiled (frames,
+graphs, guards, warnings). So whoever has one on steps aside at the doors through which a program goes there: functions of torch
+that are replaced as long as there is a part, and put back after. One that a later torch no longer has is not replaced;
+tests/watch/test_aside.py fails then.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules import module as modules
+
+COMPILED = "a compiled function was called in it, and torch's compiler may not see who watches"
+
+
+class Part(Protocol):
+    def go_aside(self, why: str) -> None: ...
+    def come_back(self) -> None: ...
+    def before_backward(self) -> str:
+        """Why nothing may be on in the backward pass that begins; empty: it may."""
+
+
+class ModuleHooks:
+    """Hooks on all modules (or on anything else that the compiler looks at): each entry registers one and gives its handle."""
+
+    def __init__(self, *register: Callable[[], Any]) -> None:
+        self._register = register
+        self._handles: list[Any] = []
+
+    def open(self) -> None:
+        self.come_back()
+        join(self)
+
+    def close(self) -> None:
+        leave(self)
+        self.go_aside()
+
+    def go_aside(self, why: str = "") -> None:
+        while self._handles:
+            handle = self._handles.pop()
+            handle.remove()
+            getattr(modules, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)  # torch forgets it
+
+    def come_back(self) -> None:
+        if not self._handles:
+            self._handles = [register() for register in self._register]
+
+    def before_backward(self) -> str:
+        return ""
+
+    def __bool__(self) -> bool:
+        return bool(self._handles)
+
+
+class _Door:
+    """A function of torch, replaced while open."""
+
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._owner, self._name, self._make = owner, name, make
+        self._original: Any = None
+        self._wrapped: Any = None
+
+    def open(self) -> None:
+        self._original = getattr(self._owner, self._name, None)
+        if self._original is not None:
+            self._wrapped = functools.wraps(self._original)(self._make(self._original))
+            setattr(self._owner, self._name, self._wrapped)
+
+    def close(self) -> None:
+        if self._original is not None and getattr(self._owner, self._name) is self._wrapped:  # not if others have wrapped ours
+            setattr(self._owner, self._name, self._original)
+
+
+_parts: list[Part] = []
+_inside: set[tuple[int, int]] = set()  # compiled functions that run now: thread, and the frame of torch's wrapper of it
+_lock = threading.RLock()
+
+
+def join(part: Part) -> None:
+    with _lock:
+        if not _parts:
+            _inside.clear()
+            for door in (*_COMPILER_DOORS, *_OTHER_DOORS):
+                door.open()
+        _parts.append(part)
+
+
+def leave(part: Part) -> None:
+    """Idempotent."""
+    with _lock:
+        left = [p for p in _parts if p is not part]
+        if _parts and not left:
+            for door in (*_COMPILER_DOORS, *(() if _inside else _OTHER_DOORS)):
+                door.close()
+        _parts[:] = left
+
+
+def is_inside() -> bool:
+    """Does this thread run a compiled function?"""
+    return any(thread == threading.get_ident() for thread, _ in _inside)
+
+
+def _go_aside(why: str) -> None:
+    for part in tuple(_parts):
+        with suppress(Exception):
+            part.go_aside(why)
+
+
+def _come_back() -> None:
+    if not _inside:
+        for part in tuple(_parts):
+            with suppress(Exception):
+                part.come_back()
+
+
+def _entered(original: Any) -> Any:
+    def get_dynamic_layer_stack_depth() -> Any:
+        with _lock:
+            if not _inside:
+                for door in _OTHER_DOORS:
+                    door.close()
+            _inside.add((threading.get_ident(), id(sys._getframe(1))))
+            _go_aside(COMPILED)
+        return original()
+
+    return get_dynamic_layer_stack_depth
+
+
+def _left(original: Any) -> Any:
+    def pop_dynamic_layer_stack_and_undo_to_depth(depth: Any) -> Any:
+        result = original(depth)
+        with _lock:
+            this = (threading.get_ident(), id(sys._getframe(1)))
+            if this in _inside:
+                _inside.remove(this)
+                if not _inside and _parts:
+                    for door in _OTHER_DOORS:
+                        door.open()
+                    _come_back()
+        return result
+
+    return pop_dynamic_layer_stack_and_undo_to_depth
+
+
+def _asked_for_hooks(original: Any) -> Any:
+    def _has_any_global_hook() -> Any:
+        _go_aside("")
+        try:
+            return original()
+        finally:
+            _come_back()
+
+    return _has_any_global_hook
+
+
+def _backward(original: Any) -> Any:
+    def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        why = next((why for part in tuple(_parts) if (why := part.before_backward())), "")
+        if not why:
+            return original(*args, **kwargs)
+        _go_aside(why)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _come_back()
+
+    return _engine_run_backward
+
+
+_COMPILER_DOORS = (  # torch's wrapper of a compiled function goes in through the first and out through the second; nobody else
+    _Door(torch._C._functorch, "get_dynamic_layer_stack_depth", _entered),
+    _Door(torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth", _left),
+)
+_OTHER_DOORS = (  # closed inside a compiled function: its frames must not meet them
+    _Door(modules, "_has_any_global_hook", _asked_for_hooks),  # a compiled module asks, and warns
+    _Door(torch.autograd, "_engine_run_backward", _backward),
+)
