@@ -6,6 +6,8 @@ Every feature speaks in findings, so each output format and each exit code is wr
 from __future__ import annotations
 
 import enum
+import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -17,6 +19,23 @@ class NannyError(Exception):
 
 class NannyWarning(UserWarning):
     """The nanny could not do its own work; training is not affected."""
+
+
+def warn(message: str, stacklevel: int = 2) -> None:
+    """A NannyWarning that never ends the program: where warnings are made errors, it is a line on stderr."""
+    try:
+        warnings.warn(message, NannyWarning, stacklevel=stacklevel + 1)
+    except Exception:  # noqa: BLE001 - a filter that raises, or a showwarning of the user's that does
+        say(f"nanny: {message}")
+
+
+def say(text: str) -> None:
+    """A line on stderr; one that is closed or gone is no reason to fail."""
+    try:
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
 
 
 class Severity(enum.IntEnum):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from typing import TextIO
 
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Severity, say
 
 LINES_PER_MINUTE = 20
 
@@ -41,7 +40,10 @@ class LiveLog:
         self.say(line(finding) + (f"\n       -> {finding.hint}" if finding.hint else ""))
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream or sys.stderr, flush=True)
+        if self._stream is None:
+            say(text)
+        else:
+            print(text, file=self._stream, flush=True)
 
 
 def closing_lines(
