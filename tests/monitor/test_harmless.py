@@ -12,7 +12,9 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -963,3 +965,101 @@ def test_no_scalar_is_read_in_a_healthy_step_where_reading_would_wait_for_the_de
         return counts
 
     assert reads_per_step(watched=True) == reads_per_step(watched=False)
+
+
+def test_a_callback_that_raises_does_not_end_the_watch():
+    """The user's mistake is told once, and every later finding is still made; Ctrl-C in it ends the run as it should."""
+    heard: list[str] = []
+
+    def broken(finding: Any) -> None:
+        heard.append(finding.code)
+        raise LookupError("not found")
+
+    def stops(finding: Any) -> None:
+        raise KeyboardInterrupt
+
+    for callback in (broken, stops):
+        model = mlp()
+        optimizer = SGD(model.parameters(), lr=0.01)
+        with torch.no_grad():
+            model[0].weight.fill_(math.nan)
+        nanny = watch(model, optimizer, interval=3, strict=False, on_finding=callback)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if callback is stops:
+                with pytest.raises(KeyboardInterrupt):
+                    steps_of(model, nanny, optimizer, 3)
+                nanny.close()
+                continue
+            steps_of(model, nanny, optimizer, 3)
+            nanny.close()
+        assert len([w for w in caught if issubclass(w.category, NannyWarning)]) == 1
+        assert heard == [f.code for f in nanny.findings]
+        assert heard and not nanny._recorder.off
+
+
+def test_warnings_made_errors_do_not_reach_the_training(monkeypatch, capsys):
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr("nanny.monitor.recorder.pack_gradients", broken)
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nanny = watch(model, optimizer, interval=3, strict=False)
+        steps_of(model, nanny, optimizer, 4)
+        nanny.close()
+    assert capsys.readouterr().err.count("a mistake of ours") == 1
+
+
+@pytest.mark.parametrize("examine", ["off", "every"])
+def test_a_nanny_that_is_dropped_within_a_step_leaves_nothing(examine):
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    before, mine = global_state(), object_state(model, optimizer)
+    nanny = MixedPrecisionNanny(model, output_dir=None, live=False, strict=True, trace_interval=1, examine=examine)
+    nanny.begin_step(0)
+    x, y = regression()(0)
+    loss = F.mse_loss(model(x), y)
+    gone = weakref.ref(nanny)
+    del nanny
+    gc.collect()
+    assert gone() is None
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert global_state() == before
+    assert object_state(model, optimizer) == mine
+
+
+def test_a_nanny_hears_nothing_of_another_thread_or_another_models_scaler():
+    model, other = mlp(), mlp()
+    optimizer, others = SGD(model.parameters(), lr=0.01), SGD(other.parameters(), lr=0.01)
+    scaler, foreign = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    nanny = watch(model, optimizer, strict=True, examine="off")
+    records: list[Any] = []
+    nanny._judge = records.append
+
+    def train_other() -> None:
+        x, y = regression()(1)
+        foreign.scale(F.mse_loss(other(x), y)).backward()
+        foreign.step(others)
+        foreign.update()
+        others.zero_grad()
+
+    for step in range(2):
+        x, y = regression()(step)
+        with nanny.step(step):
+            thread = threading.Thread(target=train_other)
+            thread.start()
+            thread.join()
+            scaler.scale(F.mse_loss(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        train_other()  # in this thread, after the step
+    nanny.close()
+    for record in records:
+        assert record.calls == ("scale", "backward", "scaler.step", "unscale", "update", "zero_grad")
+        assert (record.scale, record.scale_after, record.backwards) == (8.0, 8.0, 1)
+        assert record.loss < 100

@@ -6,9 +6,12 @@ Every feature speaks in findings, so each output format and each exit code is wr
 from __future__ import annotations
 
 import enum
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from .terminal import tell
 
 
 class NannyError(Exception):
@@ -17,6 +20,14 @@ class NannyError(Exception):
 
 class NannyWarning(UserWarning):
     """The nanny could not do its own work; training is not affected."""
+
+
+def warn(message: str, stacklevel: int = 2) -> None:
+    """A NannyWarning that never ends the program: where warnings are made errors, it is a line on stderr."""
+    try:
+        warnings.warn(message, NannyWarning, stacklevel=stacklevel + 1)
+    except Exception:  # noqa: BLE001 - a filter that raises, or a showwarning of the user's that does
+        tell(f"nanny: {message}")
 
 
 class Severity(enum.IntEnum):

@@ -7,10 +7,13 @@ time at most.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.examination import Examination
 from ..examine.sanitizer import Sanitizer
+from ..watch.hooks import add_hook, weakly
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -69,10 +73,21 @@ def modes_may_change() -> bool:
     return not torch.is_inference_mode_enabled() and not in_backward() and not being_traced()
 
 
-class Examiner:
-    """Opens the sanitizer around the steps that the plan wants, one at a time in a process."""
+_turn = threading.Lock()  # one step of a process is examined at a time
 
-    busy: ClassVar[bool] = False
+
+def _release(opened: list[Sanitizer]) -> None:
+    """Whatever became of the examination: nothing of it stays switched on."""
+    try:
+        for sanitizer in opened:
+            with contextlib.suppress(Exception):
+                sanitizer.close()
+    finally:
+        _turn.release()
+
+
+class Examiner:
+    """Opens the sanitizer around the steps that the plan wants. What one thread has opened, that thread closes."""
 
     def __init__(self, recorder: Recorder, on_examination: Callable[[Examination], None], always: bool = False) -> None:
         self.plan = ExaminationPlan()
@@ -81,7 +96,9 @@ class Examiner:
         self._recorder = recorder
         self._deliver = on_examination
         self._sanitizer: Sanitizer | None = None
-        self._handle: Any = None
+        self._release: Callable[[], Any] = lambda: None
+        self._unhook: Callable[[], Any] = lambda: None
+        self._thread = 0
         self._position = 0
         self._opened = 0.0
         self._plain: list[float] = []
@@ -89,37 +106,48 @@ class Examiner:
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position = position
-        if self.off_because or not self._recorder.models or Examiner.busy or not modes_may_change():
+        if self.off_because or not self._recorder.models or _turn.locked() or not modes_may_change():
             return False
         self.off_because = self._obstacle()
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""
-        sanitizer = Sanitizer(self._recorder.models, step, self._scale)
+        if not _turn.acquire(blocking=False):
+            return
+        opened: list[Sanitizer] = []
+        self._release = weakref.finalize(self, _release, opened)
+        self._thread = threading.get_ident()
         self._opened = time.thread_time()
-        sanitizer.open()
-        Examiner.busy = True
-        self._sanitizer = sanitizer
+        try:
+            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale)))
+            opened[0].open()
+        except BaseException:
+            self._release()
+            raise
+        self._sanitizer = opened[0]
         self._recorder.examining = True
-        self._handle = register_module_forward_pre_hook(self._called)
+        self._unhook = add_hook(register_module_forward_pre_hook, self._called)
 
-    def close(self) -> Examination | None:
-        """Idempotent. Gives what the examination told. Where it may not end now, it ends at the next occasion."""
+    def close(self, at_any_price: bool = False) -> Examination | None:
+        """Idempotent. Gives what the examination told. Where it may not end now, it ends at the next occasion: in backward,
+        where modes are not to be changed, and in a thread that did not open it (unless nobody is going to come back)."""
         if self._sanitizer is None or not modes_may_change():
+            return None
+        if threading.get_ident() != self._thread and not at_any_price:
             return None
         sanitizer, self._sanitizer = self._sanitizer, None
         self._recorder.examining = False
-        self._handle.remove()
+        self._unhook()
         try:
             examination = sanitizer.close()
         finally:
-            Examiner.busy = False
+            self._release()
         self.plan.done(self._position, max(time.thread_time() - self._opened - (self._typical() or 0.0), 0.0))
         return examination
 
-    def finish(self) -> None:
-        examination = self.close()
+    def finish(self, at_any_price: bool = False) -> None:
+        examination = self.close(at_any_price)
         if examination is not None:
             self._deliver(examination)
 
@@ -135,6 +163,10 @@ class Examiner:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
 
     def _called(self, module: nn.Module, _: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._recorder.run(self._close_if_over, module, apart=False)
+
+    def _close_if_over(self, module: nn.Module) -> None:
         """A forward pass after the step: an evaluation, or the user's block is over and nobody said so."""
         capture = self._recorder.capture
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())

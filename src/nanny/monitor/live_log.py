@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TextIO
 
 from ..core.finding import Finding, Severity
-from ..core.terminal import say, visible
+from ..core.terminal import say, tell, visible
 from ..diagnose.verdict import Verdict, severity_counts
 
 LINES_PER_MINUTE = 20
@@ -44,7 +43,10 @@ class LiveLog:
         self.say(line(finding) + (f"\n       -> {finding.hint}" if finding.hint else ""))
 
     def say(self, text: str) -> None:
-        say(text, self._stream or sys.stderr)
+        if self._stream is None:
+            tell(text)
+        else:
+            say(text, self._stream)
 
 
 def closing_lines(verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str) -> list[str]:

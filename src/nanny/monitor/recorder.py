@@ -7,6 +7,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from threading import get_ident
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
 from ..watch.names import parts_of, root_name
-from ..watch.tensors import short_dtype
+from ..watch.tensors import in_backward, short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -33,33 +34,12 @@ MOST_CALLS_NOTED = 64  # per step
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_IN_HOOKS = ("before_optimizer_step", "after_optimizer_step")  # torch goes through its hooks: none may be taken away now
-
-
-def guarded(method: F, apart: bool = True) -> F:
-    """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
-
-    `apart`: while a step is examined, operations in here are not the program's; what opens and ends examinations is not apart.
-    """
+def guarded(method: F) -> F:
+    """An event that belongs to this thread, or to autograd's threads at work for it, told to the recorder, which never raises."""
 
     @functools.wraps(method)
     def wrapper(self: Recorder, *args: Any, **kwargs: Any) -> Any:
-        if self.off:
-            return None
-        outermost, self.busy = not self.busy, True
-        started = time.perf_counter()
-        try:
-            if not (apart and self.examining and outermost):
-                return method(self, *args, **kwargs)
-            with _disable_current_modes():
-                return method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001
-            self.failed(error, detach=method.__name__ not in _IN_HOOKS)
-            return None
-        finally:
-            if outermost:
-                self.busy = False
-                self.seconds += time.perf_counter() - started
+        return self.run(method, self, *args, **kwargs)
 
     return cast(F, wrapper)
 
@@ -69,8 +49,9 @@ class Recorder:
 
     def __init__(self, on_failure: Callable[[Exception], None], on_bad_output: Callable[[BadOutput], None]) -> None:
         self.off = False
-        self.busy = False
         self.seconds = 0.0
+        self.thread = get_ident()  # whose steps these are
+        self._busy = 0  # the thread that is at work in here
         self.models: list[tuple[nn.Module, str]] = []
         self.root_site = ""
         self.find_parts()
@@ -83,18 +64,45 @@ class Recorder:
         self._probe: UpdateProbe | None = None
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
+        self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
         self.examining = False  # every operation of this step is watched: ours must run outside_program
         self.stepped_late = False  # the optimizer has run after the user's block
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
-    def failed(self, error: Exception, detach: bool = True) -> None:
+    def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
+        """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
+
+        `apart`: in an examined step, operations in here are not the program's; what opens and ends examinations is not apart.
+        """
+        if self.off:
+            return None
+        outermost = self._busy != get_ident()
+        if not outermost:
+            return work(*args, **kwargs)  # a failure is met where it came in
+        self._busy = get_ident()
+        started = time.perf_counter()
+        try:
+            with torch._C.DisableTorchFunction():  # tensors of a class that counts or refuses calls are not asked by us
+                if not (apart and self.examining):
+                    return work(*args, **kwargs)
+                with _disable_current_modes():
+                    return work(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+            return None
+        finally:
+            self._busy = 0
+            self.seconds += time.perf_counter() - started
+
+    def failed(self, error: Exception) -> None:
         self.off = True
-        if detach:
-            self.close()
+        self.close()
         self._on_failure(error)
 
-    def guard(self, function: Callable[..., None], apart: bool = True) -> Callable[..., None]:
-        return functools.partial(guarded(lambda self, *args, **kwargs: function(*args, **kwargs), apart), self)
+    def hear(self, work: Callable[..., Any], *args: Any) -> None:
+        """What a hook tells: of this thread, or from within backward."""
+        if get_ident() == self.thread or in_backward():
+            self.run(work, *args)
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         self.models.append((model, prefix))
@@ -108,7 +116,8 @@ class Recorder:
         self._owners, self.compiled = parts.owners, parts.compiled
 
     def open(self) -> None:
-        events.listen(self)
+        self.thread = get_ident()
+        events.listen(self, self.thread)
 
     def close(self) -> None:
         events.leave(self)
@@ -126,7 +135,7 @@ class Recorder:
             self.find_parts()
             self._measure_weights()
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
-            self.capture.trace.open(self.guard)
+            self.capture.trace.open(self.hear)
 
     @guarded
     def end(self) -> None:
@@ -271,29 +280,32 @@ class Recorder:
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
+        capture = self.capture
+        if capture is None or (capture.ended and capture.backwards):
+            return
         self._scaled = (weakref.ref(scaled), _copy_of(loss))
         self._note("scale")
         self._note_scaler(scaler)
-        if self.capture is not None and scaler._scale is not None:
-            self.capture.scale = scaler._scale.detach().clone()
+        if scaler._scale is not None:
+            capture.scale = scaler._scale.detach().clone()
 
     @guarded
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        self._note("unscale")
-        if self.capture is not None:
-            mine = self._mine(optimizer)
+        mine = self._mine(optimizer)
+        if self.capture is not None and mine:
+            self._note("unscale")
             self.capture.unscaled.update(id(p) for p in mine)
             self._read_gradients(mine, None)
 
     @guarded
-    def before_clip(self, parameters: list[Tensor], max_norm: float) -> None:
+    def before_clip(self, parameters: Any, max_norm: Any) -> None:
         capture = self.capture
-        mine = [p for p in parameters if id(p) in self.parameters]
+        mine = [p for p in events.tensors_of(parameters) if id(p) in self.parameters]
         if capture is None or not mine or not math.isfinite(max_norm):
             return
         scaled = capture.backward_scaled and not any(id(p) in capture.unscaled for p in mine)
         self._note("clip")
-        capture.record.clipped = max_norm
+        capture.record.clipped = float(max_norm)
         capture.record.clipped_scaled |= scaled
         self._read_gradients(mine, capture.scale if scaled else None)
 
@@ -308,7 +320,8 @@ class Recorder:
         self._note("scaler.step")
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
-        if scaler._scale is not None and capture.scale is None:
+        self._own_scalers.add(scaler)
+        if scaler._scale is not None:
             capture.scale = scaler._scale.detach().clone()
         capture.record.growth_interval = scaler.get_growth_interval()
         capture.ran = False
@@ -329,6 +342,8 @@ class Recorder:
 
     @guarded
     def after_scaler_update(self, scaler: GradScaler, given: bool) -> None:
+        if self._own_scalers and scaler not in self._own_scalers:
+            return
         self._note("update")
         if self.capture is not None and scaler._scale is not None:
             self.capture.scale_after = scaler._scale.detach().clone()
@@ -361,10 +376,16 @@ class Recorder:
         self._read_gradients(self._mine(optimizer), None)  # what a closure left
         self.stepped_late = capture.ended
 
-    def gradients_cleared(self) -> None:
-        if self.stepped_late and self.when_cleared is not None:
-            self.when_cleared()  # not outside_program: an examination ends here
+    def gradients_cleared(self, optimizer: Optimizer) -> None:
+        self.run(self._cleared, optimizer, apart=False)  # an examination may end here
+
+    def _cleared(self, optimizer: Optimizer) -> None:
+        if self.stepped_late and self.when_cleared is not None and self._mine(optimizer):
+            self.when_cleared()
         self._note("zero_grad")
+
+    def forked(self) -> None:
+        self.off = True
 
     def _note(self, call: str) -> None:
         if self.capture is not None and len(self.capture.record.calls) < MOST_CALLS_NOTED:

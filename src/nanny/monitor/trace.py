@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.modules.module import register_module_forward_hook
 
 from ..core.step import BadCall, Growth
 from ..measure.rows import RowBuffer, count_nonfinite
+from ..watch.hooks import add_hook, weakly
 from ..watch.tensors import being_traced, float_leaves, short_dtype
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
@@ -81,22 +81,23 @@ class StepTrace:
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, OutputCall]] = {}
         self._counts: dict[str, int] = {}
         self._on_bad_output = on_bad_output
-        self._handle: Any = None
-        self._leaf_handles: list[Any] = []  # hooks on parameters or inputs that a module returned, which would outlive the step
+        self._unhook: list[Callable[[], Any]] = []  # with hooks on parameters or inputs that a module returned
 
-    def open(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-        """`guard` makes a function that never raises out of one that may."""
+    def open(self, guard: Callable[..., None]) -> None:
+        """`guard(function, *args)` calls a function that may raise, and never does. It must not keep the trace alive."""
         self._guard = guard
         if not self._skip:  # a hook in place while torch.compile traces would break the graph
-            self._handle = register_module_forward_hook(guard(self._forward), with_kwargs=True)
+            self._unhook.append(add_hook(register_module_forward_hook, self._after_forward, with_kwargs=True))
 
     def close(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            getattr(module_hooks, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)  # torch forgets it
-            self._handle = None
-        while self._leaf_handles:
-            self._leaf_handles.pop().remove()
+        while self._unhook:
+            self._unhook.pop()()
+
+    def _after_forward(self, *about: Any) -> None:
+        self._guard(self._forward, *about)
+
+    def _after_backward(self, call: OutputCall, grad: Tensor) -> None:
+        self._guard(self._gradient, call, grad)
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = self._names.get(id(module))
@@ -123,9 +124,10 @@ class StepTrace:
             call = OutputCall(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
             self._seen[id(leaf)] = (weakref.ref(leaf), _version(leaf), call)
             if leaf.requires_grad:
-                handle = leaf.register_hook(self._guard(lambda grad, call=call: self._gradient(call, grad)))
-                if leaf.is_leaf:
-                    self._leaf_handles.append(handle)
+                if leaf.is_leaf:  # it would outlive the step
+                    self._unhook.append(add_hook(leaf.register_hook, self._after_backward, call))
+                else:
+                    leaf.register_hook(weakly(self._after_backward, call))
         self.calls.append(call)
         bad = self.rows.is_bad(call.output)
         if bad is None:

@@ -19,7 +19,6 @@ import functools
 import os
 import time
 import traceback
-import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +32,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ..core.examination import Examination
-from ..core.finding import Finding, NannyError, NannyWarning, Severity
+from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
 from ..core.step import StepRecord
 from ..diagnose.choose import diagnoses_of
@@ -78,6 +77,7 @@ class MixedPrecisionNanny:
 
     `optimizer` and `scaler` need not be given: they are seen when they are used. `output_dir=None` writes no files.
     `examine="off"` forbids to watch single steps operation by operation beside FP32, which `diagnose` otherwise draws on.
+    `on_finding` is called with each finding; what it raises is told once, but KeyboardInterrupt and SystemExit end the run.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class MixedPrecisionNanny:
             return
         self._interval = trace_interval
         self._on_finding = on_finding
+        self._callback_failed = False
         self._strict = strict
         self._pid = os.getpid()
         self._rules = all_rules()
@@ -140,7 +141,8 @@ class MixedPrecisionNanny:
             self.add_model(model)
         for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer or ():
             self._recorder.optimizers[id(one)] = weakref.ref(one)
-        atexit.register(_close_at_exit, weakref.ref(self))
+        self._close_at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._close_at_exit)
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
@@ -148,7 +150,10 @@ class MixedPrecisionNanny:
             return
         if prefix and not prefix.endswith("."):
             prefix += "."
-        self._recorder.guard(self._recorder.add_model)(model, prefix)
+        self._recorder.run(self._add_model, model, prefix)
+
+    def _add_model(self, model: nn.Module, prefix: str) -> None:
+        self._recorder.add_model(model, prefix)
         self._history.bad_buffers |= self._recorder.nonfinite_buffers()
         if self._recorder.compiled and self._live is not None and not prefix:
             self._live.say("nanny: part of the model is compiled: its inner outputs are not traced, gradients are as usual")
@@ -169,13 +174,12 @@ class MixedPrecisionNanny:
     def begin_step(self, step: int) -> None:
         if self._closed or os.getpid() != self._pid:
             return
+        step = int(step)
         self._close_examination()
-        if self._recorder.off:
-            self._recorder.close()
-        self._recorder.guard(self._finish)()
-        self._recorder.guard(self._begin)(int(step))
+        self._recorder.run(self._finish)
+        self._recorder.run(self._begin, step)
         if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.record.examined:
-            self._recorder.guard(self._examiner.open)(self._step)
+            self._recorder.run(self._examiner.open, self._step)
 
     def _begin(self, step: int) -> None:
         if self._step is not None and step + self._offset <= self._step:
@@ -197,18 +201,28 @@ class MixedPrecisionNanny:
     def end_step(self) -> None:
         if not self._closed:
             self._recorder.end()
-            if self._recorder.off:
-                self._recorder.close()
             if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.record.stepped):
                 self._close_examination()
             self._ended = time.perf_counter()
 
-    def _close_examination(self) -> None:
+    def _close_examination(self, at_any_price: bool = False) -> None:
         if self._examiner is None or not self._examiner.is_open:
             return
-        # after a failure nobody asks for the result
-        end = self._examiner.close if self._recorder.off else self._recorder.guard(self._examiner.finish, apart=False)
-        end()
+        if self._recorder.off:  # after a failure nobody asks for the result
+            self._attempt(self._examiner.close, at_any_price)
+        else:
+            self._recorder.run(self._examiner.finish, at_any_price, apart=False)
+
+    def _attempt(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What must be tried even after a failure, which is told only once."""
+        try:
+            return work(*args, **kwargs)
+        except Exception as error:
+            if self._strict:
+                raise
+            if self._failure is None:
+                self._failed(error)
+            return None
 
     def _examined(self, examination: Examination) -> None:
         assert self._examiner is not None
@@ -229,11 +243,14 @@ class MixedPrecisionNanny:
             return
         self.end_step()
         self._close_examination()
-        self._recorder.guard(self._finish)()
-        self._recorder.close()
+        self._recorder.run(self._finish)
+        self._attempt(self._recorder.close)
         if self._recording is not None:
-            self._recording.failed_with = f"{type(error).__name__}: {error}"[:500]
-            self._recording.flush()
+            self._attempt(self._note_exception, self._recording, error)
+
+    def _note_exception(self, recording: RunRecording, error: BaseException) -> None:
+        recording.failed_with = f"{type(error).__name__}: {error}"[:500]
+        recording.flush()
 
     def _finish(self, wait: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order."""
@@ -306,7 +323,12 @@ class MixedPrecisionNanny:
             self._dense_bursts += 1
             self._dense_until = self._step + 1 + DENSE_STEPS
         if self._on_finding is not None:
-            self._on_finding(finding)
+            try:
+                self._on_finding(finding)
+            except Exception as error:  # noqa: BLE001 - the user's own; the run and its watch go on
+                if not self._callback_failed:
+                    warn(f"on_finding raised {type(error).__name__}: {error}; the nanny goes on, and calls it again")
+                self._callback_failed = True
 
     def _suspect(self, suspect: BadOutput) -> None:
         if self._dump_on_error and self._folder is not None and len(self._dumps) < MOST_DUMPS and self._step is not None:
@@ -322,9 +344,9 @@ class MixedPrecisionNanny:
             lambda _: self.begin_step(clock.step),
             None if find_models else [model for model, _ in self._recorder.models],
             self.add_model,
-            guard=functools.partial(self._recorder.guard, apart=False),
+            guard=lambda hook: functools.partial(self._recorder.run, hook, apart=False),
+            over=self.end_step,
         )
-        self._recorder.open()
         return clock.open()
 
     # the end
@@ -335,11 +357,7 @@ class MixedPrecisionNanny:
             raise error
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
-        warnings.warn(
-            f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})",
-            NannyWarning,
-            stacklevel=2,
-        )
+        warn(f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})")
 
     @property
     def cost_percent(self) -> float:
@@ -361,23 +379,27 @@ class MixedPrecisionNanny:
         self._closed = True
         if os.getpid() != self._pid:
             return
-        self._close_examination()
+        atexit.unregister(self._close_at_exit)
+        self._close_examination(at_any_price=True)
         cost = self.cost_percent
-        self._recorder.guard(self._finish)(wait=True)
-        self._recorder.close()
+        self._recorder.run(self._finish, wait=True)
+        self._attempt(self._recorder.close)
         if self._recording is not None:
-            self._recording.set_facts(self._history.facts)
-            self._recording.close(
-                status,
-                cost_percent=round(cost, 3),
-                examined_seconds=round(self.examined_seconds, 3),
-                traced_steps=self._traced,
-                steps=self._steps,
-                failure=self._failure or "",
-                repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
-            )
+            self._attempt(self._close_recording, self._recording, status, cost)
         if self._live is not None and self._steps and not self._rank:
-            self._say_goodbye(cost, status)
+            self._attempt(self._say_goodbye, cost, status)
+
+    def _close_recording(self, recording: RunRecording, status: str, cost: float) -> None:
+        recording.set_facts(self._history.facts)
+        recording.close(
+            status,
+            cost_percent=round(cost, 3),
+            examined_seconds=round(self.examined_seconds, 3),
+            traced_steps=self._traced,
+            steps=self._steps,
+            failure=self._failure or "",
+            repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
+        )
 
     def _say_goodbye(self, cost: float, status: str) -> None:
         assert self._live is not None
@@ -386,7 +408,7 @@ class MixedPrecisionNanny:
         count = len(self._history.examinations)
         examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
         found: list[Verdict] = []
-        self._recorder.guard(lambda: found.append(self.verdict(status)))()  # a fault of ours must not reach the script
+        self._recorder.run(lambda: found.append(self.verdict(status)))  # a fault of ours must not reach the script
         verdict = found[0] if found else NO_VERDICT
         best, told = verdict.diagnosis, self._told
         if best is not None and (told is None or (best.cause, best.culprit) != (told.cause, told.culprit)):

@@ -21,7 +21,6 @@ import sqlite3
 import sys
 import threading
 import time
-import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.examination import Examination
-from ..core.finding import Finding, NannyWarning
+from ..core.finding import Finding, warn
 from ..core.step import RunInfo, Sample, Site
 from .database import RUN_COLUMNS, WritingStore, open_for_writing
 from .encode import clean_text, finding_row, to_json
@@ -339,4 +338,4 @@ def _why(error: Exception) -> str:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"nanny: {message}", NannyWarning, stacklevel=4)
+    warn(f"nanny: {message}", stacklevel=4)

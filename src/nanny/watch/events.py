@@ -1,15 +1,22 @@
 """What happens in a training step, as events: backward, scaling, unscaling, clipping, optimizer steps.
 
 The few functions through which every PyTorch training loop must go are wrapped once per process, while somebody listens, and put
-back when the last listener leaves. Nothing is stored on the user's model, optimizer or scaler, so saving and copying them is
-not affected. Classes are wrapped rather than instances: a scaler or optimizer needs not be passed in, and may be made later.
+back when the last listener leaves or is collected. Nothing is stored on the user's model, optimizer or scaler, so saving and
+copying them is not affected. Classes are wrapped rather than instances: a scaler or optimizer needs not be passed in, and may be
+made later.
+
+Other threads may be in the middle of any of these functions. So whatever torch looks up is replaced in one assignment, never
+changed in place, and a listener may say whose thread it belongs to.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterable
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -20,25 +27,31 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_module
 
+from .tensors import in_backward
+
 
 class Listener(Protocol):
-    """Gets every event of the process; each method must return quickly and never raise."""
+    """Gets the events of its thread, or of all; each method must return quickly and never raise."""
 
     def saved_tensors_packed(self) -> None: ...
     def before_backward(self, roots: tuple[Tensor, ...]) -> None: ...
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None: ...
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
-    def before_clip(self, parameters: list[Tensor], max_norm: float) -> None: ...
+    def before_clip(self, parameters: Any, max_norm: Any) -> None: ...
     def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
     def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
     def after_scaler_update(self, scaler: GradScaler, given: bool) -> None: ...
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
-    def gradients_cleared(self) -> None: ...
+    def gradients_cleared(self, optimizer: Optimizer) -> None: ...
+    def forked(self) -> None:
+        """This is a child process now, which inherited the listener."""
 
 
-_listeners: list[Listener] = []
+_listeners: tuple[tuple[weakref.ref[Any], int | None], ...] = ()  # and the thread of each, None: all of them
 _undo: list[Callable[[], None]] = []
+_changes = threading.RLock()  # a listener may be collected at any moment, also in here
+_changing = False
 
 
 class PartListener:
@@ -54,26 +67,78 @@ def _ignore(*_: Any, **__: Any) -> None:
     return None
 
 
-def listen(listener: Listener) -> None:
-    """Idempotent."""
-    if listener in _listeners:
-        return
-    if not _listeners:
-        _install()
-    _listeners.append(listener)
+def listen(listener: Listener, thread: int | None = None) -> None:
+    """To the events of one thread (`threading.get_ident()`), or of all. Asked again, the newest thread counts.
+
+    A listener is not kept alive. What happens inside backward to an optimizer or to parameters is told to all: autograd has
+    threads of its own.
+    """
+    _change(listener, (weakref.ref(listener, _collected), thread))
 
 
 def leave(listener: Listener) -> None:
     """Idempotent."""
-    if listener in _listeners:
-        _listeners.remove(listener)
-        if not _listeners:
-            while _undo:
-                _undo.pop()()
+    _change(listener)
 
 
-def tensors_of(parameters: Any) -> list[Tensor]:
-    return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+def is_heard(listener: Listener) -> bool:
+    return any(reference() is listener for reference, _ in _listeners)
+
+
+def _collected(_: Any) -> None:
+    _change()
+
+
+def _change(listener: Any = None, entry: tuple[weakref.ref[Any], int | None] | None = None) -> None:
+    global _listeners, _changing
+    with _changes:
+        entries = [entry if one[0]() is listener else one for one in _listeners if one[0]() is not None]
+        if entry is not None and entry not in entries:
+            entries.append(entry)
+        _listeners = tuple(one for one in entries if one is not None)
+        if _changing:  # collected while the functions are being replaced: the loop below is not over yet
+            return
+        _changing = True
+        try:
+            while bool(_undo) != any(reference() is not None for reference, _ in _listeners):
+                if _undo:
+                    _uninstall()
+                else:
+                    _install()
+        finally:
+            _changing = False
+
+
+def _in_child() -> None:
+    """A forked process has one thread and no training of ours."""
+    global _changes, _listeners
+    _changes = threading.RLock()
+    inherited, _listeners = _listeners, ()
+    for reference, _ in inherited:
+        listener = reference()
+        if listener is not None:
+            listener.forked()
+    _change()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _install() -> None:
+    try:
+        for owner, name, make in _wrappers():
+            _replace(owner, name, make)
+        for name, hook in _optimizer_hooks():
+            _add_hook(name, hook)
+    except BaseException:
+        _uninstall()
+        raise
+
+
+def _uninstall() -> None:
+    while _undo:
+        _undo.pop()()
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -81,138 +146,182 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     if original is None:  # private names may go in a later torch; the events they give are then missing, nothing breaks
         return
     wrapped = functools.wraps(original)(make(original))
-    setattr(owner, name, wrapped)
 
     def restore() -> None:
         if getattr(owner, name) is wrapped:  # somebody else may have wrapped it after us; leave theirs alone
             setattr(owner, name, original)
 
     _undo.append(restore)
+    setattr(owner, name, wrapped)
 
 
-def _install() -> None:
-    _replace(torch.autograd, "backward", _backward)
-    _replace(GradScaler, "scale", _scale)
-    _replace(GradScaler, "unscale_", _unscale)
-    _replace(GradScaler, "step", _scaler_step)
-    _replace(GradScaler, "update", _scaler_update)
-    # clip_grad_norm_ looks this one up when called, so code that imported it earlier is seen too
-    _replace(clip_grad, "_clip_grads_with_norm_", _clip)
-    for owner in (torch.nn.utils, clip_grad):
-        _replace(owner, "clip_grads_with_norm_", _clip)
-        _replace(owner, "clip_grad_value_", _clip)
-    _replace(saved_tensors_hooks, "__enter__", _packing)
-    _replace(Optimizer, "zero_grad", _zero_grad)
-    before = optimizer_module.register_optimizer_step_pre_hook(_optimizer_before)
-    after = optimizer_module.register_optimizer_step_post_hook(_optimizer_after)
-    _undo.extend((before.remove, after.remove))
+def _add_hook(name: str, hook: Any) -> None:
+    """Beside torch's own dictionary of hooks, which another thread may be going through: adding to it would end that thread."""
+    shown = _views.get(name)
+    if shown is None:
+        shown = _views[name] = _view_of(getattr(optimizer_module, name), hook)
+    hooks = shown.hooks
+
+    def restore() -> None:
+        if getattr(optimizer_module, name) is shown:
+            setattr(optimizer_module, name, hooks)
+
+    if getattr(optimizer_module, name) is hooks:
+        _undo.append(restore)
+        setattr(optimizer_module, name, shown)
 
 
-def _backward(original: Any) -> Any:
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        roots = (tensors,) if isinstance(tensors, Tensor) else tuple(t for t in _iterable(tensors) if isinstance(t, Tensor))
-        for listener in tuple(_listeners):
-            listener.before_backward(roots)
-        return original(tensors, *args, **kwargs)
-
-    return backward
+# A handle of a hook that was added while a view stood in knows only the view (weakly), so views are kept for good.
+_views: dict[str, Any] = {}
 
 
-def _iterable(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, (list, tuple)) else ()
+def _view_of(hooks: MutableMapping[int, Any], ours: Any) -> Any:
+    class View(MutableMapping[int, Any]):
+        """Torch's hooks and ours behind them. Gone through, it is a copy."""
+
+        def __init__(self) -> None:
+            self.hooks = hooks
+
+        def values(self) -> Any:
+            return list(hooks.values()) if torch.compiler.is_compiling() else [*hooks.values(), ours]
+
+        def items(self) -> Any:
+            return list(hooks.items())
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(list(hooks))
+
+        def __len__(self) -> int:
+            return len(hooks)
+
+        def __getitem__(self, key: int) -> Any:
+            return hooks[key]
+
+        def __setitem__(self, key: int, value: Any) -> None:
+            hooks[key] = value
+
+        def __delitem__(self, key: int) -> None:
+            del hooks[key]
+
+    return View()
 
 
-def _packing(original: Any) -> Any:
-    def enter(self: Any) -> Any:
-        for listener in tuple(_listeners):
-            listener.saved_tensors_packed()
-        return original(self)
+def _telling(anywhere: bool) -> Callable[..., None]:
+    """`anywhere`: what happens is said of an optimizer or parameters, so it counts in autograd's own threads too."""
 
-    return enter
+    def tell(name: str, *about: Any) -> None:
+        here = get_ident()
+        for reference, thread in _listeners:
+            if thread is None or thread == here or (anywhere and in_backward()):
+                listener = reference()
+                if listener is not None:
+                    getattr(listener, name)(*about)
 
-
-def _scale(original: Any) -> Any:
-    def scale(self: GradScaler, outputs: Any) -> Any:
-        scaled = original(self, outputs)
-        if self.is_enabled() and isinstance(outputs, Tensor) and isinstance(scaled, Tensor):
-            for listener in tuple(_listeners):
-                listener.loss_scaled(self, outputs, scaled)
-        return scaled
-
-    return scale
+    return tell
 
 
-def _unscale(original: Any) -> Any:
-    def unscale_(self: GradScaler, optimizer: Optimizer) -> Any:
-        result = original(self, optimizer)
-        if self.is_enabled():
-            for listener in tuple(_listeners):
-                listener.after_unscale(self, optimizer)
-        return result
+def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
+    """Owner, name and wrapper of each function. Wrappers take whatever comes and hand it on as it came."""
+    tell, tell_all = _telling(anywhere=False), _telling(anywhere=True)
 
-    return unscale_
+    def given(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+        return args[position] if len(args) > position else kwargs.get(name)
+
+    def wrapper(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                if torch.compiler.is_compiling():
+                    return original(*args, **kwargs)
+                if before is not None:
+                    before(args, kwargs)
+                result = original(*args, **kwargs)
+                if after is not None:
+                    after(result, args, kwargs)
+                return result
+
+            return wrapped
+
+        return make
+
+    def of_scaler(event: str) -> Callable[[Any, Any], None]:
+        def tell_event(args: Any, kwargs: Any) -> None:
+            scaler, optimizer = given(args, kwargs, 0, "self"), given(args, kwargs, 1, "optimizer")
+            if isinstance(scaler, GradScaler) and isinstance(optimizer, Optimizer) and scaler.is_enabled():
+                tell_all(event, scaler, optimizer)
+
+        return tell_event
+
+    def later(tell_event: Callable[[Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+        return lambda result, args, kwargs: tell_event(args, kwargs)
+
+    def before_backward(args: Any, kwargs: Any) -> None:
+        tensors = given(args, kwargs, 0, "tensors")
+        roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
+        tell("before_backward", tuple(t for t in roots if isinstance(t, Tensor)))
+
+    def after_scale(scaled: Any, args: Any, kwargs: Any) -> None:
+        scaler, loss = given(args, kwargs, 0, "self"), given(args, kwargs, 1, "outputs")
+        if scaler.is_enabled() and isinstance(loss, Tensor) and isinstance(scaled, Tensor):
+            tell("loss_scaled", scaler, loss, scaled)
+
+    def after_update(_: Any, args: Any, kwargs: Any) -> None:
+        scaler = given(args, kwargs, 0, "self")
+        if scaler.is_enabled():
+            tell("after_scaler_update", scaler, given(args, kwargs, 1, "new_scale") is not None)
+
+    def clip(limit: str) -> Callable[[Any], Any]:
+        def before_clip(args: Any, kwargs: Any) -> None:
+            parameters, most = given(args, kwargs, 0, "parameters"), given(args, kwargs, 1, limit)
+            if parameters is not None and most is not None:
+                tell_all("before_clip", parameters, most)
+
+        def make(original: Any) -> Any:
+            clip_told = wrapper(before_clip)(original)
+
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                if args and isinstance(args[0], Iterator):  # it can be read only once
+                    args = (list(args[0]), *args[1:])
+                elif isinstance(kwargs.get("parameters"), Iterator):
+                    kwargs["parameters"] = list(kwargs["parameters"])
+                return clip_told(*args, **kwargs)
+
+            return wrapped
+
+        return make
+
+    return [
+        (torch.autograd, "backward", wrapper(before_backward)),
+        (GradScaler, "scale", wrapper(after=after_scale)),
+        (GradScaler, "unscale_", wrapper(after=later(of_scaler("after_unscale")))),
+        (GradScaler, "step", wrapper(of_scaler("before_scaler_step"), later(of_scaler("after_scaler_step")))),
+        (GradScaler, "update", wrapper(after=after_update)),
+        # clip_grad_norm_ looks this one up when called, so code that imported it earlier is seen too
+        (clip_grad, "_clip_grads_with_norm_", clip("max_norm")),
+        *((owner, "clip_grads_with_norm_", clip("max_norm")) for owner in (torch.nn.utils, clip_grad)),
+        *((owner, "clip_grad_value_", clip("clip_value")) for owner in (torch.nn.utils, clip_grad)),
+        (saved_tensors_hooks, "__enter__", wrapper(lambda args, kwargs: tell("saved_tensors_packed"))),
+        (
+            Optimizer,
+            "zero_grad",
+            wrapper(after=lambda result, args, kwargs: tell_all("gradients_cleared", given(args, kwargs, 0, "self"))),
+        ),
+    ]
 
 
-def _scaler_step(original: Any) -> Any:
-    def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if not self.is_enabled():
-            return original(self, optimizer, *args, **kwargs)
-        for listener in tuple(_listeners):
-            listener.before_scaler_step(self, optimizer)
-        result = original(self, optimizer, *args, **kwargs)
-        for listener in tuple(_listeners):
-            listener.after_scaler_step(self, optimizer)
-        return result
+def _optimizer_hooks() -> list[tuple[str, Any]]:
+    """The name of torch's dictionary, and our hook in it."""
+    tell = _telling(anywhere=True)
 
-    return step
+    def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # args holds the optimizer itself first; a closure runs forward and backward inside the step
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        tell("before_optimizer_step", optimizer, closure is not None)
 
+    def after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tell("after_optimizer_step", optimizer)
 
-def _scaler_update(original: Any) -> Any:
-    def update(self: GradScaler, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if self.is_enabled():
-            given = bool(args) or kwargs.get("new_scale") is not None
-            for listener in tuple(_listeners):
-                listener.after_scaler_update(self, given)
-        return result
-
-    return update
+    return [("_global_optimizer_pre_hooks", before_step), ("_global_optimizer_post_hooks", after_step)]
 
 
-def _zero_grad(original: Any) -> Any:
-    def zero_grad(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        for listener in tuple(_listeners):
-            listener.gradients_cleared()
-        return result
-
-    return zero_grad
-
-
-def _clip(original: Any) -> Any:
-    signature = inspect.signature(original)  # the limit is called max_norm or clip_value
-    parameters, limit = list(signature.parameters)[:2]
-
-    def clip(*args: Any, **kwargs: Any) -> Any:
-        try:
-            given = signature.bind(*args, **kwargs)
-        except TypeError:
-            return original(*args, **kwargs)  # which says what is wrong with the call
-        given.arguments[parameters] = tensors_of(given.arguments[parameters])  # a generator can be read only once
-        for listener in tuple(_listeners):
-            listener.before_clip(given.arguments[parameters], float(given.arguments[limit]))
-        return original(*given.args, **given.kwargs)
-
-    return clip
-
-
-def _optimizer_before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # args holds the optimizer itself first; a closure runs forward and backward inside the step
-    closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-    for listener in tuple(_listeners):
-        listener.before_optimizer_step(optimizer, closure is not None)
-
-
-def _optimizer_after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    for listener in tuple(_listeners):
-        listener.after_optimizer_step(optimizer)
+def tensors_of(parameters: Any) -> list[Tensor]:
+    return [parameters] if isinstance(parameters, Tensor) else list(parameters)

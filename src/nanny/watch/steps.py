@@ -3,11 +3,12 @@
 A model is found when it is first called for training from outside any known model. A step begins with the first training call of
 a known model, and with the one that follows when every known optimizer has stepped (a step that a GradScaler skips is a step), or
 one of them twice. A model that takes part and whose parameters no optimizer has stepped yet has one to come: a GAN's two updates
-are one step from the first on.
+are one step from the first on. All of it happens in one thread, that of the first training call; when it has ended, in the next.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks, register_module_f
 from torch.optim import Optimizer
 
 from . import events
+from .hooks import add_hook
 from .names import unwrapped
 
 MOST_MODELS = 8
@@ -26,7 +28,7 @@ PATIENCE = 64  # backward passes without an optimizer step, until each of them c
 
 
 class StepClock(events.PartListener):
-    """Calls `begin(model)` when a step begins; `step` counts them from 0.
+    """Calls `begin(model)` when a step begins, `over()` when its last optimizer has stepped; `step` counts them from 0.
 
     `models=None`: they are found, and `found(model, prefix)` is told. With models given, optimizers of others do not count.
     """
@@ -37,8 +39,9 @@ class StepClock(events.PartListener):
         models: Sequence[nn.Module] | None = None,
         found: Callable[[nn.Module, str], None] | None = None,
         guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda hook: hook,
+        over: Callable[[], None] | None = None,
     ) -> None:
-        self._begin, self._found, self._guard = begin, found, guard
+        self._begin, self._found, self._guard, self._over = begin, found, guard, over
         self._finds_models = models is None
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._parts: dict[int, weakref.ref[nn.Module]] = {}
@@ -50,21 +53,22 @@ class StepClock(events.PartListener):
         self._backwards = 0
         self._without_optimizer = False
         self._scaler_steps: Optimizer | None = None
-        self._handle: Any = None
+        self._unhook: Callable[[], Any] | None = None
+        self._thread: int | None = None
         self.step = -1
         for model in models or ():
             self._add(model)
 
     def open(self) -> StepClock:
         events.listen(self)
-        self._handle = register_module_forward_pre_hook(self._guard(self._before_forward))
+        self._unhook = add_hook(register_module_forward_pre_hook, self._before_forward)
         return self
 
     def close(self) -> None:
         events.leave(self)
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._unhook is not None:
+            self._unhook()
+            self._unhook = None
 
     __enter__ = open
 
@@ -86,9 +90,24 @@ class StepClock(events.PartListener):
     # steps
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
-        if not _knows(self._roots, module):
-            if not self._is_new(module):
-                return
+        if _knows(self._roots, module) or (self._finds_models and not _knows(self._parts, module)):
+            self._guard(self._called_for_training)(module, args)
+
+    def _is_elsewhere(self) -> bool:
+        here = threading.get_ident()
+        if self._thread == here:
+            return False
+        if self._thread is not None and any(thread.ident == self._thread for thread in threading.enumerate()):
+            return True
+        self._thread = here
+        events.listen(self, here)
+        return False
+
+    def _called_for_training(self, module: nn.Module, args: Any) -> None:
+        known = _knows(self._roots, module)
+        if not (known or self._is_new(module)) or self._is_elsewhere():
+            return
+        if not known:
             if self._found is not None:
                 self._found(module, f"{type(module).__name__}." if self._roots else "")
             self._add(module)
@@ -101,10 +120,10 @@ class StepClock(events.PartListener):
             self._stepped.clear()
             self._stepped_twice, self._backwards = False, 0
             self.step += 1
-            known = set(_global_forward_pre_hooks)
+            hooks = set(_global_forward_pre_hooks)
             self._begin(module)
             for key, hook in list(_global_forward_pre_hooks.items()):
-                if key not in known:  # registered just now: torch made its list of this call's hooks before
+                if key not in hooks:  # registered just now: torch made its list of this call's hooks before
                     hook(module, args)
 
     def _is_over(self) -> bool:
@@ -141,11 +160,17 @@ class StepClock(events.PartListener):
         self.after_optimizer_step(optimizer)
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        if optimizer is self._scaler_steps or not self._counts(optimizer):
+        if optimizer is not self._scaler_steps:
+            self._guard(self._note_update)(optimizer)
+
+    def _note_update(self, optimizer: Optimizer) -> None:
+        if not self._counts(optimizer):
             return
         self._optimizers[optimizer] = None
         self._stepped_twice = self._stepped_twice or id(optimizer) in self._stepped
         self._stepped.add(id(optimizer))
+        if self._over is not None and self._is_over():
+            self._over()
 
     def _counts(self, optimizer: Optimizer) -> bool:
         if self._finds_models or optimizer in self._optimizers:
