@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import nanny
 from nanny.examine.again import NotAgain, examine_again
 from nanny.examine.hazards import judged
 from nanny.watch.calls import ModelCalls
@@ -69,10 +74,11 @@ def test_dropout_draws_the_same_numbers_again() -> None:
     model = Net()
     calls = ModelCalls([model]).open()
     kept = model(torch.randn(6, 8))
-    assert "other_bits" not in examine_again(calls.made, [(model, "")], 0).facts
+    made = tuple(calls.made)
+    assert "other_bits" not in examine_again(made, [(model, "")], 0).facts
     with torch.no_grad():
         kept[0] += 1  # as if the first run had given something else
-    assert examine_again(calls.made, [(model, "")], 0).facts["other_bits"]
+    assert examine_again(made, [(model, "")], 0).facts["other_bits"]
     calls.close()
 
 
@@ -115,3 +121,55 @@ def test_the_class_is_as_it_was_once_nobody_listens() -> None:
     assert vars(Net)["__call__"] is not None
     second.close()
     assert dict(vars(Net)) == before
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Score(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.head = nn.Linear(8, 16), nn.Dropout(0.2), nn.Linear(16, 1)
+
+    def forward(self, x, floor):
+        h = self.drop(torch.tanh(self.first(x)))
+        h = torch.log(h + floor)
+        return self.head(h)
+
+
+model = Score()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for step in range(30):
+    loss = model(torch.randn(16, 8), floor=2.0 if step < 23 else 0.5).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(loss.item(), torch.randn(1).item(), [p.sum().item() for p in model.parameters()])
+"""
+
+
+@pytest.mark.parametrize("framed", [False, True], ids=["nanny run", "nanny.step"])
+def test_a_step_nobody_had_planned_to_look_at_is_explained(tmp_path: Path, framed: bool) -> None:
+    code = SCRIPT
+    if framed:
+        code = code.replace("for step", "import nanny\nn = nanny.MixedPrecisionNanny(model, optimizer)\nfor step").replace(
+            "    loss = model", "    n.begin_step(step)\n    loss = model"
+        )
+        code = code.replace("    optimizer.zero_grad()\n", "    optimizer.zero_grad()\n    n.end_step()\n") + "n.close()\n"
+    (tmp_path / "plain.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(Path(nanny.__file__).parents[1])}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    watched = run("train.py") if framed else run("-m", "nanny", "run", "train.py")
+    assert watched.stdout == run("plain.py").stdout, watched.stderr
+    line = code.splitlines().index("        h = torch.log(h + floor)") + 1
+    assert f"undefined_operation in op:log at step 23 (train.py:{line}), 95 % sure" in watched.stderr

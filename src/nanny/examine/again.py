@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
@@ -33,6 +34,7 @@ def examine_again(
     obstacle = _obstacle(calls)
     if obstacle:
         raise NotAgain(obstacle)
+    calls = tuple(calls)
     sanitizer = Sanitizer(models, step, scale)
     with ExitStack() as kept:
         for module in {id(call.module): call.module for call in calls}.values():
@@ -43,7 +45,8 @@ def examine_again(
             kept.enter_context(watching(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in calls]))))
         sanitizer.open()
         try:
-            results = [call.make_again() for call in calls]
+            with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
+                results = [call.make_again() for call in calls]
         except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
             raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
         finally:
@@ -60,6 +63,8 @@ def _obstacle(calls: Sequence[Call]) -> str:
         return "several processes train together, and a collective cannot be run twice by one of them"
     if not all(call.is_intact for call in calls):
         return "its inputs have been written over since"
+    if any(call.has_modes for call in calls) or torch._C._len_torch_dispatch_stack():
+        return "a mode of the program's own was on"
     for module in (part for call in calls for part in call.module.modules()):
         if is_compiled(module):
             return "part of the model is compiled"

@@ -21,6 +21,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.examination import Examination
+from ..examine.again import NotAgain, examine_again
 from ..examine.sanitizer import Sanitizer
 from ..watch.hooks import add_hook, weakly
 from ..watch.tensors import being_traced, in_backward
@@ -29,6 +30,7 @@ from .recorder import Recorder
 STARTUP_SECONDS = 5.0  # which examinations may take before they must be earned
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
+MOST_AGAIN = 2  # bad steps that are made again
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 
 
@@ -97,11 +99,15 @@ class Examiner:
         self._deliver = on_examination
         self._sanitizer: Sanitizer | None = None
         self._release: Callable[[], Any] = lambda: None
+        self.not_again = ""  # why a bad step could not be made again
         self._unhook: Callable[[], Any] = lambda: None
         self._thread = 0
         self._position = 0
         self._opened = 0.0
         self._plain: list[float] = []
+        self._again = 0
+        recorder.hears_calls = True
+        recorder.when_backward = self.backward_begins
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
@@ -110,6 +116,26 @@ class Examiner:
             return False
         self.off_because = self._obstacle()
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
+
+    def backward_begins(self, loss_is_bad: bool) -> None:
+        """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
+        made, capture = self._recorder.calls_since_backward(), self._recorder.capture
+        if not loss_is_bad or capture is None or self.is_open or self.off_because or not modes_may_change():
+            return
+        if self._again >= MOST_AGAIN or not _turn.acquire(blocking=False):
+            return
+        self._again += 1
+        self._recorder.hears_calls = self._again < MOST_AGAIN
+        started, cpu = time.perf_counter(), time.thread_time()
+        try:
+            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
+        except NotAgain as error:
+            self.not_again = str(error)
+        finally:
+            _turn.release()
+            self._recorder.calls_since_backward()  # the second run was heard as well
+            self.plan.spent += time.thread_time() - cpu
+            self._recorder.seconds -= time.perf_counter() - started  # examinations have an account of their own
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""

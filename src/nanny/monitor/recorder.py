@@ -21,7 +21,8 @@ from ..core.step import StepRecord
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
-from ..watch.names import parts_of, root_name
+from ..watch.calls import Call, ModelCalls
+from ..watch.names import parts_of, root_name, unwrapped
 from ..watch.tensors import in_backward, short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
@@ -67,6 +68,10 @@ class Recorder:
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
         self.examining = False  # every operation of this step is watched: ours must run outside_program
         self.stepped_late = False  # the optimizer has run after the user's block
+        self.hears_calls = False  # so that a step that goes wrong can be made again
+        self._calls: ModelCalls | None = None
+        self._stop_hearing: Callable[[], Any] = lambda: None
+        self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -121,6 +126,8 @@ class Recorder:
 
     def close(self) -> None:
         events.leave(self)
+        self._stop_hearing()
+        self._calls = None
         if self.capture is not None and self.capture.trace is not None:
             self.capture.trace.close()
 
@@ -131,11 +138,27 @@ class Recorder:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
         self.stepped_late = False
         self._scaled = self._probe = None
+        self._hear_calls()
         if traced:
             self.find_parts()
             self._measure_weights()
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.open(self.hear)
+
+    def _hear_calls(self) -> None:
+        models = [unwrapped(model) for model, _ in self.models] if self.hears_calls else []
+        if self._calls is None or not self._calls.are_of(models):
+            self._stop_hearing()
+            self._calls = ModelCalls(models).open()
+            self._stop_hearing = weakref.finalize(self, self._calls.close)
+        self._calls.begin()
+
+    def calls_since_backward(self) -> tuple[Call, ...]:
+        """Of the models; asked again, they are forgotten."""
+        made = () if self._calls is None else tuple(self._calls.made)
+        if self._calls is not None:
+            self._calls.made.clear()
+        return made
 
     @guarded
     def end(self) -> None:
@@ -276,6 +299,8 @@ class Recorder:
                 p = self._owners[key]() if name in self.suspects else None
                 if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
                     capture.record.stale += (name,)
+        if self.when_backward is not None and transfer.reads_freely(root.device):
+            self.when_backward(bool(capture.losses) and not bool(capture.losses[-1].isfinite()))
         capture.record.backwards += 1
 
     @guarded

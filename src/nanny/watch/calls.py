@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the 
 class Call:
     """One call of a model. It holds what was passed in, and so much as it lasts of what came out."""
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.module, self.args, self.kwargs = module, args, kwargs
+    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False) -> None:
+        self.module, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
+        self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
         self._versions = [t._version for t in self.inputs if not t.is_inference()]
         self._random = torch.get_rng_state()
@@ -82,12 +83,23 @@ class ModelCalls:
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
-        self._paused = False
 
     def open(self) -> ModelCalls:
         for kind in self._classes:
             _listen(kind, self)
         return self
+
+    def are_of(self, models: Sequence[nn.Module]) -> bool:
+        return len(models) == len(self._models) and all(self._knows(model) for model in models)
+
+    def _knows(self, module: nn.Module) -> bool:
+        known = self._models.get(id(module))
+        return known is not None and known() is module
+
+    def begin(self) -> None:
+        """A step of this thread: what was called before is forgotten, but not the call within which it begins."""
+        self._thread = threading.get_ident()
+        self.made = [call for call in self.made if not call.is_over]
 
     def close(self) -> None:
         self.made.clear()
@@ -95,22 +107,15 @@ class ModelCalls:
             _leave(kind, self)
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        known = self._models.get(id(module))
-        if known is None or known() is not module or self._paused or threading.get_ident() != self._thread:
+        modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+        if not self._knows(module) or threading.get_ident() != self._thread:
             return None
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
-        call = Call(module, args, kwargs)
+        with torch._C.DisableTorchFunction():  # subclasses and modes of the program are not to notice
+            call = Call(module, args, kwargs, has_modes=modes > 0)
         self.made.append(call)
         return call
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
 
 
 _listeners: dict[type, tuple[ModelCalls, ...]] = {}
@@ -143,9 +148,13 @@ def _wrap(kind: type) -> None:
         if torch.compiler.is_compiling():  # a constant to the compiler, which then sees the model's own call
             return original(self, *args, **kwargs)
         heard = [c for one in _listeners.get(kind, ()) if (c := _heard(one, self, args, kwargs)) is not None]
-        out = original(self, *args, **kwargs)
-        for made in heard:
-            made.outputs = [weakref.ref(t) for t in tensors_in(out)]
+        out = None
+        try:
+            out = original(self, *args, **kwargs)
+        finally:
+            for made in heard:
+                made.is_over = True
+                made.outputs = [weakref.ref(t) for t in tensors_in(out)]
         return out
 
     def undo() -> None:
