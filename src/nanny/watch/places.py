@@ -61,7 +61,15 @@ class Spot(NamedTuple):
         if self.code is None:
             return self.place
         at = self.place
-        return Place(at.site, at.module, at.phase, self.code.co_filename, _line_of(self.code, self.instruction))
+        return Place(at.site, at.module, at.phase, _near(self.code.co_filename), _line_of(self.code, self.instruction))
+
+
+def _near(path: str) -> str:
+    """As one would type it here."""
+    try:
+        return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
+    except OSError:  # the folder is gone
+        return path
 
 
 class _Scope(NamedTuple):
