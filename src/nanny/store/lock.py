@@ -29,7 +29,7 @@ class HeldLock:
 
     def release(self, *, remove: bool = True) -> None:
         """Removes the file first, so that a clean close leaves nothing behind; `try_lock` copes with the race."""
-        if remove:
+        if remove and _is_still_there(self.path, self.descriptor):
             self.path.unlink(missing_ok=True)
         _held.discard(self.descriptor)
         os.close(self.descriptor)
@@ -99,7 +99,7 @@ def _is_still_there(path: Path, descriptor: int) -> bool:
     """False if the last holder removed the file between our open and our lock."""
     try:
         named = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(named, os.fstat(descriptor))
 
