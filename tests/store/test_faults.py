@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -236,6 +237,43 @@ def test_a_read_only_folder_is_said_once_and_training_goes_on(tmp_path):
         print(len(said), "Read-only file system" in said[0])
         """
     assert run_script(body, tmp_path, read_only) == "1 True\n"
+
+
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+int flock(int fd, int op) { errno = ENOLCK; return -1; }
+#define FCNTL(name) int name(int fd, int cmd, ...) { va_list a; va_start(a, cmd); void *p = va_arg(a, void *); va_end(a); \\
+  if (cmd == F_SETLK || cmd == F_SETLKW || cmd == F_GETLK) { errno = ENOLCK; return -1; } \\
+  return ((int (*)(int, int, void *))dlsym(RTLD_NEXT, #name))(fd, cmd, p); }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+"""
+
+
+@pytest.mark.slow
+def test_on_a_file_system_without_locks_a_run_is_recorded_and_read(tmp_path):
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs gcc")
+    library = tmp_path / "no_locks.so"
+    made = [compiler, "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"]
+    subprocess.run(made, input=NO_LOCKS, text=True, check=True)
+    body = """
+        for run in range(2):
+            writer = start()
+            writer.add_finding(finding(run))
+            writer.close()
+            print(said, writer.failed, writer.path.name)
+        from nanny.store import reader
+        with reader.reading(writer.path) as db:
+            print([f.step for f in reader.findings(db, 1)], sorted(os.listdir(folder)))
+        """
+    out = run_script(body, tmp_path / "logs", ("env", f"LD_PRELOAD={library}"))
+    assert out.splitlines() == ["[] None metrics.db", "[] None metrics.2.db", "[1] ['metrics.2.db', 'metrics.db']"]
 
 
 def test_a_dead_writer_thread_is_said_once_and_training_goes_on(tmp_path):

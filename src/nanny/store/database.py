@@ -328,17 +328,17 @@ def _open_unlocked(folder: Path, info: RunInfo, network: str) -> WritingStore:
             break
         except FileExistsError:
             number += 1
-    db, _ = _connect(path, network)
+    db, _ = _connect(path, network, locks=False)
     store = WritingStore(db, path, None, network, ())
     store.begin_run(info)
     return store
 
 
-def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, str]:
+def _connect(path: Path, network: str, *, locks: bool = True) -> tuple[sqlite3.Connection, str]:
     """The connection, and why the file cannot be added to."""
     with _in_sqlite:
         wal_lost = wal_is_damaged(path)  # asked first: whoever opens the file to write folds the -wal file in and removes it
-        address = f"{path.absolute().as_uri()}?mode={'ro' if wal_lost else 'rwc'}"
+        address = f"{path.absolute().as_uri()}?mode={'ro' if wal_lost else 'rwc'}{'' if locks else '&nolock=1'}"
         db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
         try:
             refusal = schema.refusal(db, path)
@@ -347,7 +347,7 @@ def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, str]:
             if not refusal and (wal_lost or missed_parts(db, 0)):
                 return db, damage_sentence(path, {"wal" if wal_lost else "run"})
             with contextlib.suppress(sqlite3.OperationalError):  # a busy reader may forbid the change; any mode is safe
-                db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if network else 'WAL'}")
+                db.execute(f"PRAGMA journal_mode = {'WAL' if locks and not network else 'TRUNCATE'}")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
             if refusal:
