@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -236,6 +237,43 @@ def test_a_read_only_folder_is_said_once_and_training_goes_on(tmp_path):
         print(len(said), "Read-only file system" in said[0])
         """
     assert run_script(body, tmp_path, read_only) == "1 True\n"
+
+
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+int flock(int fd, int op) { errno = ENOLCK; return -1; }
+#define FCNTL(name) int name(int fd, int cmd, ...) { va_list a; va_start(a, cmd); void *p = va_arg(a, void *); va_end(a); \\
+  if (cmd == F_SETLK || cmd == F_SETLKW || cmd == F_GETLK) { errno = ENOLCK; return -1; } \\
+  return ((int (*)(int, int, void *))dlsym(RTLD_NEXT, #name))(fd, cmd, p); }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+"""
+
+
+@pytest.mark.slow
+def test_on_a_file_system_without_locks_a_run_is_recorded_and_read(tmp_path):
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs gcc")
+    library = tmp_path / "no_locks.so"
+    made = [compiler, "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", "-ldl"]
+    subprocess.run(made, input=NO_LOCKS, text=True, check=True)
+    body = """
+        for run in range(2):
+            writer = start()
+            writer.add_finding(finding(run))
+            writer.close()
+            print(said, writer.failed, writer.path.name)
+        from nanny.store import reader
+        with reader.reading(writer.path) as db:
+            print([f.step for f in reader.findings(db, 1)], sorted(os.listdir(folder)))
+        """
+    out = run_script(body, tmp_path / "logs", ("env", f"LD_PRELOAD={library}"))
+    assert out.splitlines() == ["[] None metrics.db", "[] None metrics.2.db", "[1] ['metrics.2.db', 'metrics.db']"]
 
 
 def test_a_dead_writer_thread_is_said_once_and_training_goes_on(tmp_path):
@@ -531,3 +569,120 @@ def test_a_surviving_child_does_not_keep_a_dead_trainers_store_locked(tmp_path):
     finally:
         os.kill(worker, signal.SIGKILL)
         trainer.stdout.close()
+
+
+# the file is taken away
+
+
+LOSSES = {
+    "folder deleted": "shutil.rmtree(folder)",
+    "folder moved": "os.rename(folder, folder + '.old')",
+    "file deleted": "os.unlink(writer.path)",
+    "file moved": "os.rename(writer.path, folder + '/elsewhere')",
+    "file and journal deleted": "[os.unlink(f) for f in glob.glob(folder + '/metrics*')]",
+    "journal deleted": "os.unlink(str(writer.path) + '-wal')",
+    "overwritten with text": "open(writer.path, 'w').write('notes ' * 20_000)",
+    "cut to nothing": "open(writer.path, 'w').close()",
+    "replaced by a folder": "os.unlink(writer.path); os.mkdir(writer.path)",
+    "replaced by another store": "os.replace(other, writer.path)",
+    "overwritten by another store": "shutil.copyfile(other, writer.path)",
+}
+
+QUICK = [("folder deleted", "local"), ("overwritten with text", "local")]
+
+
+@pytest.mark.parametrize(
+    ("loss", "disk"),
+    [
+        pytest.param(loss, disk, marks=[] if (loss, disk) in QUICK else pytest.mark.slow)
+        for disk in ("local", "network")
+        for loss in LOSSES
+    ],
+)
+def test_a_run_whose_file_is_taken_away_goes_on_in_a_new_one_and_says_so_once(tmp_path, loss, disk):
+    body = f"""
+        import glob, shutil
+        if {disk!r} == "network":
+            database.network_file_system = lambda path: "nfs4"
+        first = RunWriter(folder + ".other", RunInfo(started=1.0))
+        first.add_finding(finding(99))
+        first.close()
+        other = str(first.path)
+        writer = start()
+        writer.add_sites([Site("output", str(i)) for i in range(100)])
+        writer.add_finding(finding(0))
+        writer.add_sample(sample(0))
+        writer.set_meta(amp_dtype="float16")
+        for step in range(-250 if "overwritten" in {loss!r} else 0, 0):  # more than the journal holds
+            writer.add_sample(sample(step, 5000))
+        assert writer.flush()
+        if {disk!r} == "local" or "journal" not in {loss!r}:
+            {LOSSES[loss]}
+        for step in range(1, 4):
+            writer.add_sample(sample(step))
+            writer.add_finding(finding(step))
+            assert writer.flush(), writer.failed
+        writer.close()
+        print(len(said), writer.dropped, writer.failed)
+        print(writer.path)
+        """
+    folder = tmp_path / "logs"
+    out = run_script(body, folder).splitlines()
+    taken = disk == "local" or "journal deleted" not in loss
+    assert out[0] == f"{int(taken)} 0 None"
+    path = Path(out[1])
+    check_integrity(path)
+    with reader.reading(path) as db:
+        run = reader.pick_run(db, None)
+        assert (run.status, run.amp_dtype) == ("finished", "float16")
+        assert [finding.step for finding in reader.findings(db, run.id)] == [0, 1, 2, 3]
+        assert len(reader.sites(db, run.id, "output")) == 100
+        steps, norms = reader.samples(db, run.id, "output", "norm")
+        assert steps.tolist() == [1, 2, 3] if taken else [0, 1, 2, 3]
+        assert (norms == steps[:, None] + 1).all()
+    if loss in ("folder moved", "file moved"):  # what was written before is whole where it is now
+        moved = tmp_path / "logs.old" / "metrics.db" if loss == "folder moved" else folder / "elsewhere"
+        with reader.reading(moved) as db:
+            assert reader.samples(db, reader.pick_run(db, None).id, "output", "norm")[0].tolist() == [0]
+    if "another store" in loss:
+        assert found_steps(folder / "metrics.db", 1) == [99]
+    assert not [*folder.glob("metrics*-wal"), *folder.glob("*.lock")]
+
+
+def test_a_folder_that_cannot_be_made_again_is_said_and_training_goes_on(tmp_path):
+    out = run_script(
+        """
+        import shutil
+        writer_module.RETRY_SECONDS = 0.05
+        writer = start()
+        writer.add_finding(finding(0))
+        shutil.rmtree(folder)
+        open(folder, "w").close()
+        writer.add_finding(finding(1))
+        writer.flush(1)
+        print(len(said), "cannot be made" in writer.failed or "no other can be made" in writer.failed)
+        os.unlink(folder)
+        while writer.failed:
+            time.sleep(0.01)
+        writer.close()
+        """,
+        tmp_path / "logs",
+    )
+    assert out == "1 True\n"
+    assert found_steps(tmp_path / "logs" / "metrics.db", 1) == [0, 1]
+
+
+def test_touching_or_checkpointing_the_file_is_no_loss(tmp_path):
+    said: list[str] = []
+    writer = RunWriter(tmp_path, RunInfo(started=1.0), on_warning=said.append)
+    writer.add_finding(Finding("X", Severity.INFO, "x", step=0))
+    os.utime(writer.path)
+    writer.add_finding(Finding("X", Severity.INFO, "x", step=1))
+    subprocess.run(
+        [sys.executable, "-c", "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint')", writer.path],
+        check=True,
+    )
+    writer.add_finding(Finding("X", Severity.INFO, "x", step=2))
+    writer.close()
+    assert not said
+    assert found_steps(tmp_path / "metrics.db", 1) == [0, 1, 2]

@@ -46,6 +46,8 @@ class WritingStore:
     layouts: dict[tuple[str, str], int] = field(default_factory=dict)
     tallies: dict[tuple[int, str, str], Tally] = field(default_factory=dict)  # run, table, kind or name of scalar
     ids: dict[str, int] = field(default_factory=dict)  # last used, of findings and dumps
+    files: dict[Path, os.stat_result] = field(default_factory=dict)  # the store and its journal, as this process left them
+    is_spoilt: bool = False  # somebody else has written into the file
 
     @property
     def run(self) -> int:
@@ -81,6 +83,57 @@ class WritingStore:
 
     def transaction(self) -> contextlib.AbstractContextManager[None]:
         return _transaction(self)
+
+    def remember_files(self) -> None:
+        wal = self.path.with_name(self.path.name + "-wal")
+        self.files = {path: os.stat(path) for path in (self.path, wal) if path.exists()}
+
+    def lost_because(self) -> str:
+        """Why what is written would be lost: SQLite goes on with a file that nobody can open any more. Empty if it is not."""
+        for path, left in self.files.items():
+            try:
+                now = os.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return f"{path} was deleted or moved"
+            except OSError:  # no right to look: SQLite will say what it cannot do
+                continue
+            if not os.path.samestat(now, left):
+                return f"{path} was replaced by another file"
+            if (now.st_size, now.st_mtime_ns) != (left.st_size, left.st_mtime_ns) and not self._is_still_ours():
+                self.is_spoilt = True
+                return f"{path} was overwritten"
+        return ""
+
+    def _is_still_ours(self) -> bool:
+        """Whether a file that somebody else has written to holds this run and is whole; `touch` and a checkpoint do no harm."""
+        try:
+            with contextlib.closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+                there = db.execute("SELECT * FROM run WHERE id = ?", (self.run,)).fetchone() == tuple(self.row.values())
+                return bool(there and db.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+        except sqlite3.OperationalError as error:
+            return "locked" in str(error)  # by whoever is busy with it: asked again at the next look
+        except (sqlite3.DatabaseError, UnicodeDecodeError):
+            return False
+
+    def abandon(self) -> None:
+        """Lets go of a file that is lost. One that was moved gets all that was written, one that was overwritten nothing more."""
+        with _in_sqlite, contextlib.ExitStack() as stack, contextlib.suppress(sqlite3.Error):
+            if self.is_spoilt:  # who closes last folds the journal into the file, unless he may only read
+                last = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+                stack.callback(last.close)
+                stack.callback(self.db.close)
+                last.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            else:
+                stack.callback(self.db.close)
+                self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for path, left in self.files.items():  # a journal of ours must not be taken for that of the file that is there now
+            with contextlib.suppress(OSError):
+                if path != self.path and os.path.samestat(os.stat(path), left):
+                    path.unlink()
+                    path.with_name(self.path.name + "-shm").unlink(missing_ok=True)
+        if self.lock:
+            self.lock.release()
+            self.lock = None
 
     def put_sites(self, kind: str, first: int, sites: Sequence[Site]) -> None:
         kind = clean_text(kind)
@@ -167,7 +220,7 @@ class WritingStore:
     def close(self) -> None:
         """Folds the side files into the store and removes them, unless a reader is busy with them."""
         with _in_sqlite:
-            with contextlib.suppress(sqlite3.OperationalError):
+            with contextlib.suppress(sqlite3.Error):
                 self.db.execute("PRAGMA busy_timeout = 200")
                 self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self.db.execute("PRAGMA journal_mode = DELETE")
@@ -194,6 +247,7 @@ def _transaction(store: WritingStore) -> Iterator[None]:
                 if tally != before[0].get(key):
                     write_tally(store.db, key, tally)
             store.db.execute("COMMIT")
+            store.remember_files()
         except BaseException:
             store.layouts.clear()  # layouts of this transaction are gone with it
             store.tallies, store.row, store.ids = before
@@ -222,8 +276,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
-def open_for_writing(folder: Path, info: RunInfo) -> WritingStore:
-    """The first store of the rank in this folder that no live process writes and that this version can add to."""
+def open_for_writing(folder: Path, info: RunInfo, after: Path | None = None) -> WritingStore:
+    """The first store of the rank in this folder that no live process writes and that this version can add to.
+
+    `after` is one that this run has lost: then the store is a new file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     network = network_file_system(folder)
     reasons: list[str] = []
@@ -231,6 +288,8 @@ def open_for_writing(folder: Path, info: RunInfo) -> WritingStore:
     while True:
         number += 1
         path = folder / store_name(info.rank, number)
+        if after is not None and path.exists():
+            continue
         left_behind = lock_path(path).exists()  # it tells that the last run did not end by itself
         try:
             lock = try_lock(lock_path(path))
@@ -269,17 +328,17 @@ def _open_unlocked(folder: Path, info: RunInfo, network: str) -> WritingStore:
             break
         except FileExistsError:
             number += 1
-    db, _ = _connect(path, network)
+    db, _ = _connect(path, network, locks=False)
     store = WritingStore(db, path, None, network, ())
     store.begin_run(info)
     return store
 
 
-def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, str]:
+def _connect(path: Path, network: str, *, locks: bool = True) -> tuple[sqlite3.Connection, str]:
     """The connection, and why the file cannot be added to."""
     with _in_sqlite:
         wal_lost = wal_is_damaged(path)  # asked first: whoever opens the file to write folds the -wal file in and removes it
-        address = f"{path.absolute().as_uri()}?mode={'ro' if wal_lost else 'rwc'}"
+        address = f"{path.absolute().as_uri()}?mode={'ro' if wal_lost else 'rwc'}{'' if locks else '&nolock=1'}"
         db = sqlite3.connect(address, uri=True, isolation_level=None, timeout=BUSY_SECONDS)
         try:
             refusal = schema.refusal(db, path)
@@ -288,7 +347,7 @@ def _connect(path: Path, network: str) -> tuple[sqlite3.Connection, str]:
             if not refusal and (wal_lost or missed_parts(db, 0)):
                 return db, damage_sentence(path, {"wal" if wal_lost else "run"})
             with contextlib.suppress(sqlite3.OperationalError):  # a busy reader may forbid the change; any mode is safe
-                db.execute(f"PRAGMA journal_mode = {'TRUNCATE' if network else 'WAL'}")
+                db.execute(f"PRAGMA journal_mode = {'WAL' if locks and not network else 'TRUNCATE'}")
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
             if refusal:

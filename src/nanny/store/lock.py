@@ -29,7 +29,7 @@ class HeldLock:
 
     def release(self, *, remove: bool = True) -> None:
         """Removes the file first, so that a clean close leaves nothing behind; `try_lock` copes with the race."""
-        if remove:
+        if remove and _is_still_there(self.path, self.descriptor):
             self.path.unlink(missing_ok=True)
         _held.discard(self.descriptor)
         os.close(self.descriptor)
@@ -45,7 +45,13 @@ def try_lock(path: Path) -> HeldLock | None:
         if attempt:
             time.sleep(0.005)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if _flock(descriptor) and _is_still_there(path, descriptor):
+        try:
+            is_ours = _flock(descriptor)
+        except LockUnsupported:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        if is_ours and _is_still_there(path, descriptor):
             _held.add(descriptor)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{_signature()}\n".encode())
@@ -66,6 +72,18 @@ def is_held(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def locks_work(folder: Path) -> bool:
+    """False on a file system that has no locks, where SQLite takes every file for locked."""
+    descriptor = os.open(folder, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        _flock(descriptor, shared=True)
+    except LockUnsupported:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def holder(path: Path) -> str:
@@ -99,7 +117,7 @@ def _is_still_there(path: Path, descriptor: int) -> bool:
     """False if the last holder removed the file between our open and our lock."""
     try:
         named = os.stat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return os.path.samestat(named, os.fstat(descriptor))
 

@@ -41,7 +41,7 @@ from .damage import (
     wal_is_damaged,
 )
 from .encode import dataclass_of, finding_of, from_json
-from .lock import is_held, lock_path, try_lock
+from .lock import is_held, lock_path, locks_work, try_lock
 from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, stat, unpack_histograms, unpack_sample, unpack_stat
 
 BUSY_SECONDS = 5.0
@@ -80,10 +80,11 @@ def connect(path: str | Path) -> StoreConnection:
     try:
         db = _open_checked(path, "mode=ro")
     except sqlite3.OperationalError as error:
-        if "locked" in str(error):
+        is_busy = "locked" in str(error)
+        if is_busy and locks_work(path.absolute().parent):
             raise NannyError(f"{path}: busy for more than {BUSY_SECONDS:g} s; try again") from error
         try:
-            db = _open_unusual(path)
+            db = _open_checked(path, "mode=ro&nolock=1") if is_busy else _open_unusual(path)
         except (OSError, sqlite3.OperationalError) as again:
             advice = "copy its folder to a place you can write to, and name that with --db PATH"
             raise NannyError(f"{path}: cannot be read ({again}); {advice}") from again

@@ -9,7 +9,8 @@
 Promises: no call raises because of the disk; none but `add_finding(s)`, `flush` and `close` waits, and those wait for a
 bounded time. Samples and scalars are written about once a second, and dropped (counted in `dropped`) when `queue_bytes`
 of them are waiting. Findings are never dropped while the disk works: they overtake the queue and are committed at once.
-If the disk fails, `failed` says why, the user is warned once, and the queue is kept and tried again. In a forked child
+If the disk fails, `failed` says why, the user is warned once, and the queue is kept and tried again. If the file is deleted,
+moved or overwritten, the user is warned once and the run goes on in a new file beside it. In a forked child
 every call does nothing. `on_warning` is called in the thread that calls the writer, never in the writer's own.
 """
 
@@ -42,7 +43,8 @@ NETWORK_BATCH_SECONDS, NETWORK_BATCH_BYTES = 10.0, 32 << 20  # each transaction 
 OPEN_SECONDS = 15.0
 ACKNOWLEDGE_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-URGENT_KEPT = 10_000  # findings and the like, while the disk refuses them
+URGENT_KEPT = 10_000  # findings and the like, while the disk refuses them, and for a new file if this one is lost
+MOST_LOST = 100  # files of one run
 _ROW_BYTES = 100  # what a scalar weighs in the queue
 
 Write = Callable[[WritingStore], None]
@@ -81,6 +83,8 @@ class RunWriter:
         self._positions: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._urgent: deque[Write] = deque()
+        self._kept: list[Write] = []  # names of the sites, findings: what a new file needs if this one is lost
+        self._lost = 0  # files
         self._urgent_in = self._urgent_done = 0
         self._bulk: deque[tuple[int, Write]] = deque()
         self._bulk_bytes = self._bulk_in = self._bulk_done = 0
@@ -231,8 +235,7 @@ class RunWriter:
             self.path, self.run = store.path, store.run
             self._warnings.extend(store.notes)
             self._opened.set()
-            self._serve(store)
-            store.close()
+            self._serve(store, folder, info).close()
         except Exception as error:  # noqa: BLE001  the thread's boundary: whatever happens here, training goes on
             if self.run:
                 self._fail(f"nothing more is recorded in {self.path}: {_why(error)}; training goes on")
@@ -247,16 +250,20 @@ class RunWriter:
             self._changed.notify_all()
         self._opened.set()
 
-    def _serve(self, store: WritingStore) -> None:
+    def _serve(self, store: WritingStore, folder: Path, info: RunInfo) -> WritingStore:
         interval = NETWORK_BATCH_SECONDS if store.network else BATCH_SECONDS
         due = time.monotonic() + interval
         dropped = 0
+        lost = ""
         while True:
             with self._changed:
                 self._changed.wait_for(self._is_wanted, max(0.0, due - time.monotonic()))
                 closing = self._status is not None
                 bulk_wanted = closing or time.monotonic() >= due or self._is_bulk_wanted()
             try:
+                lost = lost or store.lost_because()
+                if lost:
+                    store, lost = self._begin_anew(store, folder, info, lost), ""
                 self._write_urgent(store)
                 while bulk_wanted and self._bulk:
                     self._write_bulk(store)
@@ -267,16 +274,37 @@ class RunWriter:
                         store.put_dropped(dropped)
                 if closing:
                     store.finish(self._status or "finished")
-            except sqlite3.OperationalError as error:  # full, locked, unplugged: may pass
+            except sqlite3.DatabaseError as error:
+                if type(error) is sqlite3.DatabaseError and self._lost < MOST_LOST:  # "malformed": the file was spoilt
+                    lost, store.is_spoilt = f"{store.path} was damaged ({error})", True
+                    continue
+                if not isinstance(error, sqlite3.OperationalError):
+                    raise
+                # full, locked, unplugged: may pass
                 what = "kept in memory and tried again" if not closing else "lost"
                 self._fail(f"cannot write to {store.path}: {_why(error)}; what is measured is {what}, training goes on")
                 with self._changed:
                     self._changed.wait_for(lambda: self._status is not None, RETRY_SECONDS)
             self.cpu_seconds = time.thread_time()
             if closing:
-                return
+                return store
             if bulk_wanted:
                 due = time.monotonic() + interval
+
+    def _begin_anew(self, lost: WritingStore, folder: Path, info: RunInfo, reason: str) -> WritingStore:
+        lost.abandon()
+        try:
+            store = open_for_writing(folder, info, after=lost.path)
+        except OSError as error:
+            raise sqlite3.OperationalError(f"{reason}, and no other can be made: {_why(error)}") from error
+        with store.transaction():
+            for write in self._kept:
+                write(store)
+        self.path, self.run = store.path, store.run
+        self._lost += 1
+        if self._lost == 1:
+            self._warnings.append(f"{reason} while the run was being recorded; from here on it is recorded in {store.path}")
+        return store
 
     def _is_wanted(self) -> bool:
         return bool(self._urgent) or self._status is not None or self._is_bulk_wanted()
@@ -296,6 +324,8 @@ class RunWriter:
             for _ in writes:
                 self._urgent.popleft()
             self._urgent_done += len(writes)
+            small = [w for w in writes if getattr(w, "func", None) is not WritingStore.put_examination]
+            self._kept += small[: URGENT_KEPT - len(self._kept)]
             self._succeed()
 
     def _write_bulk(self, store: WritingStore) -> None:
