@@ -1,7 +1,8 @@
-"""`nanny mcp --allow-run`: what a call has started ends with it, sees no secrets, and a crowd of calls leaves the server answering."""
+"""`nanny mcp --allow-run`: what a call started ends with it and sees no secrets; a crowd of calls leaves the server answering."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client, MCPError, StdioServerParameters
 
 from nanny.agent.folder import ReadableFolder
 from nanny.agent.server import build_server
@@ -196,8 +197,7 @@ def test_odd_arguments_are_answered_with_a_tool_error_and_no_traceback_is_logged
             for tool, arguments in ODD_ARGUMENTS:
                 try:
                     result = await client.call_tool(tool, arguments)
-                except Exception as error:  # noqa: BLE001 - the client itself may refuse what no JSON can carry
-                    assert "Traceback" not in str(error)
+                except (MCPError, UnicodeEncodeError):  # no such tool, or what no JSON can carry
                     continue
                 text = result.content[0].text
                 assert "Traceback" not in text
@@ -268,10 +268,8 @@ def test_a_real_script_ends_with_its_call_and_with_the_server(tmp_path, ending):
             if ending == "close":
                 raise KeyError("the client goes")
 
-    try:
+    with contextlib.suppress(BaseException) if ending in ("close", "terminate") else contextlib.nullcontext():
         anyio.run(go)
-    except BaseException as error:  # noqa: BLE001
-        assert ending in ("close", "terminate"), error
     pids = list(map(int, (root / "pids").read_text().split()))
     assert wait_for(lambda: not any(map(is_alive, pids)), 20)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -436,7 +437,6 @@ def odd_checkpoint(rng: Random) -> bytes:
         lambda: deep,
         lambda: loop,
         lambda: x.to_sparse(),
-        lambda: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
         lambda: torch.empty(3, device="meta"),
         lambda: torch.empty(2**20, 0),
         lambda: x[:1].expand(2**40, 4),
@@ -474,7 +474,7 @@ SPOIL: dict[str, Callable[[bytes, Random], bytes]] = {
     ".npz": spoil_bytes,
     ".pt": spoil_torch,
     ".safetensors": spoil_safetensors,
-    ".db": spoil_store,
+    ".db": spoil_store if importlib.util.find_spec("nanny.store.damage") else spoil_bytes,  # checksums tell a changed cell
 }
 
 
