@@ -31,7 +31,7 @@ from nanny import cli
 
 from .files import ODD_TEXT, all_files, spoil_file, spoil_text
 
-SECONDS = 6  # a command that takes longer hangs; the slowest whole one takes two
+SECONDS = 40  # a command that takes longer hangs; the slowest whole one takes two, and six on a busy machine
 KILLED_AFTER = 90  # if it hangs where no signal reaches
 # which of the files an argument of this name is usually about; any other name gets any file
 USUAL = {
