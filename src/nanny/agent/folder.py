@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +25,11 @@ class ReadableFolder:
             raise NannyError("a path cannot hold a NUL character")
         try:
             real = (self.root / text).resolve()
-        except (OSError, RuntimeError) as error:  # a loop of links
-            raise NannyError(f"{text}: cannot be resolved ({error})") from None
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, too long, no text
+            raise NannyError(f"{text}: cannot be resolved ({error}); give a path below {self.root}") from None
         if not self.holds(real):
             raise NannyError(f"{text}: outside the folder that this server may read; give a path below {self.root}")
-        if not real.exists():
+        if not os.path.exists(real):
             raise NannyError(f"{text}: no such file or folder below {self.root}")
         return real
 
@@ -38,7 +39,8 @@ class ReadableFolder:
     def shown(self, path: str | Path) -> str:
         """A path as the agent should give it back: relative to the root where it is below it."""
         real = Path(path)
-        return str(real.relative_to(self.root)) if self.holds(real) else str(real)
+        text = str(real.relative_to(self.root)) if self.holds(real) else str(real)
+        return text.encode("utf-8", "backslashreplace").decode()  # a name may hold bytes that are no text
 
     def store(self, db: str | None) -> str:
         """The store or folder that a question is about."""

@@ -9,20 +9,23 @@ It reads below `--root` and writes nothing. With `--allow-run` it also offers di
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from ..core.command_line import command_parser, port
+from ..core.command_line import check_words, command_parser, port, refused_by_the_system
 from ..core.finding import NannyError
+from ..core.terminal import one_sentence
 from .folder import ReadableFolder
 from .prompts import PROMPTS
-from .run_tools import RunTools
+from .run_tools import RunTools, end_all_groups
 from .tools import Tools
 
 TOOLS = (
@@ -72,13 +75,28 @@ def _one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
     """What the user or the agent can mend reaches the model; anything else is our bug and keeps its traceback in the log."""
     from mcp.server.mcpserver.exceptions import ToolError
 
-    @functools.wraps(tool)
-    def answer(*args: Any, **kwargs: Any) -> Any:
+    @contextlib.contextmanager
+    def told(given: dict[str, Any]) -> Iterator[None]:
         try:
-            return tool(*args, **kwargs)
+            check_words([value for value in given.values() if isinstance(value, str)])
+            yield
         except NannyError as error:
-            raise ToolError(str(error)) from None
+            raise ToolError(one_sentence(str(error))) from None
+        except (OSError, MemoryError) as error:
+            raise ToolError(one_sentence(refused_by_the_system(error, tool.__name__))) from None
 
+    @functools.wraps(tool)
+    def answer(**given: Any) -> Any:
+        with told(given):
+            return tool(**given)
+
+    @functools.wraps(tool)
+    async def answer_later(**given: Any) -> Any:
+        with told(given):
+            return await tool(**given)
+
+    if inspect.iscoroutinefunction(tool):
+        answer = answer_later
     answer.__signature__ = _described_signature(tool)  # type: ignore[attr-defined]
     return answer
 
@@ -133,12 +151,20 @@ def main(argv: Sequence[str]) -> int:
         _say_if_taken(options.http)
     server = build_server(ReadableFolder(root, db), options.allow_run)
     os.chdir(root)
+    if options.allow_run:
+        signal.signal(signal.SIGTERM, _end_at_once)
     if options.http is None:
         server.run("stdio")
     else:
         print(f"nanny: MCP on http://127.0.0.1:{options.http}/mcp, for this machine only; Ctrl-C ends it", file=sys.stderr)
         server.run("streamable-http", host="127.0.0.1", port=options.http)
     return 0
+
+
+def _end_at_once(number: int, frame: object) -> None:
+    del frame
+    end_all_groups()
+    os._exit(128 + number)
 
 
 def _say_if_taken(port: int) -> None:

@@ -82,11 +82,12 @@ class Tools:
             report = check_text(text, "<text>", overrides)
         else:
             real = self.folder.path(path or "")
-            config = find_config(str(real))
+            top = str(self.folder.root)
+            config = find_config(str(real), top)
             found = [f.path for f in find_files(str(real), notes, config.exclude, config.root)]
             inside = [f for f in found if self.folder.holds(Path(f).resolve())]
             notes += [f"{self.folder.shown(f)}: skipped, it leads outside the root" for f in found if f not in set(inside)]
-            report = check_paths(inside, overrides, jobs=1)
+            report = check_paths(inside, overrides, jobs=1, top=top)
         wanted = [f for f in report.findings if f.severity >= Severity.parse(severity)]
         page, following = _page(wanted, limit, offset)
         lines = report.lines

@@ -59,10 +59,13 @@ class Config:
         )
 
 
-def find_config(path: str) -> Config:
-    """Of the nearest folder above whose pyproject.toml has a `[tool.nanny]`; the defaults if there is none."""
+def find_config(path: str, top: str = "") -> Config:
+    """Of the nearest folder above whose pyproject.toml has a `[tool.nanny]`; the defaults if there is none.
+
+    With a `top` folder (a real path), no file outside it is read, not through a link either.
+    """
     start = os.path.abspath(path)
-    return _config_of(start if os.path.isdir(start) else os.path.dirname(start))
+    return _config_of(start if os.path.isdir(start) else os.path.dirname(start), top)
 
 
 def forget_configs() -> None:
@@ -71,13 +74,14 @@ def forget_configs() -> None:
 
 
 @cache
-def _config_of(folder: str) -> Config:
+def _config_of(folder: str, top: str = "") -> Config:
     file = os.path.join(folder, "pyproject.toml")
-    table = _table(file) if os.path.isfile(file) else None
+    is_inside = not top or os.path.realpath(file).startswith(os.path.join(top, ""))
+    table = _table(file) if is_inside and os.path.isfile(file) else None
     if table is not None:
         return read_table(table, file)
     above = os.path.dirname(folder)
-    return Config() if above == folder else _config_of(above)
+    return Config() if folder in (above, top) else _config_of(above, top)
 
 
 def read_table(table: Any, file: str) -> Config:

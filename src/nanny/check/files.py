@@ -91,13 +91,13 @@ def check_model(
     return check_paths([text], overrides, jobs=1).findings
 
 
-def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0) -> Report:
-    """Every file below the paths, each by the `[tool.nanny]` above the path that was given."""
+def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0, top: str = "") -> Report:
+    """Every file below the paths, each by the `[tool.nanny]` above the path that was given, but not above `top`."""
     report = Report()
     seen: set[str] = set()
     groups: dict[Config, list[Found]] = {}
     for path in paths:
-        config = merged(find_config(path), overrides)
+        config = merged(find_config(path, top), overrides)
         for found in find_files(path, report.notes, config.exclude, config.root):
             real = os.path.realpath(found.path)
             if real not in seen:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import check_words
+from ..core.command_line import check_words, refused_by_the_system
 from ..core.finding import NannyError
 from ..core.terminal import complain
 
@@ -95,16 +95,7 @@ def run_command(argv: Sequence[str]) -> int:
     except (OSError, MemoryError) as error:
         if module in RUN_PROGRAMS or isinstance(error, BrokenPipeError):
             raise
-        raise NannyError(_refused_by_the_system(error, name)) from error
-
-
-def _refused_by_the_system(error: OSError | MemoryError, command: str) -> str:
-    """What a file system, a name or the memory refused; no command can foresee all of it."""
-    if isinstance(error, MemoryError):
-        return f"`nanny {command}` needs more memory than there is; ask about less, or on a larger machine"
-    places = " and ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes)))
-    reason = f"{places}: {error.strerror}" if places else error.strerror or str(error)
-    return f"{reason}; `nanny {command}` cannot go on, name another file or folder"
+        raise NannyError(refused_by_the_system(error, f"nanny {name}")) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,6 +40,15 @@ def check_words(words: Sequence[str]) -> None:
             raise NannyError(f"the argument {word!r} holds a NUL character; leave it out")
 
 
+def refused_by_the_system(error: OSError | MemoryError, command: str) -> str:
+    """What a file system, a name or the memory refused: no command can foresee all of it."""
+    if isinstance(error, MemoryError):
+        return f"`{command}` needs more memory than there is; ask about less, or on a larger machine"
+    places = " and ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes)))
+    reason = f"{places}: {error.strerror}" if places else error.strerror or str(error)
+    return f"{reason}; `{command}` cannot go on, name another file or folder"
+
+
 def command_parser(name: str, description: str | None) -> Parser:
     """A parser that shows its description as it was written."""
     return Parser(

@@ -41,9 +41,15 @@ def open_run(db_path: str | None, number: int | None, *, live: bool = False, dam
 
     A damaged store is an error, unless `damage` is given to note it in: then what can be read is.
     """
+    _check_number(number)
     path = find_stores(db_path)[0]
     with reading(path, damage) as db, contextlib.nullcontext() if live else one_moment(db):
         yield Source(path, db, pick_run(db, number), _flags(db_path, number))
+
+
+def _check_number(number: int | None) -> None:
+    if number is not None and abs(number) >= 10**MOST_DIGITS:
+        raise NannyError("there is no run of a number with so many digits; `nanny runs` lists the runs")
 
 
 @contextlib.contextmanager
@@ -54,8 +60,8 @@ def open_named(text: str, db_path: str | None, beside: Source | None = None, dam
     """
     path, colon, number = text.rpartition(":")
     for digits in (text, number):
-        if digits.isdecimal() and len(digits) > MOST_DIGITS:
-            raise NannyError(f"there is no run {digits[:MOST_DIGITS]}...; `nanny runs` lists the runs")
+        if digits.isdecimal():
+            _check_number(int(digits[: MOST_DIGITS + 1]))
     if text.isdecimal() and beside is not None:
         yield Source(beside.path, beside.db, pick_run(beside.db, int(text)), _flags(db_path, int(text)))
         return
@@ -76,6 +82,7 @@ def open_job(db_path: str | None, number: int | None, damage: Damage | None = No
     Ranks write a file each. Runs in them belong together if they are of the same size of job, were alive at the same time (give
     or take a slow start) and no other run of the first store started closer.
     """
+    _check_number(number)
     first, *others = find_stores(db_path)
     with contextlib.ExitStack() as stack:
         db = _enter(stack, first, damage)

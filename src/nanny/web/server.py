@@ -17,6 +17,7 @@ import ipaddress
 import re
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,9 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-_RUN_ADDRESS = re.compile(r"/run/(?P<store>.+)/(?P<run>\d+)/(?P<rest>|runs|plotly\.js|api/(?:page|changes|histogram|whatif))")
+_RUN_ADDRESS = re.compile(
+    r"/run/(?P<store>.+)/(?P<run>[0-9]{1,18})/(?P<rest>|runs|plotly\.js|api/(?:page|changes|histogram|whatif))"
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def refusal(request: Request, access: Access) -> Reply | None:
     given = request.query.get("token", "")
     if given and hmac.compare_digest(given.encode(), access.token.encode()):
         cookie = f"{access.cookie}={access.token}; Path=/; HttpOnly; SameSite=Strict"
-        return Reply(303, headers={"Location": quote(request.path), "Set-Cookie": cookie})
+        return Reply(303, headers={"Location": f"/{quote(request.path.lstrip('/'))}", "Set-Cookie": cookie})
     if hmac.compare_digest(_cookie(request, access.cookie).encode(), access.token.encode()):
         return None
     return _plain(403, "This address needs the token that `nanny ui` has printed: add ?token=... to it.")
@@ -134,12 +137,19 @@ def answer(request: Request, served: ServedRuns) -> Reply:
             return _json({"runs": [job_object(job, _address(served.top, job.first.store, job.first.run.id)) for job in jobs],
                           "notes": notes})  # fmt: skip
         found = _RUN_ADDRESS.fullmatch(request.path)
-        store = store_at(served.top, found["store"]) if found else None
+        store = _store(served, found["store"]) if found else None
         if found is None or store is None:
             return _missing(request, "There is nothing under this address; the list of runs is at /.")
         return _of_run(served, request, store, int(found["run"]), found["rest"])
     except NannyError as error:
         return _missing(request, str(error))
+
+
+def _store(served: ServedRuns, key: str) -> Path | None:
+    try:
+        return store_at(served.top, key)
+    except (OSError, ValueError):  # a name that no file system has
+        return None
 
 
 def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: str) -> Reply:
@@ -151,13 +161,13 @@ def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: s
     source = store.parent if len(places) > 1 else store
     if rest == "api/page":
         compare = request.query.get("compare")
-        if compare is not None and not compare.isdecimal():
+        if compare is not None and not re.fullmatch(r"[0-9]{1,18}", compare):
             return _error(400, "compare takes the number of another run in the same file")
         page = _cached(served, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
         return Reply(200, page, JSON)
     if rest == "api/changes":
         since = request.query.get("since", "")
-        if not re.fullmatch(r"-?\d{1,18}", since):
+        if not re.fullmatch(r"-?[0-9]{1,18}", since):
             return _error(400, "since takes the number of a step")
         return Reply(200, _cached(served, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
     if rest == "api/histogram":
@@ -255,18 +265,27 @@ class Connection(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:  # a bracket that is not closed
+            return self.send_error(400)
+        if len(self.headers.get_all("Host") or ()) > 1:
+            return self.send_error(400)
         query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         request = Request(unquote(parts.path), query, {name.lower(): value for name, value in self.headers.items()})
-        self._send(refusal(request, self.server.access) or answer(request, self.server.served))
+        return self._send(refusal(request, self.server.access) or answer(request, self.server.served))
 
     do_HEAD = do_GET
 
-    def do_POST(self) -> None:
-        self.close_connection = True  # its body is not read
-        self._send(Reply(405, b"Only GET and HEAD are answered.\n", "text/plain", {"Allow": "GET, HEAD"}))
-
-    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_POST
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What http.server refuses before it asks us, in our words: another method, or no HTTP that it knows."""
+        del message, explain
+        self.close_connection = True  # a body is not read
+        if code == 501:
+            return self._send(Reply(405, b"Only GET and HEAD are answered.\n", "text/plain", {"Allow": "GET, HEAD"}))
+        words = {414: "The address is too long.", 431: "The headers are too long."}
+        status = code if code < 500 else 400
+        return self._send(_plain(status, words.get(code, "This is no request that can be understood; open / in a browser.")))
 
     def _send(self, reply: Reply) -> None:
         headers = {"Cache-Control": "no-store", **HEADERS, **reply.headers, "Content-Type": reply.kind}
@@ -291,6 +310,7 @@ class Connection(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # a page asks for several things at once, and so do its readers
 
     def __init__(self, host: str, port: int, served: ServedRuns, token: str = "") -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -305,6 +325,11 @@ class Server(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader who goes away in the middle is no error; anything else is ours, and keeps its traceback."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     @property
     def port(self) -> int:
