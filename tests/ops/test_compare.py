@@ -338,6 +338,71 @@ def test_complex_and_fp8_results_are_compared():
     assert names(tool) == ["_fft_c2c"]
 
 
+def factored(a):
+    hermitian = a + a.mH
+    tall = a[..., : a.shape[-1] - 1]
+    torch.linalg.eig(a), torch.linalg.eigvals(a), torch.linalg.eigh(hermitian), torch.linalg.eigh(hermitian, UPLO="U")
+    torch.linalg.svd(a), torch.linalg.svd(tall), torch.linalg.svd(tall.mT, full_matrices=False)
+    torch.linalg.qr(tall), torch.linalg.qr(a, mode="r"), torch.linalg.qr(tall, mode="complete"), torch.geqrf(tall)
+    torch.linalg.lu_factor(a), torch.linalg.lu(tall), torch.linalg.slogdet(a), torch.linalg.det(a), torch.linalg.solve(a, tall)
+    equal = torch.eye(a.shape[-1], dtype=a.dtype) * 2  # any basis is one of eigenvectors
+    torch.linalg.eigh(equal), torch.linalg.svd(equal), torch.linalg.eig(equal)
+    torch.linalg.slogdet(tall @ tall.mH)  # of a singular matrix: rounding decides between -inf and a number
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_factors_that_differ_in_sign_phase_or_basis_are_right(dtype):
+    torch.manual_seed(0)
+    with compare() as tool:
+        for size in (2, 3, 5, 12):
+            for _ in range(3):
+                factored(torch.randn(size, size, dtype=dtype))
+    assert [f for f in tool.faults if f.kind == "mismatch"] == []
+    assert not any("not unique" in why for why in tool.tally.left_out)
+
+
+@pytest.mark.parametrize("name", ["linalg_eig", "_linalg_eigh", "_linalg_svd", "linalg_qr", "geqrf", "linalg_lu", "_linalg_det"])
+def test_factors_that_do_not_give_back_their_matrix_are_errors(name):
+    torch.manual_seed(0)
+    with WrongKernel(name, lambda t: t.mul_(1.01)), compare() as tool:
+        factored(torch.randn(5, 5))
+    assert {f.op.rpartition(".")[2] for f in tool.faults if f.kind == "mismatch"} == {name}
+
+
+def test_what_is_not_unique_and_cannot_be_checked_is_said(capsys):
+    torch.manual_seed(0)
+    with compare() as tool:
+        torch.linalg.ldl_factor(torch.randn(6, 6))
+        torch.linalg.qr(torch.full((2, 2), float("inf")))
+    assert tool.faults == []
+    assert tool.tally.left_out["results are not unique (not comparable)"] == 2
+    assert "not comparable" in " ".join(capsys.readouterr().err.split())
+
+
+def test_complex_products_are_compared_and_wrong_ones_are_found():
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 4, 4, dtype=torch.complex64)
+    program = (lambda: a @ b, lambda: a.conj() @ b.mH, lambda: torch.addmm(a, a, b, beta=2j), lambda: torch.bmm(a[None], b[None]))
+    with compare() as tool:
+        for one in program:
+            one()
+    assert (tool.faults, tool.tally.compared) == ([], 4)
+    with WrongKernel("mm", lambda t: t.mul_(1.01)), compare() as tool:
+        a @ b
+    assert names(tool) == ["mm"]
+
+
+def test_a_healthy_ctc_loss_is_silent_in_both_tools():
+    torch.manual_seed(0)
+    for length in (12, 50):
+        x = torch.randn(length, 4, 6, requires_grad=True)
+        targets, lengths = torch.randint(1, 6, (4, 5)), torch.tensor([length, length - 1, length, 11])
+        with compare() as comparing, NanInfTracker(strict=True) as tracker:
+            loss = torch.nn.functional.ctc_loss(x.log_softmax(-1), targets, lengths, torch.tensor([1, 3, 5, 2]))
+            loss.backward()
+        assert (comparing.faults, tracker.faults) == ([], [])
+
+
 @pytest.mark.slow
 def test_a_compiled_model_runs_as_without_the_tools():
     def run(*tools):

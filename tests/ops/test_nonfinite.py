@@ -134,6 +134,32 @@ def test_a_backward_that_is_singular_is_named():
     assert tool.faults[0].place.line is not None
 
 
+def test_what_a_formula_of_backward_masks_out_itself_is_no_fault():
+    with track() as tool:
+        x = torch.zeros(3, 4, requires_grad=True)
+        torch.linalg.norm(x).backward()
+        torch.linalg.vector_norm(x, 0.5).backward()
+        torch.tensor([0.0, 2.0, 0.0, 3.0], requires_grad=True).cumprod(0).sum().backward()
+        assert x.grad.isfinite().all()
+    assert tool.faults == []
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_gradient_that_nobody_reads_is_still_named(keep, tmp_path):
+    x = torch.zeros(3, requires_grad=True)
+    with track(dump_error_data=keep, stop_on_error=False, output_dir=tmp_path) as tool:
+        x.sqrt().sum().backward()
+    assert [(f.op.rpartition(".")[2], f.kind, f.place.phase) for f in tool.faults] == [("div", "inf", "backward")]
+
+
+def test_zero_and_negated_tensors_are_read_by_their_values():
+    with track() as tool:
+        torch.sgn(torch.randn(3, dtype=torch.complex64, requires_grad=True)).abs().sum().backward()
+        torch.sgn(torch.randn(3, requires_grad=True)).sum().backward()
+        torch.randn(3, dtype=torch.complex64).conj().imag + 1
+    assert tool.faults == []
+
+
 def test_data_and_weights_that_came_in_broken_are_named():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     data = torch.randn(2, 4)

@@ -32,7 +32,7 @@ from .selection import Selection
 
 _SEEDED = torch.Tag.nondeterministic_seeded
 _NOT_PLAIN = "sparse, quantized, nested, distributed or without values"
-_NOT_UNIQUE = "not comparable: its results are not unique"
+_NOT_UNIQUE = "results are not unique (not comparable)"
 Verdict = Callable[[Call, Any, OpFault], None]
 Heard = Callable[[str, Spot, str], None]
 

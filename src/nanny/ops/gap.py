@@ -22,7 +22,7 @@ from ..watch.op_facts import KERNEL_ERRORS, bare_name
 from ..watch.tensors import is_low, outside_program, short_dtype
 from .factors import Equation, equations_of, free_results
 from .records import MOST_ELEMENTS, Element, Gap, TensorNote
-from .reference import Call, Reference, moved_by_rounding, product_parts, unit_roundoff, unwritten_parts
+from .reference import Call, Reference, is_pointwise, moved_by_rounding, product_parts, unit_roundoff, unwritten_parts
 
 _WORTH_IT = 1 << 18  # multiplications; below, computing again is as cheap
 _MARGIN = 4.0  # the largest of many rows
@@ -57,7 +57,11 @@ def gaps_if_comparable(
                 moved[draws] = moved_by_rounding(call, reference, draws)
             except KERNEL_ERRORS:
                 moved[draws] = []
-        return moved[draws][at] if moved[draws] else None
+        if not moved[draws]:
+            return None
+        # a kernel that goes through many terms rounds at each, as if the inputs had moved by as much; of sums that is known
+        many = not is_low(results[at].dtype) and not is_pointwise(call.func) and bare_name(call.func) not in ADD_UP
+        return moved[draws][at] * limits.op_fp32_slack if many else moved[draws][at]
 
     found = []
     free = [at for at in free_results(call) if results[at].numel()]
@@ -72,7 +76,7 @@ def gaps_if_comparable(
         coarse = _device_roundoff(call.func, result.device, result.dtype)
         judged = partial(
             gap_between, reference=wide, tolerance=tolerance, limits=limits, moved=partial(movement, at),
-            exact=not reference.widened, coarse=coarse, many_terms=_rounds_many_terms(call.func),
+            exact=not reference.widened, coarse=coarse,
         )  # fmt: skip
         gap = judged(result)
         if gap is not None and len(results) > 1:  # what is kept for backward may be written in part only
@@ -82,11 +86,6 @@ def gaps_if_comparable(
         if gap is not None:
             found.append(gap)
     return tuple(found)
-
-
-def _rounds_many_terms(func: Any) -> bool:
-    """A kernel that goes through many terms moves each input by the roundoffs of all of them. Of sums that is known."""
-    return torch.Tag.pointwise not in getattr(func, "tags", ()) and bare_name(func) not in ADD_UP
 
 
 def _equation_gap(equation: Equation, dtype: torch.dtype, tolerance: Tolerance, limits: Limits) -> Gap | None:
@@ -116,12 +115,11 @@ def gap_between(
     moved: Callable[[int], Tensor | None] = lambda draws: None,
     exact: bool = False,
     coarse: float = 0.0,
-    many_terms: bool = False,
 ) -> Gap | None:
     """None if they agree. `moved` tells, by so many draws, how far rounding of the inputs moves each element of the reference.
 
     `exact`: integers must be equal (both sides computed the same thing from the same numbers). `coarse`: the roundoff that the
-    device computes with, where it is larger than the result's own (TF32). `many_terms`: the kernel rounds at each of them.
+    device computes with, where it is larger than the result's own (TF32).
     """
     if not (out.is_floating_point() or out.is_complex()):
         if not exact or bool(torch.equal(out.cpu(), reference)):
@@ -134,7 +132,7 @@ def gap_between(
     wide = reference if reference.dtype in (torch.float32, torch.float64) else reference.float()
     difference = out.detach().to("cpu", wide.dtype) - wide
     if not tolerance.given:
-        return _beyond_rounding(out, wide, difference, limits, moved, coarse, many_terms)
+        return _beyond_rounding(out, wide, difference, limits, moved, coarse)
     atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
     bad = ~((difference.abs() <= wide.abs() * rtol + atol) | _same(out, wide))
     return _gap_of(out, wide, bad, difference, f"atol {atol:g}, rtol {rtol:g}") if bool(bad.any()) else None
@@ -175,7 +173,6 @@ def _beyond_rounding(
     limits: Limits,
     moved: Callable[[int], Tensor | None],
     coarse: float,
-    many_terms: bool,
 ) -> Gap | None:
     roundoff = max(unit_roundoff(out.dtype), coarse)
     slack = 1.0 if coarse else _slack(out.dtype, limits)
@@ -196,12 +193,13 @@ def _beyond_rounding(
         explained = moved(draws)
         if explained is None:
             break
-        more = explained.to(wide.dtype) * (limits.op_conditioning * (slack if many_terms else 1.0))
+        more = explained.to(wide.dtype) * limits.op_conditioning
         if is_low(out.dtype):  # sums that are kept in 16 bits go wrong by this much in health, not by more
             most = (kept.abs() + rms) * limits.op_excused_low
             more = torch.maximum(torch.minimum(more, most), more * (unit_roundoff(torch.float32) / roundoff))
         bad &= difference.abs() > allowed + more
-        whole = whole and off > small * rms + _rms(more)
+        bad &= torch.isfinite(difference) | (more <= wide.abs().nan_to_num(0.0, 0.0) + rms)  # at a pole no digit is certain
+        whole = whole and off > small * rms + _rms(more.nan_to_num(posinf=0.0))
         if not bool(bad.any()) and not whole:
             return None
     if not bool(bad.any()):

@@ -6,6 +6,7 @@ tensors are never written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -155,22 +156,27 @@ def moved_by_rounding(call: Call, reference: Reference, draws: int) -> list[Tens
     def shake(wide: Tensor) -> Tensor:
         parts = _parts(wide)
         signs = torch.randint(0, 2, parts.shape, generator=generator, dtype=torch.int8).mul_(2).sub_(1)
-        moved = parts + parts * (signs * lowest)
+        moved = parts * (1 + signs.to(parts.dtype) * lowest)  # infinities stay what they are
         return torch.view_as_complex(moved) if wide.is_complex() else moved
 
     moved = [torch.zeros_like(_parts(r), dtype=torch.float64) if is_inexact(r) else r for r in reference.results]
     for _ in range(draws):
         for at, result in enumerate(run_wide(call, to, shake)):
             if is_inexact(result):
-                gap = (_parts(result).double() - _parts(reference.results[at]).double()).abs().nan_to_num_(0.0, 0.0, 0.0)
+                gap = (_parts(result).double() - _parts(reference.results[at]).double()).abs()
+                gap.nan_to_num_(0.0, math.inf)  # both infinite: not moved; one of them: without a bound
                 torch.maximum(moved[at], gap, out=moved[at])
-    if torch.Tag.pointwise in getattr(call.func, "tags", ()):
+    if is_pointwise(call.func):
         return moved
     most = max(t.numel() for t in given)
     return [
         _shared(m, r) * max(1.0, most / max(1, r.numel())) ** 0.5 if is_inexact(r) else r
         for m, r in zip(moved, reference.results)
     ]
+
+
+def is_pointwise(func: Any) -> bool:
+    return torch.Tag.pointwise in getattr(func, "tags", ())
 
 
 def is_inexact(tensor: Tensor) -> bool:
@@ -188,7 +194,7 @@ def _parts_of_size(size: Tensor, like: Tensor) -> Tensor:
 
 def _shared(moved: Tensor, of: Tensor) -> Tensor:
     last = tuple(range(-min(moved.dim(), 1 + of.is_complex()), 0))
-    return torch.maximum(moved, moved.square().mean(last, keepdim=True).sqrt()) if last else moved
+    return torch.maximum(moved, moved.nan_to_num(posinf=0.0).square().mean(last, keepdim=True).sqrt()) if last else moved
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -202,12 +208,13 @@ def unwritten_parts(call: Call, reference: Reference) -> list[Tensor]:
     It is run again in memory that holds something else: what then differs was not written.
     """
     found = [torch.zeros_like(r, dtype=torch.bool) for r in reference.results]
-    for byte in (0x3F, 0x41, 0x3F):
+    kept: list[list[Tensor]] = []  # so that the next run gets other memory
+    for byte in (0x3F, 0x41, 0x3F, 0x41):
         for result in reference.results:
             used = [torch.full((result.nbytes + extra,), byte, dtype=torch.uint8) for extra in (0, 0, 64, 128)]
             del used
-        again = run_wide(call, _widths(call) if reference.widened else {})
-        for unwritten, one, other in zip(found, reference.results, again):
+        kept.append(run_wide(call, _widths(call) if reference.widened else {}))
+        for unwritten, one, other in zip(found, reference.results, kept[-1]):
             unwritten |= (one != other) & ~((one != one) & (other != other))
     return found
 

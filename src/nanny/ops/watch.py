@@ -291,7 +291,8 @@ class CompareWithCPU(_Watch):
     """Compares every operation with FP32 or FP64 on the CPU while entered; the program's own results are not touched.
 
     `atol` and `rtol` are taken literally: `|result - reference| <= atol + rtol * |reference|`. Without them the tolerance follows
-    the dtype and the operation's conditioning. `reference="cpu_same_dtype"` compares with the CPU kernel of the same dtype instead.
+    the dtype and the operation's conditioning. `reference="cpu_same_dtype"` compares with the CPU kernel of the same dtype
+    instead.
     """
 
     tool = "CompareWithCPU"
