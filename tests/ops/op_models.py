@@ -8,11 +8,13 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from nanny.watch import op_stream
 
 
 class WrongKernel(TorchDispatchMode):
-    """A device whose kernel for one operation is wrong, from its `after`th call on: enter it before the tool."""
+    """A device whose kernel for one operation is wrong, from its `after`th call on; below the stream, as devices are."""
 
     @classmethod
     def _should_skip_dynamo(cls):
@@ -22,8 +24,21 @@ class WrongKernel(TorchDispatchMode):
         super().__init__()
         self.name, self.change, self.left = name, change, after
 
+    def __enter__(self):
+        self._run = op_stream._run
+        op_stream._run = lambda func, args, kwargs: self.spoil(func, args, self._run(func, args, kwargs))
+        return super().__enter__()
+
+    def __exit__(self, *exc):
+        op_stream._run = self._run
+        super().__exit__(*exc)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        streams = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, op_stream._OpStream)]
+        return out if streams else self.spoil(func, args, out)
+
+    def spoil(self, func, args, out):
         if func.overloadpacket.__name__ != self.name:
             return out
         self.left -= 1

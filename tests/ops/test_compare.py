@@ -159,8 +159,7 @@ def test_running_statistics_are_compared():
     bn = nn.BatchNorm1d(4)
 
     class Wrong(WrongKernel):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
+        def spoil(self, func, args, out):
             if func.overloadpacket.__name__ == "native_batch_norm":
                 args[3].add_(1.0)
             return out

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from nanny import CompareWithCPU, NanInfTracker
+from nanny import CompareWithCPU, NanInfTracker, sanitize
 from nanny.watch.op_stream import Op, Stopped, watching
 from nanny.watch.twins import Twins
 
@@ -237,3 +240,137 @@ def unwatched() -> str:
 def test_a_recurrent_layer_in_bf16_lives_and_trains_bit_identically(tool, unwatched):
     # on processors with AVX-512 its backward reads a workspace that oneDNN laid out for bf16
     assert recurrent(tool) == unwatched
+
+
+class Refusing(torch.Tensor):
+    """A subclass that counts what it is asked."""
+
+    asked = 0
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        Refusing.asked += 1
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_subclasses_and_modes_of_the_program_are_asked_as_often_as_alone():
+    def asked(tool: Any) -> tuple[int, list[str], list[str]]:
+        Refusing.asked = 0
+        net = nn.Linear(4, 4).bfloat16()
+        with Operations() as below, tool(net), Operations() as operations, Functions() as functions:
+            net(torch.ones(2, 4).bfloat16().as_subclass(Refusing)).square().mean().backward()
+        return Refusing.asked, functions.names, operations.names + below.names
+
+    alone = asked(lambda net: contextlib.nullcontext())
+    assert alone[0] > 3
+    assert asked(lambda net: sanitize(net, strict=True)) == alone
+    assert asked(lambda net: NanInfTracker(strict=True)) == alone
+
+
+def test_a_mode_of_the_program_may_outlive_the_stream_and_end_in_the_next():
+    theirs, first, second = Operations(), Names(), Names()
+    with watching(first):
+        theirs.__enter__()
+        torch.ones(2)
+    assert torch._C._len_torch_dispatch_stack() == 1
+    with watching(second):
+        torch.ones(2)
+        theirs.__exit__(None, None, None)
+        torch.zeros(2)
+    assert (first.seen, second.seen) == (["ones"], ["ones", "zeros"])
+    assert theirs.names == ["aten.ones.default"] * 2
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+class OurEnd(BaseException):
+    pass
+
+
+def test_trouble_of_any_class_is_ours_but_a_signal_handler_of_the_program_is_heard():
+    broken = Names(OurEnd("ours"))  # type: ignore[arg-type]
+    with watching(broken):
+        torch.ones(2)
+    assert [str(e) for e in broken.troubles] == ["ours"]
+
+    def handler(*_: Any) -> None:
+        raise TimeoutError("the program's")
+
+    class Slow(Names):
+        def after(self, op: Op, state: Any) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeoutError, match="the program's"), watching(Slow()):
+            torch.ones(2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+CALLS = []
+
+
+@torch.library.custom_op("nanny_tests::counts", mutates_args=())
+def counts(x: torch.Tensor) -> torch.Tensor:
+    CALLS.append(x.dtype)
+    return x * len(CALLS)
+
+
+def test_an_operator_of_the_programs_own_runs_once_and_its_reference_starts_anew():
+    CALLS.clear()
+    x = torch.ones(2).bfloat16()
+    with Twins() as twins:
+        y = counts(x * 3.1) + 1
+    assert [torch.bfloat16] == CALLS
+    assert twins.reseeds == {("counts", "it may do more than compute, so it is not run twice"): 1}
+    assert torch.equal(twins.twin(y), ((x * 3.1).float() + 1))
+
+
+def test_a_file_is_not_opened_twice(tmp_path):
+    with Twins() as twins:
+        torch.from_file(str(tmp_path / "data"), shared=True, size=64, dtype=torch.bfloat16)
+    assert (tmp_path / "data").stat().st_size == 128
+    assert not twins.operations
+
+
+def test_twins_that_find_no_memory_end_themselves_and_give_back_what_they_have(monkeypatch):
+    def none_left(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    net = nn.Linear(4, 4).bfloat16()
+    with sanitize(net) as seen:
+        y = net(torch.ones(2, 4).bfloat16())
+        monkeypatch.setattr(Twins, "_enter", none_left)
+        y.square().sum().backward()
+        assert seen._sanitizer._shadows.bytes_held == 0
+    assert net.weight.grad is not None
+    assert "out of memory" in seen.examination.facts["failed"]
+
+
+def test_nested_and_zero_tensors_pass():
+    net = nn.Linear(4, 4).bfloat16()
+    with sanitize(net, strict=True), NanInfTracker(strict=True):
+        ragged = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], dtype=torch.bfloat16)
+        net(ragged).to_padded_tensor(0.0).sum().backward()
+        torch.func.jvp(torch.sgn, (torch.randn(3),), (torch.ones(3),))
+    assert net.weight.grad is not None

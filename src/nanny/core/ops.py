@@ -124,8 +124,8 @@ MEMORY = UNWRITTEN | _family("""
 
 # Do something else than computing: files, streams, assertions.
 EFFECTS = _family("""
-    from_file record_stream pin_memory is_pinned assert_async assert_scalar functional_assert_async print set resize resize_as
-    local_scalar_dense set_data rename""")
+    from_file record_stream pin_memory is_pinned assert_async assert_scalar functional_assert_async functional_assert_scalar
+    print set set_data""")
 # Operation -> arguments whose gradient torch computes by another formula, with other bits, while any dispatch mode is on.
 OTHER_GRADIENT = {
     "prod": (0,), "cumprod": (0,), "masked_fill": (2,), "linalg_householder_product": (0, 1), "ormqr": (0, 1),

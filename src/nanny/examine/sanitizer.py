@@ -86,16 +86,17 @@ class Sanitizer:
 
     def open(self) -> Sanitizer:
         self._started = time.perf_counter()
-        parts = parts_of(self._models)
-        self._owners = {name: parts.owners[key] for key, name in parts.parameters.items()}
-        self._buffers = dict(parts.buffers)
-        self._roles: StorageMap[tuple[str, str]] = StorageMap()  # parameter, buffer, input or gradient, and its name
-        for name, owner in self._owners.items():
-            parameter = owner()
-            self._known(parameter, "parameter", name)
-            self._known(None if parameter is None else parameter.grad, "gradient", name)
-        for name, buffer in parts.buffers.items():
-            self._known(buffer(), "buffer", name)
+        with outside_program():
+            parts = parts_of(self._models)
+            self._owners = {name: parts.owners[key] for key, name in parts.parameters.items()}
+            self._buffers = dict(parts.buffers)
+            self._roles: StorageMap[tuple[str, str]] = StorageMap()  # parameter, buffer, input or gradient, and its name
+            for name, owner in self._owners.items():
+                parameter = owner()
+                self._known(parameter, "parameter", name)
+                self._known(None if parameter is None else parameter.grad, "gradient", name)
+            for name, buffer in parts.buffers.items():
+                self._known(buffer(), "buffer", name)
         self._shadows = Twins(
             on_op=self._on_op,
             before_write=self._before_write,

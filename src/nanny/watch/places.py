@@ -298,7 +298,8 @@ class Places:
         self._names = {key: named for key, named in self._names.items() if named.thing() is not None}
         for name, module in unwrapped(model).named_modules():
             self._names[id(module)] = _Named(weakref.ref(module), prefix + plain_name(name) if name else prefix.rstrip("."))
-        parts = parts_of([(model, prefix)])
+        with torch._C.DisableTorchFunction():  # a function mode of the program is not to see that we ask
+            parts = parts_of([(model, prefix)])
         self._parameters |= {key: _Named(parts.owners[key], name) for key, name in parts.parameters.items()}
         self._buffers |= {id(buffer()): _Named(buffer, name) for name, buffer in parts.buffers.items()}
 
