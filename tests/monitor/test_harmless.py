@@ -995,7 +995,8 @@ def test_a_callback_that_raises_does_not_end_the_watch():
             nanny.close()
         assert len([w for w in caught if issubclass(w.category, NannyWarning)]) == 1
         assert heard == [f.code for f in nanny.findings]
-        assert heard and not nanny._recorder.off
+        assert heard
+        assert not nanny._recorder.off
 
 
 def test_warnings_made_errors_do_not_reach_the_training(monkeypatch, capsys):

@@ -146,6 +146,13 @@ class Examiner:
         self.plan.done(self._position, max(time.thread_time() - self._opened - (self._typical() or 0.0), 0.0))
         return examination
 
+    def abandon(self) -> None:
+        """After `close`, which may have failed. Idempotent."""
+        self._sanitizer = None
+        self._recorder.examining = False
+        self._unhook()
+        self._release()
+
     def finish(self, at_any_price: bool = False) -> None:
         examination = self.close(at_any_price)
         if examination is not None:
