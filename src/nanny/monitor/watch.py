@@ -388,6 +388,12 @@ class MixedPrecisionNanny:
     def examined_seconds(self) -> float:
         return self._examiner.plan.spent if self.enabled and self._examiner is not None else 0.0
 
+    def _examined_share(self) -> str:
+        """Of the time without any of it; said where it is more than the start of a run may take anyway."""
+        whole = self._ended - (self._began or 0.0) - self._recorder.seconds - self.examined_seconds
+        share = self.examined_seconds / whole if whole > 0 else 0.0
+        return f", {100 * share:.0f} % more" if self.examined_seconds > 1.0 and share > 0.01 else ""
+
     def close(self, status: str = "finished") -> None:
         """Judges the last step, writes everything, removes every hook. May be called twice."""
         if self._closed:
@@ -424,7 +430,9 @@ class MixedPrecisionNanny:
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         count = len(self._history.examinations)
-        examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
+        examined = (
+            f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s{self._examined_share()}" if count else ""
+        )
         best = self._best_diagnosis()
         if best is not None and (self._told is None or (best.cause, best.culprit) != (self._told.cause, self._told.culprit)):
             self._say(best)
