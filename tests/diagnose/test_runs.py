@@ -297,7 +297,7 @@ def test_only_one_examination_is_open_in_a_process_and_none_stays_open():
     one.end_step()
     two.close()
     one.close()
-    assert not Examiner.busy
+    assert not Examiner.turn.locked()
     assert torch._C._len_torch_dispatch_stack() == 0
     assert len(one.evidence().examinations) + len(two.evidence().examinations) == 1
 
@@ -313,7 +313,7 @@ def test_an_exception_of_the_user_ends_the_examination():
 
     with pytest.raises(ValueError, match="mine"):
         dies()
-    assert not Examiner.busy
+    assert not Examiner.turn.locked()
     monitor.close()
 
 
@@ -336,11 +336,11 @@ def test_a_forward_pass_after_the_block_ends_the_examination():
     monitor = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
     with monitor.step(0):
         model(torch.randn(2, 8)).sum().backward()
-    assert Examiner.busy  # the optimizer is still to come
+    assert Examiner.turn.locked()  # the optimizer is still to come
     optimizer.step()
     with torch.no_grad():
         model(torch.randn(2, 8))
-    assert not Examiner.busy
+    assert not Examiner.turn.locked()
     monitor.close()
 
 

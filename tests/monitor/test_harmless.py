@@ -1064,3 +1064,36 @@ def test_a_nanny_hears_nothing_of_another_thread_or_another_models_scaler():
         assert record.calls == ("scale", "backward", "scaler.step", "unscale", "update", "zero_grad")
         assert (record.scale, record.scale_after, record.backwards) == (8.0, 8.0, 1)
         assert record.loss < 100
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_an_examined_step_that_takes_too_long_goes_on_alone(closure, monkeypatch):
+    """Many micro-batches, or a closure that runs often: the budget holds within the step, and what was seen is kept."""
+    monkeypatch.setattr("nanny.monitor.examiner.STARTUP_SECONDS", 0.0)
+    monkeypatch.setattr("nanny.monitor.examiner.SHARE", 0.0)
+    model = mlp()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4) if closure else SGD(model.parameters(), lr=0.01)
+    nanny = watch(model, optimizer, strict=True, examine="auto")
+    watched_calls: list[bool] = []
+    x, y = regression()(0)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        with autocast(BF16):
+            value = F.mse_loss(model(x), y)
+        watched_calls.append(bool(torch.utils._python_dispatch._len_torch_dispatch_stack()))
+        value.backward()
+        return value
+
+    with nanny.step(0):
+        if closure:
+            optimizer.step(loss)
+        else:
+            for _ in range(6):
+                loss()
+            optimizer.step()
+    nanny.close()
+    assert len(watched_calls) > 2
+    assert not any(watched_calls)
+    (examination,) = nanny.evidence().examinations
+    assert "spent" in examination.facts["left_out"]

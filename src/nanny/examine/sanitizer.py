@@ -74,12 +74,14 @@ class Sanitizer:
         limits: Limits | None = None,
         twin_bytes: int = TWIN_BYTES,
         strict: bool = False,
+        seconds: float = math.inf,
     ) -> None:
         self._models = [(unwrapped(model), prefix) for model, prefix in models]
         self._step = step
         self._scale_of = scale
         self._limits = limits or Limits()
         self._twin_bytes = twin_bytes
+        self._seconds = seconds
         self._strict = strict
         self._handles: list[Any] = []
         self._is_open = False
@@ -252,6 +254,8 @@ class Sanitizer:
             self._unscaled = True
         elif op.name == "mul" and isinstance(op.out, Tensor) and op.out.numel() == 1 and spot.place.phase == "loop":
             self._note_factor(op)
+        if self._operations % _CHECK_OPS == 0 and self.is_spent:
+            self.give_up()
         if self._operations % _CHECK_OPS == 0 and self._shadows.bytes_held > self._twin_bytes:
             self._shadows.give_up()
 
@@ -431,3 +435,14 @@ class Sanitizer:
     def _only_the_scale(self, suspects: list[Suspect]) -> bool:
         bad = [s for s in suspects if s.destroyed]
         return bool(bad) and all(overflowed_by_scale(s, self._scale) for s in bad)
+
+    # time
+
+    @property
+    def is_spent(self) -> bool:
+        return time.perf_counter() - self._started > self._seconds
+
+    def give_up(self) -> None:
+        """Its time is over: what was seen stands, nothing more is looked at."""
+        self._shadows.left_out = f"its {self._seconds:.1f} s were spent; from there on the step was not compared"
+        self._shadows.spent = True

@@ -2,18 +2,20 @@
 
 An examined step costs several plain ones. The first step is always worth it, and the first seconds of a run are nobody's
 bottleneck; after that examinations come at growing distance, or when something looks wrong, and together take a percent of the
-time at most.
+time at most. A step that turns out to be longer (many micro-batches, a closure that runs often) is examined until its time is
+spent, and goes on alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -53,10 +55,14 @@ class ExaminationPlan:
         if not suspected and position < self._next:
             return False
         price = self._worst or TIMES_A_STEP * (step_seconds or 0.0)
-        if self.spent + price > max(STARTUP_SECONDS, SHARE * elapsed):
+        if price > self.left(elapsed):
             return False
         self.suspicions += suspected
         return True
+
+    def left(self, elapsed: float) -> float:
+        """Seconds that may still be spent, `elapsed` seconds after the first step."""
+        return max(STARTUP_SECONDS, SHARE * elapsed) - self.spent
 
     def suspect(self) -> None:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
@@ -75,9 +81,6 @@ def modes_may_change() -> bool:
     return not torch.is_inference_mode_enabled() and not in_backward() and not being_traced()
 
 
-_turn = threading.Lock()  # one step of a process is examined at a time
-
-
 def _release(opened: list[Sanitizer]) -> None:
     """Whatever became of the examination: nothing of it stays switched on."""
     try:
@@ -85,11 +88,13 @@ def _release(opened: list[Sanitizer]) -> None:
             with contextlib.suppress(Exception):
                 sanitizer.close()
     finally:
-        _turn.release()
+        Examiner.turn.release()
 
 
 class Examiner:
     """Opens the sanitizer around the steps that the plan wants. What one thread has opened, that thread closes."""
+
+    turn: ClassVar[threading.Lock] = threading.Lock()  # one step of a process is examined at a time
 
     def __init__(self, recorder: Recorder, on_examination: Callable[[Examination], None], always: bool = False) -> None:
         self.plan = ExaminationPlan()
@@ -103,7 +108,7 @@ class Examiner:
         self._unhook: Callable[[], Any] = lambda: None
         self._thread = 0
         self._position = 0
-        self._opened = 0.0
+        self._opened = self._seconds = 0.0
         self._plain: list[float] = []
         self._again = 0
         recorder.hears_calls = True
@@ -112,9 +117,10 @@ class Examiner:
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position = position
-        if self.off_because or not self._recorder.models or _turn.locked() or not modes_may_change():
+        if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
         self.off_because = self._obstacle()
+        self._seconds = math.inf if self._always else max(self.plan.left(elapsed), 0.0)
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
 
     def backward_begins(self, loss_is_bad: bool) -> None:
@@ -139,14 +145,14 @@ class Examiner:
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""
-        if not _turn.acquire(blocking=False):
+        if not self.turn.acquire(blocking=False):
             return
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened = time.thread_time()
+        self._opened = time.perf_counter()
         try:
-            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale)))
+            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds))
             opened[0].open()
         except BaseException:
             self._release()
@@ -169,8 +175,15 @@ class Examiner:
             examination = sanitizer.close()
         finally:
             self._release()
-        self.plan.done(self._position, max(time.thread_time() - self._opened - (self._typical() or 0.0), 0.0))
+        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0))
         return examination
+
+    def abandon(self) -> None:
+        """After `close`, which may have failed. Idempotent."""
+        self._sanitizer = None
+        self._recorder.examining = False
+        self._unhook()
+        self._release()
 
     def finish(self, at_any_price: bool = False) -> None:
         examination = self.close(at_any_price)
@@ -193,7 +206,11 @@ class Examiner:
             self._recorder.run(self._close_if_over, module, apart=False)
 
     def _close_if_over(self, module: nn.Module) -> None:
-        """A forward pass after the step: an evaluation, or the user's block is over and nobody said so."""
+        """Its time is spent, or this is a forward pass after the step: an evaluation, or the block is over and nobody said so."""
+        if self._sanitizer is not None and self._sanitizer.is_spent:
+            self._sanitizer.give_up()
+            self.finish()
+            return
         capture = self._recorder.capture
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:

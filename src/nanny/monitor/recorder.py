@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -100,8 +101,11 @@ class Recorder:
             self.seconds += time.perf_counter() - started
 
     def failed(self, error: Exception) -> None:
+        if self.off:
+            return
         self.off = True
-        self.close()
+        with contextlib.suppress(Exception):  # it is failing already
+            self.close()
         self._on_failure(error)
 
     def hear(self, work: Callable[..., Any], *args: Any) -> None:

@@ -102,20 +102,16 @@ class MixedPrecisionNanny:
         if examine not in ("auto", "every", "off"):
             raise NannyError(f'examine is {examine!r}; use "auto" (within one percent of the time), "every" or "off"')
         self.findings: list[Finding] = []
-        self.enabled = not disabled()
+        self._failure: str | None = None
+        self._strict = strict
+        self.enabled = not self._attempt(disabled)
         self._closed = not self.enabled
         if not self.enabled:
             return
         self._interval = trace_interval
         self._on_finding = on_finding
         self._callback_failed = False
-        self._strict = strict
-        self._pid = os.getpid()
-        self._rules = all_rules()
-        self._history = RunHistory(limits)
-        self._recorder = Recorder(self._failed, self._suspect)
-        self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
-        self._recorder.when_cleared = self._close_examination
+        self._dump_on_error = dump_on_error
         self._told: Diagnosis | None = None
         self._tries = 0
         self._waiting: deque[StepCapture] = deque()
@@ -126,21 +122,35 @@ class MixedPrecisionNanny:
         self._offset = 0
         self._steps = self._traced = 0
         self._dense_until = self._dense_bursts = 0
-        self._dump_on_error = dump_on_error
         self._dumps: list[Path] = []
         self._rng: torch.Tensor | None = None
-        self._failure: str | None = None
         self._began: float | None = None
         self._ended = 0.0
         self._folder = None if output_dir is None else Path(output_dir)
-        info = run_info(trace_interval)
+        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+        self._attempt(self._open, model, given, limits, examine, live)
+        if self._failure is not None:  # the run goes on without a nanny
+            self.enabled, self._closed = False, True
+
+    def _open(
+        self, model: nn.Module | None, optimizers: list[Optimizer], limits: Limits | None, examine: str, live: bool
+    ) -> None:
+        self._pid = os.getpid()
+        self._rules = all_rules()
+        self._history = RunHistory(limits)
+        self._recorder = Recorder(self._failed, self._suspect)
+        self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
+        self._recorder.when_cleared = self._close_examination
+        info = run_info(self._interval)
         self._rank = info.rank if info.world_size > 1 else None
         self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
-        self._recording = None if self._folder is None else RunRecording(self._folder, info)
+        self._recording: RunRecording | None = None
         if model is not None:
             self.add_model(model)
-        for one in [optimizer] if isinstance(optimizer, Optimizer) else optimizer or ():
+        for one in optimizers:
             self._recorder.optimizers[id(one)] = weakref.ref(one)
+        if self._failure is None and self._folder is not None:
+            self._recording = RunRecording(self._folder, info)
         self._close_at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._close_at_exit)
 
@@ -174,7 +184,9 @@ class MixedPrecisionNanny:
     def begin_step(self, step: int) -> None:
         if self._closed or os.getpid() != self._pid:
             return
-        step = int(step)
+        self._attempt(self._next_step, int(step))
+
+    def _next_step(self, step: int) -> None:
         self._close_examination()
         self._recorder.run(self._finish)
         self._recorder.run(self._begin, step)
@@ -200,10 +212,13 @@ class MixedPrecisionNanny:
 
     def end_step(self) -> None:
         if not self._closed:
-            self._recorder.end()
-            if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.record.stepped):
-                self._close_examination()
+            self._attempt(self._end)
             self._ended = time.perf_counter()
+
+    def _end(self) -> None:
+        self._recorder.end()
+        if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.record.stepped):
+            self._close_examination()
 
     def _close_examination(self, at_any_price: bool = False) -> None:
         if self._examiner is None or not self._examiner.is_open:
@@ -242,8 +257,8 @@ class MixedPrecisionNanny:
         if self._closed:
             return
         self.end_step()
-        self._close_examination()
-        self._recorder.run(self._finish)
+        self._attempt(self._close_examination)
+        self._attempt(self._recorder.run, self._finish)
         self._attempt(self._recorder.close)
         if self._recording is not None:
             self._attempt(self._note_exception, self._recording, error)
@@ -372,6 +387,12 @@ class MixedPrecisionNanny:
     def examined_seconds(self) -> float:
         return self._examiner.plan.spent if self.enabled and self._examiner is not None else 0.0
 
+    def _examined_share(self) -> str:
+        """Of the time without any of it; said where it is more than the start of a run may take anyway."""
+        whole = self._ended - (self._began or 0.0) - self._recorder.seconds - self.examined_seconds
+        share = self.examined_seconds / whole if whole > 0 else 0.0
+        return f", {100 * share:.0f} % more" if self.examined_seconds > 1.0 and share > 0.01 else ""
+
     def close(self, status: str = "finished") -> None:
         """Judges the last step, writes everything, removes every hook. May be called twice."""
         if self._closed:
@@ -380,33 +401,36 @@ class MixedPrecisionNanny:
         if os.getpid() != self._pid:
             return
         atexit.unregister(self._close_at_exit)
-        self._close_examination(at_any_price=True)
+        self._attempt(self._close_examination, at_any_price=True)
+        if self._examiner is not None:
+            self._attempt(self._examiner.abandon)
         cost = self.cost_percent
-        self._recorder.run(self._finish, wait=True)
+        self._attempt(self._recorder.run, self._finish, wait=True)
         self._attempt(self._recorder.close)
         if self._recording is not None:
-            self._attempt(self._close_recording, self._recording, status, cost)
+            self._attempt(self._recording.set_facts, self._history.facts)
+            self._attempt(self._recording.close, status, **self._attempt(self._totals, cost) or {})
         if self._live is not None and self._steps and not self._rank:
             self._attempt(self._say_goodbye, cost, status)
 
-    def _close_recording(self, recording: RunRecording, status: str, cost: float) -> None:
-        recording.set_facts(self._history.facts)
-        recording.close(
-            status,
-            cost_percent=round(cost, 3),
-            examined_seconds=round(self.examined_seconds, 3),
-            traced_steps=self._traced,
-            steps=self._steps,
-            failure=self._failure or "",
-            repeats=[[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
-        )
+    def _totals(self, cost: float) -> dict[str, Any]:
+        return {
+            "cost_percent": round(cost, 3),
+            "examined_seconds": round(self.examined_seconds, 3),
+            "traced_steps": self._traced,
+            "steps": self._steps,
+            "failure": self._failure or "",
+            "repeats": [[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
+        }
 
     def _say_goodbye(self, cost: float, status: str) -> None:
         assert self._live is not None
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         count = len(self._history.examinations)
-        examined = f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s" if count else ""
+        examined = (
+            f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s{self._examined_share()}" if count else ""
+        )
         found: list[Verdict] = []
         self._recorder.run(lambda: found.append(self.verdict(status)))  # a fault of ours must not reach the script
         verdict = found[0] if found else NO_VERDICT

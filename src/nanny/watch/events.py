@@ -31,7 +31,7 @@ from .tensors import in_backward
 
 
 class Listener(Protocol):
-    """Gets the events of its thread, or of all; each method must return quickly and never raise."""
+    """Gets the events of its thread, or of all; each method must return quickly. What it raises, `failed` is given."""
 
     def saved_tensors_packed(self) -> None: ...
     def before_backward(self, roots: tuple[Tensor, ...]) -> None: ...
@@ -44,6 +44,7 @@ class Listener(Protocol):
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
     def gradients_cleared(self, optimizer: Optimizer) -> None: ...
+    def failed(self, error: Exception) -> None: ...
     def forked(self) -> None:
         """This is a child process now, which inherited the listener."""
 
@@ -214,8 +215,12 @@ def _telling(anywhere: bool) -> Callable[..., None]:
         for reference, thread in _listeners:
             if thread is None or thread == here or (anywhere and in_backward()):
                 listener = reference()
-                if listener is not None:
+                if listener is None:
+                    continue
+                try:
                     getattr(listener, name)(*about)
+                except Exception as error:  # noqa: BLE001 - the listener's, not the program's
+                    listener.failed(error)
 
     return tell
 
