@@ -128,7 +128,7 @@ class Examiner:
         made, capture = self._recorder.calls_since_backward(), self._recorder.capture
         if not loss_is_bad or capture is None or self.is_open or self.off_because or not modes_may_change():
             return
-        if self._again >= MOST_AGAIN or not _turn.acquire(blocking=False):
+        if self._again >= MOST_AGAIN or not self.turn.acquire(blocking=False):
             return
         self._again += 1
         self._recorder.hears_calls = self._again < MOST_AGAIN
@@ -138,7 +138,7 @@ class Examiner:
         except NotAgain as error:
             self.not_again = str(error)
         finally:
-            _turn.release()
+            self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
             self.plan.spent += time.thread_time() - cpu
             self._recorder.seconds -= time.perf_counter() - started  # examinations have an account of their own
