@@ -100,7 +100,9 @@ def _never_called(model: Net, calls: ModelCalls) -> None:
 
 
 @pytest.mark.parametrize(
-    ("act", "why"), [(_written_over, "written over"), (_with_hook, "hooks"), (_never_called, "no call")], ids=lambda v: str(v)
+    ("act", "why"),
+    [(_written_over, "written over"), (_with_hook, "hooks"), (_never_called, "no call")],
+    ids=["inputs", "hooks", "evaluation"],
 )
 def test_what_cannot_be_made_again_is_left_alone(act: Any, why: str) -> None:
     model = Net()
