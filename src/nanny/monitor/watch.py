@@ -399,6 +399,8 @@ class MixedPrecisionNanny:
             status,
         ):
             self._live.say(text)
+        for path in self._dumps:
+            self._live.say(f"nanny: inputs and weights of a culprit are kept; run it again with: nanny replay {path}")
 
     def __enter__(self) -> MixedPrecisionNanny:
         return self
