@@ -166,7 +166,7 @@ def test_on_an_error_the_culprit_can_be_replayed_from_its_dump(tmp_path):
     assert again.isinf().any()
     assert tensors["input.0"].isfinite().all()
     sidecar = json.loads(Path(rows[0].path).with_suffix(".json").read_text(encoding="utf-8"))
-    assert (sidecar["step"], sidecar["site"], sidecar["module"]) == (0, "1", "Linear")
+    assert (sidecar["step"], sidecar["place"]["site"], sidecar["classes"]) == (0, "1", "Linear")
     torch.set_rng_state(tensors["rng_state"])
 
 

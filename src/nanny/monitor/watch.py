@@ -447,6 +447,8 @@ class MixedPrecisionNanny:
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
         ):
             self._live.say(text)
+        for path in self._dumps:
+            self._live.say(f"nanny: inputs and weights of a culprit are kept; run it again with: nanny replay {path}")
 
     def __enter__(self) -> MixedPrecisionNanny:
         return self

@@ -18,11 +18,12 @@ from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..core.limits import Limits
 from ..core.terminal import say
+from ..watch.dump import Dump, load_dump, operation_of, refuse_impure
 from ..watch.op_facts import KERNEL_ERRORS
-from .dump import Stored, load_call
 from .gap import Tolerance, gaps_of
 from .records import Gap, Replay
 from .reference import Call, call_before, check_reference, reference_of, results_of
+from .replay_module import replay_module
 from .selection import op_pattern
 from .text import replay_lines
 
@@ -31,7 +32,7 @@ def compare_for_single_op(
     path: str | os.PathLike[str], op: Any = None, atol: float | None = None, rtol: float | None = None, reference: str = "wide"
 ) -> tuple[bool, tuple[Any, ...], dict[str, Any], Any]:
     """Runs a dumped operation again and compares it: (correct, args, kwargs, out); args and kwargs as they were before."""
-    stored = load_call(path)
+    stored = load_dump(path)
     call, out = _run_again(stored, op)
     wide = reference_of(call, check_reference(reference))
     if wide is None:
@@ -47,14 +48,14 @@ def nan_inf_track_for_single_op(
     path: str | os.PathLike[str], op: Any = None
 ) -> tuple[bool, tuple[Any, ...], dict[str, Any], Any]:
     """Runs a dumped operation again: (no NaN or Inf in what it made, args, kwargs, out)."""
-    stored = load_call(path)
+    stored = load_dump(path)
     call, out = _run_again(stored, op)
     return _all_finite(results_of(call, out)), stored.args, stored.kwargs, out
 
 
 def replay_dump(path: str | os.PathLike[str], atol: float | None = None, rtol: float | None = None) -> Replay:
     """A dump run again: is the stored result wrong, and does it come back?"""
-    stored = load_call(path)
+    stored = load_dump(path)
     call, out = _run_again(stored, None)
     try:
         reference = reference_of(call)
@@ -87,29 +88,33 @@ def _all_finite(tensors: list[torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point())
 
 
-def _run_again(stored: Stored, op: Any) -> tuple[Call, Any]:
-    """A dumped operation, once more, on copies of its inputs."""
-    func = stored.func
-    if op is not None:
-        if op_pattern(op) != stored.op:
-            raise NannyError(f"{stored.path} holds {stored.op}, not {op_pattern(op)}")
-        if func is None:  # the caller hands the operation over: nothing is resolved by name
-            func = op.default if isinstance(op, torch._ops.OpOverloadPacket) else op
-    if func is None:
-        raise NannyError(f"{stored.path}: {stored.op} is a custom operation; pass it: compare_for_single_op(path, {stored.op})")
+def _run_again(stored: Dump, op: Any) -> tuple[Call, Any]:
+    """A dumped operation, once more, on copies of its inputs. What a file names must be pure; an operation given is trusted."""
+    if op is not None and op_pattern(op) != stored.op:
+        raise NannyError(f"{stored.path} holds {stored.op}, not {op_pattern(op)}")
+    func = operation_of(stored)
     args, kwargs = stored.fresh_inputs()
-    call = call_before(func, args, kwargs)
-    with torch.no_grad():
-        out = func(*args, **kwargs)
+    if func is None and op is not None:  # the caller hands the operation over: nothing is resolved by name
+        func = op.default if isinstance(op, torch._ops.OpOverloadPacket) else op
+    elif func is None:
+        raise NannyError(f"{stored.path}: {stored.op} is a custom operation; pass it: compare_for_single_op(path, {stored.op})")
+    elif op is None:
+        refuse_impure(func, args, kwargs, stored.path)
+    try:
+        call = call_before(func, args, kwargs)
+        with torch.no_grad():
+            out = func(*args, **kwargs)
+    except KERNEL_ERRORS as error:
+        raise NannyError(f"{stored.path}: {stored.op} does not run here on what was stored ({error})") from None
     return call, out
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(
         prog="nanny replay",
-        description="Runs a dumped operation again; compares that and the stored result with a wider reference on the CPU.",
+        description="Runs a dumped operation or module again and compares it with a wider reference on the CPU.",
     )
-    parser.add_argument("dump", help="the *_inputs.safetensors of a dump, or a folder with one")
+    parser.add_argument("dump", help="the *_inputs.safetensors of a dump (of `nanny trace` or `nanny run`), or a folder with one")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by dtype and conditioning)")
     parser.add_argument("--rtol", type=float, help="relative tolerance")
     return parser.parse_args(argv)
@@ -118,6 +123,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """1 if the stored or the new result is wrong."""
     options = parse(sys.argv[1:] if argv is None else argv)
+    stored = load_dump(options.dump)
+    if not stored.op.startswith("torch.ops."):
+        say("\n".join(replay_module(stored)))
+        return 1  # it was kept because its output was wrong
     replay = replay_dump(options.dump, options.atol, options.rtol)
     say("\n".join(replay_lines(replay)))
     return 1 if replay.is_wrong else 0

@@ -187,7 +187,7 @@ def _overview(state: RankState) -> list[Line]:
         lines.append(_fact("step time", f"{short(float(np.median(curves['step_ms'][1])))} ms (median)"))
     if state.dumps:
         more = f" and {len(state.dumps) - 1} more" if len(state.dumps) > 1 else ""
-        lines.append(_fact("dumps", f"{state.dumps[0].path}{more}"))
+        lines.append(_fact("dumps", f"nanny replay {state.dumps[0].path}{more}"))
     if run.dropped:
         text = f"{counted(run.dropped, 'sample')} did not fit and were dropped: curves have gaps, findings have none"
         lines.append(_fact("gaps", text, "warning"))
