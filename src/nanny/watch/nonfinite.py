@@ -343,13 +343,13 @@ def _confirms(origin: Origin, root: Origin) -> bool:
 
 
 def _measurable(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor) and not tensor._is_zerotensor()
+    return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor)
 
 
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    if tensor.dtype.itemsize == 1:  # no kernel for fp8
-        tensor = tensor.float()
-    return torch.aminmax(tensor.detach().resolve_neg())  # in the stream torch would see the memory of it
+    with outside_program():  # values and not memory, and no part of a graph that somebody records
+        wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor.detach()  # no kernel for fp8
+        return torch.aminmax(wide)
 
 
 def _read_ends(waiting: list[Origin]) -> None:
