@@ -57,23 +57,23 @@ COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     names = _wanted(args.what)
-    with open_run(args.db, args.run) as source:
-        found = sort_by_step(findings_of(source))
-        marks = plots.Marks(title_of(source), found, first_culprit(found))
-        with plots.settings(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
+    with plots.settings(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
+        with open_run(args.db, args.run) as source:
+            found = sort_by_step(findings_of(source))
+            marks = plots.Marks(title_of(source), found, first_culprit(found))
             figures = {name: DRAW[name](source, marks, args) for name in names}
-            if all(isinstance(figure, str) for figure in figures.values()):
-                reasons = "; ".join(f"{name}: {figure}" for name, figure in figures.items())
-                raise NannyError(f"{title_of(source)} has nothing to draw ({reasons}); `nanny summary` tells what is on record")
-            folder = _folder(args.out)
-            for name, figure in figures.items():
-                if isinstance(figure, str):
-                    complain(f"no picture of {name}: {figure}")
-                    continue
-                path = folder / f"{name}.{args.format}"
-                plots.save(figure, path, args.dpi)
-                say(str(path))
+        if all(isinstance(figure, str) for figure in figures.values()):
+            reasons = "; ".join(f"{name}: {figure}" for name, figure in figures.items())
+            raise NannyError(f"{title_of(source)} has nothing to draw ({reasons}); `nanny summary` tells what is on record")
+        folder = _folder(args.out)  # from here on, for a store that cannot be read to the end leaves nothing behind
+        for name, figure in figures.items():
+            if isinstance(figure, str):
+                complain(f"no picture of {name}: {figure}")
+                continue
+            path = folder / f"{name}.{args.format}"
+            plots.save(figure, path, args.dpi)
+            say(str(path))
     return 0
 
 
