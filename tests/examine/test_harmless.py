@@ -75,13 +75,27 @@ def test_a_mistake_of_ours_ends_the_examination_and_not_the_training(monkeypatch
         program.step(0)
 
 
-def test_twins_over_the_cap_are_given_up_and_said_so():
+def test_over_the_cap_the_reference_begins_anew_and_it_is_said():
     torch.manual_seed(0)
     program = built(by_name()["transformer"], BF16)
-    sanitizer = Sanitizer([(program.model, "")], twin_bytes=1000, strict=True).open()
+    sanitizer = Sanitizer([(program.model, "")], twin_bytes=200_000, strict=True).open()
+    most = 0
+    twins = sanitizer._shadows
+    forget = twins._forget
+
+    def forgetting():
+        nonlocal most
+        most = max(most, twins.bytes_held)
+        forget()
+
+    twins._forget = forgetting
     program.step(0)
     examination = sanitizer.close()
     assert "MiB" in examination.facts["left_out"]
+    assert "began anew" in examination.facts["left_out"]
+    assert 200_000 < most < 600_000
+    assert examination.gradients  # it went on to the end
+    assert examination.loss is not None
 
 
 def test_nothing_of_the_step_is_kept_alive():

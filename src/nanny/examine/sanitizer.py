@@ -34,6 +34,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -41,11 +42,22 @@ from ..core.examination import Examination
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..watch.aside import ModuleHooks
+from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
 from ..watch.storages import StorageMap, key_of
-from ..watch.tensors import LOW, being_traced, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
+from ..watch.tensors import (
+    LOW,
+    being_traced,
+    float_leaves,
+    has_storage,
+    in_backward,
+    is_plain,
+    outside_program,
+    short_dtype,
+    tensors_in,
+)
 from ..watch.twins import Operation, Twins
 from .facts import StepFacts
 from .follow import Follower
@@ -55,8 +67,9 @@ from .records import Suspect, plain_suspects
 from .states import States
 from .tags import Ledger, Tag
 
-TWIN_BYTES = 4 << 30  # twins may take this much
 _CHECK_OPS = 64
+_CHECK_SHARE = 8  # or when this part of the budget has been made since
+_STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
 _STASH_ELEMENTS = 1 << 24
 _HAND_MADE_SCALE = 16.0
 _RUINED = 0.5  # a gradient this far from its twin moves nothing where it should
@@ -72,7 +85,7 @@ class Sanitizer:
         step: int = 0,
         scale: Callable[[], float | None] | None = None,
         limits: Limits | None = None,
-        twin_bytes: int = TWIN_BYTES,
+        twin_bytes: int | None = None,
         strict: bool = False,
         seconds: float = math.inf,
     ) -> None:
@@ -107,7 +120,11 @@ class Sanitizer:
         )
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
-        self._states, self._facts = States(), StepFacts()
+        devices = [p.device for model, _ in self._models for p in model.parameters()]
+        self._budget = MemoryBudget(devices[0] if devices else torch.device("cpu"), self._twin_bytes)
+        self._allowed = self._budget.allowed(0)
+        self._made_at_check = 0
+        self._states, self._facts = States(self._allowed // _STATES_SHARE), StepFacts()
         self._places = Places(self._models, on_trouble=self._end)
         self._overwritten: dict[int, Tensor] = {}
         self._dirty: set[str] = set()
@@ -256,8 +273,27 @@ class Sanitizer:
             self._note_factor(op)
         if self._operations % _CHECK_OPS == 0 and self.is_spent:
             self.give_up()
-        if self._operations % _CHECK_OPS == 0 and self._shadows.bytes_held > self._twin_bytes:
-            self._shadows.give_up()
+        if not op.is_view:
+            for tensor in filter(has_storage, tensors_in(op.out)):
+                self._budget.note(tensor)
+        made = self._shadows.bytes_made - self._made_at_check
+        if self._operations % _CHECK_OPS == 0 or made > self._allowed // _CHECK_SHARE:
+            self._mind_memory()
+
+    def _mind_memory(self) -> None:
+        held = self._shadows.bytes_held
+        self._allowed = self._budget.allowed(held)
+        if held > self._allowed:
+            self._shadows.start_over()
+        self._made_at_check = self._shadows.bytes_made
+
+    def _memory_left_out(self) -> str:
+        if self._shadows.restarts:
+            return (
+                f"FP32 twins may take {self._allowed >> 20} MiB beside this program and would take more: "
+                f"the reference began anew {self._shadows.restarts} times, and errors count from there on"
+            )
+        return f"{self._states.left_out} states" if self._states.left_out else ""
 
     def _stash(self, tensor: Tensor) -> None:
         if self._dirty and not in_backward():
@@ -353,7 +389,7 @@ class Sanitizer:
                 "accumulated": {name: n for name, n in self._accumulated.items() if n > 1},
                 "loss_factor": self._loss_factor,
                 "unscaled_by_torch": self._unscaled,
-                "left_out": self._left_out or self._shadows.left_out or self._states_left_out(),
+                "left_out": self._left_out or self._memory_left_out(),
                 "failed": self._failure,
                 "scale_overflow": self._only_the_scale(suspects),
             }.items()
@@ -377,9 +413,6 @@ class Sanitizer:
             seconds=time.perf_counter() - self._started,
             suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),
         )
-
-    def _states_left_out(self) -> str:
-        return f"{self._states.left_out} states" if self._states.left_out else ""
 
     def _measure_consequences(self, facts: dict[str, Any]) -> None:
         loudest = max((g.reference_rms for g in self._gradients.values() if not g.reference_nonfinite), default=0.0)
@@ -444,5 +477,4 @@ class Sanitizer:
 
     def give_up(self) -> None:
         """Its time is over: what was seen stands, nothing more is looked at."""
-        self._shadows.left_out = f"its {self._seconds:.1f} s were spent; from there on the step was not compared"
-        self._shadows.spent = True
+        self._stop(f"its {self._seconds:.1f} s were spent")

@@ -35,8 +35,9 @@ class State:
 
 
 class States:
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._held: dict[int, State] = {}
+        self._most_bytes = min(most_bytes, _MOST_BYTES)
         self._bytes = 0
         self.left_out = 0
 
@@ -44,7 +45,7 @@ class States:
         """Before the first write into a tensor that was there before the step."""
         if key_of(tensor) in self._held:
             return
-        if self._bytes > _MOST_BYTES:
+        if self._bytes > self._most_bytes:
             self.left_out += 1
             return
         self._bytes += before.untyped_storage().nbytes()

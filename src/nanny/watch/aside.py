@@ -87,7 +87,10 @@ _lock = threading.RLock()
 
 
 def join(part: Part) -> None:
+    """Idempotent."""
     with _lock:
+        if any(p is part for p in _parts):
+            return
         if not _parts:
             _inside.clear()
             for door in (*_COMPILER_DOORS, *_OTHER_DOORS):

@@ -216,7 +216,7 @@ def join(consumer: Consumer) -> None:
         stream = _OpStream()
         streams.append(stream)
         stream.push()
-        aside.join(stream)
+    aside.join(stream)
     _joined[id(consumer)] = stream
     stream.consumers = (*stream.consumers, consumer)
 
@@ -225,10 +225,12 @@ def leave(consumer: Consumer) -> None:
     stream = _joined.pop(id(consumer))
     stream.consumers = tuple(c for c in stream.consumers if c is not consumer)
     streams: list[_OpStream] = getattr(_of_thread, "streams", [])
+    if stream in _joined.values():
+        return
+    aside.leave(stream)
     # in another thread's stack nothing can be taken away: its stream then looks no more, and serves the next who joins
-    if stream not in _joined.values() and stream in streams:
+    if stream in streams:
         streams.remove(stream)
-        aside.leave(stream)
         stream.pop()  # unless it was opened where torch puts the modes back by itself (inference mode, backward)
 
 

@@ -69,6 +69,7 @@ class Buffers:
     def __init__(self) -> None:
         self._held: StorageMap[_Buffer] = StorageMap()
         self._new_bytes = 0
+        self.bytes_made = 0  # in all
 
     def find(self, tensor: Tensor) -> Tensor | None:
         buffer = self._held.find(tensor)
@@ -94,6 +95,7 @@ class Buffers:
             flat = torch.zeros(elements, dtype=value.dtype, device=tensor.device)
             flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
         self._new_bytes += flat.untyped_storage().nbytes()
+        self.bytes_made += flat.untyped_storage().nbytes()
         if self._new_bytes > _SWEEP_BYTES:  # much was added: memory of the dead is wanted soon
             self._new_bytes = 0
             self._held.sweep()

@@ -82,7 +82,7 @@ class Twins:
         self.reseeds: Counter[tuple[str, str]] = Counter()  # (operation, why its twin starts anew from the real value)
         self.operations = 0  # that ran on twins too
         self.spent = False  # no more twins are made
-        self.left_out = ""
+        self.restarts = 0
 
     def __enter__(self) -> Twins:
         join(self)
@@ -110,10 +110,10 @@ class Twins:
             self.reseeds[("", why)] += 1
             self._forget()
 
-    def give_up(self) -> None:
-        """They take too much memory."""
-        self.left_out = f"twins took {self.bytes_held >> 20} MiB; from there on the step was not compared"
-        self.spent = True
+    def start_over(self) -> None:
+        """They take too much memory: from here on the reference is the program's own values, and errors count anew."""
+        self.restarts += 1
+        self._forget()
 
     def twin(self, tensor: Tensor) -> Tensor:
         """The reference value; the tensor itself if no low-precision value ever reached it."""
@@ -154,6 +154,11 @@ class Twins:
     @property
     def bytes_held(self) -> int:
         return self._twins.bytes_held
+
+    @property
+    def bytes_made(self) -> int:
+        """Since the reference began."""
+        return self._twins.bytes_made
 
     def before(self, op: Op) -> _Before:
         """Runs nothing yet; what an operation overwrites is seeded and kept now."""
