@@ -5,7 +5,9 @@ One `RunHistory` for both, fed with each step once. Bounded in memory, and witho
 
 from __future__ import annotations
 
+import functools
 import math
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +40,11 @@ class Deviation:
 
 def deviation(history: Iterable[float], value: float, logarithmic: bool = True) -> Deviation | None:
     """Median and MAD, of logarithms for what scales by factors. None if there is nothing to compare."""
+    return _deviation(tuple(history), value, logarithmic)
+
+
+@functools.lru_cache(maxsize=4)  # several ask for the same one at the same step
+def _deviation(history: tuple[float, ...], value: float, logarithmic: bool) -> Deviation | None:
     known = [float(v) for v in history if math.isfinite(v) and (v > 0 or not logarithmic)]
     if not known or not math.isfinite(value) or (logarithmic and value <= 0):
         return None
@@ -155,7 +162,7 @@ class RunHistory:
         self._latest: dict[str, Any] = {}
         self._largest: dict[str, float] = {}
         self._facts = RunFacts()  # what is not folded field by field
-        self._curves: dict[str, tuple[list[int], list[float]]] = {}
+        self._curves: dict[str, tuple[array[int], array[float]]] = {}
         self._column: dict[str, int] = {}
         self._counts = np.zeros((4, 0))  # per parameter: steps read, of them zero; average of the squared norm, steps in that
         self._first_grads: SiteTable | None = None
@@ -228,7 +235,7 @@ class RunHistory:
 
     def _add_curves(self, step: StepRecord) -> None:
         for name, value in step_scalars(step).items():
-            steps, values = self._curves.setdefault(name, ([], []))
+            steps, values = self._curves.setdefault(name, (array("q"), array("d")))
             if len(steps) < LONGEST_CURVE:
                 steps.append(step.step)
                 values.append(value)
