@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,26 @@ class SiteTable:
     dtypes: tuple[str, ...] = ()
     histograms: Any = None  # numpy [sites, HISTOGRAM_BINS]
     shapes: tuple[tuple[int, ...], ...] = ()
+
+    # asked by many rules at every step, so found out once
+
+    @cached_property
+    def bad(self) -> tuple[str, ...]:
+        """Sites that hold NaN or infinities."""
+        low, high, count = (np.asarray(self.columns[name]) for name in ("min", "max", "count"))
+        if np.isfinite(low).all() and np.isfinite(high).all():
+            return ()
+        return tuple(self.names[i] for i in np.flatnonzero((count > 0) & ~(np.isfinite(low) & np.isfinite(high))))
+
+    @cached_property
+    def whole_norm(self) -> float | None:
+        """Of all sites together; None if none was measured."""
+        norms = np.asarray(self.columns["norm"], dtype=np.float64)
+        measured = np.asarray(self.columns["count"]) > 0
+        if not measured.any():
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(np.sqrt(np.square(norms[measured]).sum()))
 
 
 @dataclass(frozen=True)

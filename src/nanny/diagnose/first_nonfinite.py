@@ -117,11 +117,7 @@ def turned_to_nan(step: StepRecord, culprit: Culprit) -> BadCall | None:
 
 
 def bad_sites(table: SiteTable | None) -> list[str]:
-    if table is None:
-        return []
-    low, high = np.asarray(table.columns["min"]), np.asarray(table.columns["max"])
-    measured = np.asarray(table.columns["count"]) > 0
-    return [table.names[i] for i in np.flatnonzero(measured & ~(np.isfinite(low) & np.isfinite(high)))]
+    return [] if table is None else list(table.bad)
 
 
 def backward_culprit(step: StepRecord) -> Culprit | None:

@@ -5,10 +5,13 @@ One `RunHistory` for both, fed with each step once. Bounded in memory, and witho
 
 from __future__ import annotations
 
+import functools
 import math
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,16 +40,21 @@ class Deviation:
 
 def deviation(history: Iterable[float], value: float, logarithmic: bool = True) -> Deviation | None:
     """Median and MAD, of logarithms for what scales by factors. None if there is nothing to compare."""
-    known = np.asarray([v for v in history if math.isfinite(v) and (v > 0 or not logarithmic)])
-    if not known.size or not math.isfinite(value) or (logarithmic and value <= 0):
+    return _deviation(tuple(history), value, logarithmic)
+
+
+@functools.lru_cache(maxsize=4)  # several ask for the same one at the same step
+def _deviation(history: tuple[float, ...], value: float, logarithmic: bool) -> Deviation | None:
+    known = [float(v) for v in history if math.isfinite(v) and (v > 0 or not logarithmic)]
+    if not known or not math.isfinite(value) or (logarithmic and value <= 0):
         return None
-    values = np.log(known) if logarithmic else known
+    values = [math.log(v) for v in known] if logarithmic else known  # a few dozen: lists are several times faster than numpy
     x = math.log(value) if logarithmic else value
-    middle = float(np.median(values))
+    middle = median(values)
     # a perfectly steady history still deserves a little room: 1 % of a factor, or of the level
-    spread = max(1.4826 * float(np.median(np.abs(values - middle))), 0.01 * (1.0 if logarithmic else abs(middle)), 1e-12)
-    median = math.exp(middle) if logarithmic else middle
-    return Deviation((x - middle) / spread, value / median if median else math.inf, median)
+    spread = max(1.4826 * median([abs(v - middle) for v in values]), 0.01 * (1.0 if logarithmic else abs(middle)), 1e-12)
+    usual = math.exp(middle) if logarithmic else middle
+    return Deviation((x - middle) / spread, value / usual if usual else math.inf, usual)
 
 
 class SiteHistory:
@@ -154,7 +162,7 @@ class RunHistory:
         self._latest: dict[str, Any] = {}
         self._largest: dict[str, float] = {}
         self._facts = RunFacts()  # what is not folded field by field
-        self._curves: dict[str, tuple[list[int], list[float]]] = {}
+        self._curves: dict[str, tuple[array[int], array[float]]] = {}
         self._column: dict[str, int] = {}
         self._counts = np.zeros((4, 0))  # per parameter: steps read, of them zero; average of the squared norm, steps in that
         self._first_grads: SiteTable | None = None
@@ -227,7 +235,7 @@ class RunHistory:
 
     def _add_curves(self, step: StepRecord) -> None:
         for name, value in step_scalars(step).items():
-            steps, values = self._curves.setdefault(name, ([], []))
+            steps, values = self._curves.setdefault(name, (array("q"), array("d")))
             if len(steps) < LONGEST_CURVE:
                 steps.append(step.step)
                 values.append(value)
@@ -373,14 +381,7 @@ def _finite(value: float | None) -> bool:
 
 def grad_norm(step: StepRecord) -> float | None:
     """Global norm of the true gradients; NaN or infinite if one of them is."""
-    if step.grads is None:
-        return None
-    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
-    measured = np.asarray(step.grads.columns["count"]) > 0
-    if not measured.any():
-        return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.sqrt(np.square(norms[measured]).sum()))
+    return None if step.grads is None else step.grads.whole_norm
 
 
 def step_scalars(step: StepRecord) -> dict[str, float]:

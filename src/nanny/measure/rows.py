@@ -16,12 +16,13 @@ from torch import Tensor
 
 from ..core.formats import HISTOGRAM_BINS
 from . import transfer
-from .flatten import PIECE, as_line, pieces
+from .flatten import NATIVE, PIECE, as_line, pieces
 from .histogram import SAMPLE, ExponentCounts
 from .transfer import PendingRead
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
 _LARGE = 1 << 20
+_SMALL = 1 << 12
 # Magnitudes whose squares fp32 can hold and sum. Outside, the numbers are taken again in fp64 (where the host can look).
 _SAFE_LOW, _SAFE_HIGH = 1e-15, 1e14
 
@@ -91,16 +92,35 @@ def count_nonfinite(tensor: Tensor) -> tuple[int, int, int]:
 def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingRead]:
     """Sum of squares, minimum and maximum ([3, n]) of tensors on one device, for every step.
 
-    Tensor by tensor, so that the second pass finds it in the cache: 3 ms instead of 6 for a model of 7M parameters.
+    Tensor by tensor, so that the second pass finds it in the cache: 3 ms instead of 6 for a model of 7M parameters. Small ones
+    on the host together: a call of torch costs more than all their numbers.
     """
     lines = [as_line(t) for t in tensors]
-    rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
     if lines and transfer.reads_freely(lines[0].device):
-        host = [_repaired(line, *(x.item() for x in row)) for line, row in zip(lines, rows)]
-        values = torch.tensor([[row[k] for row in host] for k in (2, 0, 1)], dtype=torch.float64, device="cpu")
+        values = torch.from_numpy(_packed_on_host(lines))
     else:
+        rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
         values = torch.stack([torch.stack([_widen(row[k]) for row in rows]) for k in (2, 0, 1)])
     return tuple(line.numel() for line in lines), PendingRead([values])
+
+
+def _packed_on_host(lines: list[Tensor]) -> Any:
+    packed = np.zeros((3, len(lines)))
+    small = [i for i, line in enumerate(lines) if 0 < line.numel() <= _SMALL and line.dtype in NATIVE]
+    for i in sorted(set(range(len(lines))) - set(small)):
+        low, high, squares, _ = _repaired(lines[i], *(x.item() for x in _reduce(lines[i], torch.float32, with_sum=False)))
+        packed[:, i] = squares, low, high
+    if small:
+        arrays = [line.float().numpy() if line.dtype == torch.bfloat16 else line.numpy() for line in (lines[i] for i in small)]
+        joined = np.concatenate(arrays, dtype=np.float64)
+        starts = np.cumsum([0, *(lines[i].numel() for i in small[:-1])])
+        with np.errstate(over="ignore", invalid="ignore"):
+            packed[:, small] = (
+                np.add.reduceat(np.square(joined), starts),
+                np.minimum.reduceat(joined, starts),
+                np.maximum.reduceat(joined, starts),
+            )
+    return packed
 
 
 def _widen(number: Tensor) -> Tensor:
