@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -76,6 +74,8 @@ class SiteTable:
     @cached_property
     def bad(self) -> tuple[str, ...]:
         """Sites that hold NaN or infinities."""
+        import numpy as np  # a command that reads no run starts without it
+
         low, high, count = (np.asarray(self.columns[name]) for name in ("min", "max", "count"))
         if np.isfinite(low).all() and np.isfinite(high).all():
             return ()
@@ -84,6 +84,8 @@ class SiteTable:
     @cached_property
     def whole_norm(self) -> float | None:
         """Of all sites together; None if none was measured."""
+        import numpy as np
+
         norms = np.asarray(self.columns["norm"], dtype=np.float64)
         measured = np.asarray(self.columns["count"]) > 0
         if not measured.any():
