@@ -185,23 +185,27 @@ def _restored(tensor: Tensor, about: dict[str, Any], path: Path) -> Tensor:
     return torch.empty_strided(tuple(tensor.shape), stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
+def _is_pair(inputs: Path) -> bool:
+    return inputs.is_file() and inputs.with_suffix(".json").is_file()
+
+
 def find_dump(given: str | os.PathLike[str]) -> Path:
     """The inputs' safetensors file, from any of a dump's names; `X_inputs.pkl` of the old tool is a name, never unpickled."""
     path = Path(given)
+    if path.is_dir():
+        dumps = [dump for dump in sorted(path.glob("*_inputs.safetensors")) if _is_pair(dump)]
+        if len(dumps) == 1:
+            return dumps[0]
+        names = ", ".join(d.name for d in dumps[:5]) or "none"
+        raise NannyError(f"{given}: name one dump in this folder; it holds: {names}")
     for suffix in (*_LEGACY, ".json", ".safetensors"):
         if path.name.endswith(suffix):
             path = path.with_name(path.name.removesuffix(suffix))
             break
     name = path.name.removesuffix("_outputs").removesuffix("_inputs")
     found = path.with_name(f"{name}_inputs.safetensors")
-    if found.is_file() and found.with_suffix(".json").is_file():
+    if _is_pair(found):
         return found
-    if Path(given).is_dir():
-        dumps = sorted(Path(given).glob("*_inputs.safetensors"))
-        if len(dumps) == 1:
-            return dumps[0]
-        names = ", ".join(d.name for d in dumps[:5]) or "none"
-        raise NannyError(f"{given}: name one dump in this folder; it holds: {names}")
     if Path(given).is_file():
         raise NannyError(
             f"{given}: not a dump of nanny's, which is a pair *_inputs.safetensors and *_inputs.json; pickles are never loaded"
