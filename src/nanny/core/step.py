@@ -204,6 +204,7 @@ class StepRecord:
         default=None, metadata=_curve("clip")
     )  # max_norm, if gradients were clipped; what is recorded of them is from before
     clipped_scaled: bool = False
+    stepped_scaled: bool = False  # an optimizer ran by itself, on gradients that nobody had unscaled through the scaler
     stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
     grads: SiteTable | None = field(default=None, metadata=_TABLE)
     outputs: SiteTable | None = field(default=None, metadata=_TABLE)

@@ -191,7 +191,8 @@ def _in_its_module(at: FirstBad, signs: Signs) -> str:
 
 def _by_operation(at: FirstBad, signs: Signs) -> str:
     in_module = bool(at.place.site)
-    if at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
+    told = at.source == "examination" or not signs.amp_dtype  # else what went in may have been rounded to the edge before
+    if told and at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
         if at.op in PARTIAL:
             return "undefined_operation"
         if not at.nan and at.op not in SOFTMAXES:
@@ -236,6 +237,8 @@ PRECEDENCE = (
     Precedence("stale_inf_grads", "overflow", "one overflow is forgiven; that it is kept is the fault"),
     Precedence("loss_scale_pinned", "overflow", "the gradients overflow because the scale cannot fall"),
     Precedence("clip_before_unscale", "overflow", "the order of calls is wrong at every step, an overflow only at some"),
+    Precedence("step_on_scaled_gradients", "overflow", "the first update was too long by the loss scale, the overflow follows"),
+    Precedence("step_on_scaled_gradients", "not_precision", "what runs away was thrown by an update too long by the loss scale"),
     Precedence("data_nan", "mask_inf_full_row", "a bad batch breaks every softmax behind it"),
     Precedence("bn_stats_poisoned", "overflow", "training went on after the overflow; the buffer is what stays broken"),
     Precedence("adam_eps_underflow_fp16", "overflow", "the first update made the weights infinite, the rest follows"),

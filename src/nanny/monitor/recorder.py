@@ -386,6 +386,7 @@ class Recorder:
             return
         if self._in_scaler_step is not optimizer:
             self._note("step")
+            capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
         self._note_optimizer(optimizer)
         capture.ran = True
         if not has_closure:

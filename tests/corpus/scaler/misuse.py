@@ -7,7 +7,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
-from corpus import Training, planted
+from corpus import Training, healthy, planted
 from corpus.draws import noise
 from corpus.loops import low
 
@@ -300,7 +300,59 @@ def scale_from_a_settings_file(fixed: bool = False, dtype: torch.dtype = torch.f
     return Training(model, optimizer, step)
 
 
+def head_stepped_beside_the_scaler(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """Two optimizers, and only the first goes through the scaler: the head moves 1,024 times too far."""
+    model = Ratings()
+    body = torch.optim.SGD([*model.user.parameters(), *model.item.parameters()], lr=0.05)
+    head = torch.optim.SGD(model.judge.parameters(), lr=0.05)
+    scaler = GradScaler("cpu", init_scale=1024.0, enabled=dtype == torch.float16)
+
+    def step(i):
+        user, item, rating = rated(i)
+        body.zero_grad()
+        head.zero_grad()
+        with low(dtype):
+            loss = F.mse_loss(model(user, item).float(), rating)
+        scaler.scale(loss).backward()
+        scaler.step(body)
+        if fixed:
+            scaler.step(head)
+        else:
+            head.step()
+        scaler.update()
+        return loss.detach()
+
+    return Training(model, body, step, scaler)
+
+
+def gradients_divided_by_hand(dtype: torch.dtype = torch.float16) -> Training:
+    """The loop unscales by itself and steps without the scaler, as code from before unscale_ does: nothing is wrong."""
+    model = Ratings()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    scaler = GradScaler("cpu", init_scale=64.0, enabled=dtype == torch.float16)
+
+    def step(i):
+        user, item, rating = rated(i)
+        optimizer.zero_grad()
+        with low(dtype):
+            loss = F.mse_loss(model(user, item).float(), rating)
+        scaler.scale(loss).backward()
+        for p in model.parameters():
+            p.grad /= scaler.get_scale()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step, scaler)
+
+
 PROGRAMS = [
+    *planted(
+        head_stepped_beside_the_scaler,
+        "step_on_scaled_gradients",
+        "loop:step",
+        shows=lambda run: not run.finite,
+    ),
+    *healthy(gradients_divided_by_hand, tools="diagnose monitor", survives=None),
     *planted(
         tagger_clips_scaled_gradients,
         "clip_before_unscale",

@@ -44,6 +44,34 @@ def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
     )  # fmt: skip
 
 
+@cause("step_on_scaled_gradients", family="scaler_misuse")
+def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
+    """An optimizer steps by itself while its gradients are still multiplied by the loss scale.
+
+    Confirm: call scaler.step(optimizer) for every optimizer: loss and weights stay finite.
+    """
+    facts = signs.facts
+    wrong, step = facts.count("stepped_scaled"), facts.first_steps.get("stepped_scaled")
+    if not wrong or not (signs.harmed or signs.runaway is not None):
+        return  # a loop that divides its gradients by hand does the same, and is well
+    _, scales = signs.evidence.curve("scale")
+    times = f", times {number(float(scales[0]))}," if len(scales) else ""
+    yield Diagnosis(
+        culprit="loop:step",
+        confidence=CERTAIN,
+        evidence=(
+            f"in {wrong} of {facts.steps} steps optimizer.step() ran on gradients{times} that the scaler had not unscaled",
+            f"order of calls: {' -> '.join(facts.latest.calls[:8])}",
+        ),
+        chain=(
+            "optimizer.step() beside the scaler",
+            "updates too large by the loss scale, infinities unchecked",
+            "loss and weights lost",
+        ),
+        step=step,
+    )
+
+
 @cause("loss_scale_pinned", family="scaler_misuse")
 def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
     """The loss scale is set anew at every step, so it cannot fall when gradients overflow.

@@ -80,16 +80,19 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         )
     only_gradients = "loss" not in suspect.reached and "output" not in suspect.reached
     outside = suspect.place.is_outside
-    meant = suspect.nan and any(o.nonfinite for o in suspect.operands)  # a mask that was averaged or subtracted
-    source = "infinities that the program filled in" if meant else "finite numbers"
-    from_data = outside and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
+    infinite = [o for o in suspect.operands if o.nonfinite]
+    loaded = any(o.role in ("given", "input") for o in infinite)  # -inf as masks have it, but a layer was fed with it
+    meant = bool(infinite) and not loaded  # a mask that was averaged or subtracted
+    source = "infinities in the data" if loaded else "infinities that the program filled in" if meant else "finite numbers"
+    of_data = outside and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
+    from_data = loaded or of_data
     return hazard_of(
         suspect,
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of {source}, in FP32 as well",
         "from_data" if from_data else "",
         "only_gradients" if only_gradients else "",
         "partial" if meant or suspect.op in PARTIAL else "" if suspect.nan else "range",
-        site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if from_data else None,
+        site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if of_data else "data:input" if loaded else None,
     )
 
 
