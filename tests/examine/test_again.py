@@ -175,3 +175,22 @@ def test_a_step_nobody_had_planned_to_look_at_is_explained(tmp_path: Path, frame
     assert watched.stdout == run("plain.py").stdout, watched.stderr
     line = code.splitlines().index("        h = torch.log(h + floor)") + 1
     assert f"undefined_operation in op:log at step 23 (train.py:{line}), 95 % sure" in watched.stderr
+
+
+def test_a_loss_outside_the_model_on_outputs_that_low_precision_saturates() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    for step in range(30):
+        with watched.step(step):
+            x = torch.ones(8, 4) * (10.0 if step == 23 else 1.0) * model[0].weight.detach().sign()
+            with torch.autocast("cpu", torch.bfloat16):
+                p = model(x)
+            loss = -(1 - p).log().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    watched.close()
+    (found,) = watched.diagnoses()
+    assert (found.cause, found.step, found.precision_caused) == ("saturated_probability_loss", 23, True)

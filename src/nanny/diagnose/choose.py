@@ -24,6 +24,7 @@ from ..core.ops import (
     CASTS,
     EXPONENTIALS,
     JOINS,
+    LOGARITHMS,
     LOSS_OPS,
     MATMULS,
     NORMALISATIONS,
@@ -191,6 +192,10 @@ def _in_its_module(at: FirstBad, signs: Signs) -> str:
 
 def _by_operation(at: FirstBad, signs: Signs) -> str:
     in_module = bool(at.place.site)
+    if at.op in LOGARITHMS | {"binary_cross_entropy"} and any(
+        exam.step == at.step for exam, _ in signs.fact("saturated_outputs")
+    ):
+        return "saturated_probability_loss"
     told = at.source == "examination" or not signs.amp_dtype  # else what went in may have been rounded to the edge before
     if told and at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
         if at.op in PARTIAL:

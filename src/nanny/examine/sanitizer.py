@@ -20,6 +20,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
+    saturated_outputs share of the model's outputs that are exactly 0 or 1 and are not in FP32; if no loss was seen
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
     left_out          why twins or states were not kept (memory ran short), or from where on the step could not be examined
     failed            why the examination ended early
@@ -442,6 +443,9 @@ class Sanitizer:
                 facts["poisoned"] = poisoned
             self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
             if not self._losses:
+                saturated = max((self._saturated(t) for t in self._outputs if has_storage(t)), default=0.0)
+                if saturated:
+                    facts["saturated_outputs"] = saturated
                 for tensor in self._outputs:
                     tag = self._ledger.tags.find(tensor) if has_storage(tensor) else None
                     if tag is not None and not tag.quiet:
@@ -451,6 +455,11 @@ class Sanitizer:
         given = [s.operands[0] for s in self._ledger.suspects if s.trouble == "given"]
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
+
+    def _saturated(self, output: Tensor) -> float:
+        """The share of an output that is exactly 0 or 1, and is not in FP32."""
+        edge = (output == 0) | (output == 1)
+        return float((edge & (self._shadows.twin(output) != output)).double().mean()) if output.numel() else 0.0
 
     def _had_no_update(self, still: Suspect) -> bool:
         """It stood still because the gradient was wrong before the optimizer met it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..choose import first_bad_cause
 from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
-from ..registry import CERTAIN, cause
+from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs
 
 
@@ -27,6 +27,12 @@ def saturated_probability_loss(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: count the probabilities that are exactly 0 or 1 and have the opposite label.
     """
+    at = signs.first_bad
+    if at is not None and at.source != "examination" and first_bad_cause(at, signs) == "saturated_probability_loss":
+        share = max(share for exam, share in signs.fact("saturated_outputs") if exam.step == at.step)
+        saturated = f"{share:.2%} of the model's outputs are exactly 0 or 1 in this step, and are not in FP32"
+        yield replace(by_first_bad(signs, at, LIKELY, saturated), precision_caused=True)
+        return
     yield from _silent(signs, "saturated_probability_loss")
 
 
