@@ -24,7 +24,7 @@ from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
 from ..watch.calls import Call, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
-from ..watch.tensors import in_backward, short_dtype
+from ..watch.tensors import in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -67,7 +67,6 @@ class Recorder:
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
-        self.examining = False  # every operation of this step is watched: ours must run outside_program
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
@@ -78,10 +77,12 @@ class Recorder:
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
         """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
 
-        `apart`: in an examined step, operations in here are not the program's; what opens and ends examinations is not apart.
+        `apart`: operations in here are not the program's, and no mode sees them; what opens and ends examinations is not apart.
         """
         if self.off:
             return None
+        if apart and torch._C._len_torch_dispatch_stack():
+            work = functools.partial(_without_modes, work)
         outermost = self._busy != get_ident()
         if not outermost:
             return work(*args, **kwargs)  # a failure is met where it came in
@@ -89,10 +90,7 @@ class Recorder:
         started = time.perf_counter()
         try:
             with torch._C.DisableTorchFunction():  # tensors of a class that counts or refuses calls are not asked by us
-                if not (apart and self.examining):
-                    return work(*args, **kwargs)
-                with _disable_current_modes():
-                    return work(*args, **kwargs)
+                return work(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
             self.failed(error)
             return None
@@ -206,7 +204,7 @@ class Recorder:
         sites = []
         for key, name in self.parameters.items():
             p = self._owners[key]()
-            if p is not None and p.numel() and p.device.type != "meta":
+            if p is not None and is_readable(p):
                 rows.add(p, histogram=True)
                 sites.append((name, short_dtype(p.dtype), tuple(p.shape)))
         self.capture.weights = (sites, rows)
@@ -216,14 +214,14 @@ class Recorder:
         sites = []
         for name, reference in self.buffers.items():
             buffer = reference()
-            if buffer is not None and buffer.numel() and buffer.device.type != "meta":
+            if buffer is not None and is_readable(buffer):
                 rows.add(buffer)
                 sites.append((name, short_dtype(buffer.dtype), tuple(buffer.shape)))
         capture.buffers = (sites, rows)
 
     def nonfinite_buffers(self) -> frozenset[str]:
         """Buffers that hold NaN or infinities now, before training: masks."""
-        held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and b.numel() and b.device.type != "meta"}
+        held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and is_readable(b)}
         return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
 
     def _read_gradients(self, parameters: Iterable[Tensor], scale: Tensor | None) -> None:
@@ -241,7 +239,7 @@ class Recorder:
             if name is None or name in capture.read or p.grad is None:
                 continue
             grad = p.grad.coalesce().values() if p.grad.layout == torch.sparse_coo else p.grad
-            if grad.is_floating_point() and grad.layout == torch.strided and grad.numel():
+            if is_readable(grad):
                 capture.read.add(name)
                 groups.setdefault(grad.device, []).append((name, grad))
         for found in groups.values():
@@ -301,7 +299,7 @@ class Recorder:
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
-                if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
+                if p is not None and p.grad is not None and is_readable(p.grad) and not bool(p.grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and transfer.reads_freely(root.device):
             self.when_backward(bool(capture.losses) and not bool(capture.losses[-1].isfinite()))
@@ -435,6 +433,11 @@ class Recorder:
         self.capture.stepped_by.add(id(optimizer))
         if optimizer.param_groups:
             self.capture.record.lr = lr_of(optimizer.param_groups[0])
+
+
+def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _disable_current_modes():
+        return work(*args, **kwargs)
 
 
 def _copy_of(loss: Tensor) -> Tensor:

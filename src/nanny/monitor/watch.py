@@ -191,7 +191,7 @@ class MixedPrecisionNanny:
         self._recorder.run(self._finish)
         self._recorder.run(self._begin, step)
         if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.record.examined:
-            self._recorder.run(self._examiner.open, self._step)
+            self._recorder.run(self._examiner.open, self._step, apart=False)
 
     def _begin(self, step: int) -> None:
         if self._step is not None and step + self._offset <= self._step:

@@ -101,11 +101,13 @@ def join(part: Part) -> None:
 def leave(part: Part) -> None:
     """Idempotent."""
     with _lock:
-        left = [p for p in _parts if p is not part]
-        if _parts and not left:
+        at = next((i for i, p in enumerate(_parts) if p is part), None)
+        if at is None:
+            return
+        del _parts[at]
+        if not _parts:
             for door in (*_COMPILER_DOORS, *(() if _inside else _OTHER_DOORS)):
                 door.close()
-        _parts[:] = left
 
 
 def is_inside() -> bool:
@@ -159,7 +161,7 @@ def _asked_for_hooks(original: Any) -> Any:
     def _has_any_global_hook() -> Any:
         _go_aside("")
         try:
-            return original()
+            return bool(original())  # it gives the dictionary itself, into which ours come back
         finally:
             _come_back()
 

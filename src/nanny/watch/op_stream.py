@@ -33,13 +33,12 @@ from ..core.finding import NannyError
 from . import aside
 from .op_facts import other_gradient, written_by
 from .storages import key_of
-from .tensors import has_storage, in_backward, tensors_in
+from .tensors import RECORDING_MODES, has_storage, in_backward, tensors_in
 
 _C = torch._C
 _NOT_YET: Any = object()
 _frames = _C._dynamo.eval_frame
 _can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
-_RECORDERS = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FUNCTIONAL)
 _STAND_INS = _C._TorchDispatchModeKey.FAKE
 
 
@@ -378,7 +377,7 @@ def _recorder() -> str:
     """Who records the operations that run: not to be looked at, because ours would get into his graph."""
     if _C._get_tracing_state() is not None:
         return "torch.jit.trace"
-    return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in _RECORDERS) else ""
+    return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in RECORDING_MODES) else ""
 
 
 def _shares_memory(out: Any, inputs: list[Tensor]) -> bool:

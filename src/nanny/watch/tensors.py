@@ -108,9 +108,14 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
+
+
 def being_traced() -> bool:
     """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
     if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return True
+    if any(torch._C._get_dispatch_mode(key) is not None for key in RECORDING_MODES):
         return True
     level = getattr(torch._C._functorch, "maybe_current_level", None)
     return level is not None and level() is not None
