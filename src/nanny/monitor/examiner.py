@@ -199,7 +199,7 @@ class Examiner:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
 
     def _called(self, module: nn.Module, _: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and not self._recorder.is_busy:
             self._recorder.run(self._close_if_over, module, apart=False)
 
     def _close_if_over(self, module: nn.Module) -> None:

@@ -24,7 +24,7 @@ from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
 from ..watch.calls import Call, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
-from ..watch.tensors import in_backward, is_readable, short_dtype
+from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -108,8 +108,18 @@ class Recorder:
 
     def hear(self, work: Callable[..., Any], *args: Any) -> None:
         """What a hook tells: of this thread, or from within backward."""
-        if get_ident() == self.thread or in_backward():
+        try:
+            is_mine = get_ident() == self.thread or in_backward()
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+            return
+        if is_mine and not self.is_busy:
             self.run(work, *args)
+
+    @property
+    def is_busy(self) -> bool:
+        """This thread is in here already: a signal handler, or a finalizer, runs the model where ours was interrupted."""
+        return self._busy == get_ident()
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         self.models.append((model, prefix))
@@ -132,6 +142,11 @@ class Recorder:
         self._calls = None
         if self.capture is not None and self.capture.trace is not None:
             self.capture.trace.close()
+
+    def forget(self) -> None:
+        """After the last step: nothing of the models is kept."""
+        self.models.clear()
+        self.find_parts()
 
     # a step
 
@@ -170,6 +185,8 @@ class Recorder:
         self.capture.ended = True
         if self.capture.trace is not None:
             self.capture.trace.close()
+        if self.capture.record.stepped:
+            self.capture.graph = None  # it holds the parameters
         if not self.capture.reads and not self.optimizers:
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
@@ -236,9 +253,10 @@ class Recorder:
         groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
-            if name is None or name in capture.read or p.grad is None:
+            grad = None if name is None or name in capture.read else gradient_of(p)
+            if name is None or grad is None:
                 continue
-            grad = p.grad.coalesce().values() if p.grad.layout == torch.sparse_coo else p.grad
+            grad = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
             if is_readable(grad):
                 capture.read.add(name)
                 groups.setdefault(grad.device, []).append((name, grad))
@@ -299,7 +317,8 @@ class Recorder:
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
-                if p is not None and p.grad is not None and is_readable(p.grad) and not bool(p.grad.isfinite().all()):
+                grad = None if p is None else gradient_of(p)
+                if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and transfer.reads_freely(root.device):
             self.when_backward(bool(capture.losses) and not bool(capture.losses[-1].isfinite()))
@@ -402,6 +421,8 @@ class Recorder:
             self._probe = None
         self._read_gradients(self._mine(optimizer), None)  # what a closure left
         self.stepped_late = capture.ended
+        if capture.ended:
+            capture.graph = None
 
     def gradients_cleared(self, optimizer: Optimizer) -> None:
         self.run(self._cleared, optimizer, apart=False)  # an examination may end here

@@ -38,12 +38,18 @@ class ModuleHooks:
         self._handles: list[Any] = []
 
     def open(self) -> None:
-        self.come_back()
-        join(self)
+        try:
+            join(self)
+            self.come_back()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        leave(self)
-        self.go_aside()
+        try:
+            leave(self)
+        finally:
+            self.go_aside()
 
     def go_aside(self, why: str = "") -> None:
         while self._handles:
@@ -53,7 +59,8 @@ class ModuleHooks:
 
     def come_back(self) -> None:
         if not self._handles:
-            self._handles = [register() for register in self._register]
+            for register in self._register:
+                self._handles.append(register())
 
     def before_backward(self) -> str:
         return ""
@@ -170,7 +177,9 @@ def _asked_for_hooks(original: Any) -> Any:
 
 def _backward(original: Any) -> Any:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        why = next((why for part in tuple(_parts) if (why := part.before_backward())), "")
+        why = ""
+        with suppress(Exception):
+            why = next((why for part in tuple(_parts) if (why := part.before_backward())), "")
         if not why:
             return original(*args, **kwargs)
         _go_aside(why)

@@ -25,15 +25,19 @@ def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
 
 def add_hook(register: Callable[..., Any], method: Callable[..., Any], *first: Any) -> Callable[[], Any]:
     """Registers a method as a hook that goes when its object does. What comes back takes it away, once."""
-    return _until_collected(method, register(weakly(method, *first)).remove)
+    handles: list[Any] = []
+    remove = _until_collected(method, lambda: handles.pop().remove() if handles else None)
+    handles.append(register(weakly(method, *first)))
+    return remove
 
 
 def add_module_hook(register: Callable[..., Any], method: Callable[..., Any], **options: Any) -> Callable[[], Any]:
     """The same for all modules: such a hook steps aside for torch's compiler."""
     hook = weakly(method)
     hooks = ModuleHooks(lambda: register(hook, **options))
+    remove = _until_collected(method, hooks.close)
     hooks.open()
-    return _until_collected(method, hooks.close)
+    return remove
 
 
 def _until_collected(method: Callable[..., Any], remove: Callable[[], None]) -> Callable[[], Any]:

@@ -83,7 +83,7 @@ class _Scope(NamedTuple):
 class _Named(NamedTuple):
     """Known by identity, and only as long as it lives: another object may get the same address."""
 
-    thing: weakref.ref[Any]
+    thing: Callable[[], Any]
     name: str
 
 
