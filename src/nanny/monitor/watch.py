@@ -360,10 +360,14 @@ class MixedPrecisionNanny:
             lambda _: self.begin_step(clock.step),
             None if find_models else [model for model, _ in self._recorder.models],
             self.add_model,
-            guard=lambda hook: functools.partial(self._recorder.run, hook, apart=False),
+            guard=lambda hook: functools.partial(self._hear, hook),
             over=self.end_step,
         )
         return clock.open()
+
+    def _hear(self, hook: Callable[..., None], *about: Any) -> None:
+        if not self._recorder.is_busy:
+            self._recorder.run(hook, *about, apart=False)
 
     # the end
 

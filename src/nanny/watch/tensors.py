@@ -115,6 +115,8 @@ def short_dtype(dtype: torch.dtype) -> str:
 
 def gradient_of(parameter: Tensor) -> Tensor | None:
     """As torch keeps it: a class of the program's may compute something when it is asked itself."""
+    if not parameter.is_leaf and not parameter.retains_grad:  # torch warns of the question
+        return None
     found: Tensor | None = _GRAD.__get__(parameter)
     return found
 
