@@ -32,6 +32,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,7 @@ from ..watch.tensors import (
     LOW,
     being_traced,
     float_leaves,
+    gradient_of,
     has_storage,
     in_backward,
     is_plain,
@@ -68,6 +70,7 @@ from .records import Suspect, plain_suspects
 from .states import States
 from .tags import Ledger, Tag
 
+_OF_THE_STEP = ("_shadows", "_follower", "_ledger", "_states", "_overwritten", "_outputs", "_hooks")  # not kept after it
 _CHECK_OPS = 64
 _CHECK_SHARE = 8  # or when this part of the budget has been made since
 _STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
@@ -99,9 +102,23 @@ class Sanitizer:
         self._strict = strict
         self._handles: list[Any] = []
         self._is_open = False
+        self._failure = self._left_out = ""
+        self._operations = 0
+        self._opened = ExitStack()
 
     def open(self) -> Sanitizer:
         self._started = time.perf_counter()
+        self._is_open = True
+        try:
+            self._open()
+        except BaseException as error:
+            if self._strict or is_programs_own(error):
+                self._opened.close()
+                raise
+            self._end(error)
+        return self
+
+    def _open(self) -> None:
         with outside_program():
             parts = parts_of(self._models)
             self._owners = {name: parts.owners[key] for key, name in parts.parameters.items()}
@@ -110,7 +127,7 @@ class Sanitizer:
             for name, owner in self._owners.items():
                 parameter = owner()
                 self._known(parameter, "parameter", name)
-                self._known(None if parameter is None else parameter.grad, "gradient", name)
+                self._known(None if parameter is None else gradient_of(parameter), "gradient", name)
             for name, buffer in parts.buffers.items():
                 self._known(buffer(), "buffer", name)
         self._shadows = Twins(
@@ -133,32 +150,34 @@ class Sanitizer:
         self._gradient_tags: dict[str, Tag | None] = {}
         self._accumulated: Counter[str] = Counter()
         self._losses: list[dict[str, Any]] = []
-        self._outputs: list[Tensor] = []
+        self._outputs: list[Tag] = []
+        self._saturation = 0.0
         self._inputs: dict[str, dict[str, Any]] = {}
         self._scale: float | None = None
         self._loss_factor: float | None = None
         self._unscaled = False
         self._updating = False
         self._ruined: set[str] = set()
-        self._failure = self._left_out = ""
-        self._operations = 0
-        self._is_open = True
         self._hook()
+        self._opened.callback(self._places.close)
         self._places.open()
+        self._opened.callback(self._shadows.__exit__, None, None, None)
         self._shadows.__enter__()
-        return self
 
     def close(self) -> Examination:
         """Ends the examination; a second call changes nothing."""
         if self._is_open:
+            try:
+                self._opened.close()
+            except BaseException as error:
+                if self._strict or is_programs_own(error):
+                    raise
+                self._end(error)
             self._is_open = False
-            self._shadows.__exit__(None, None, None)
-            self._hooks.close()
-            self._unhook()
             self._guarded(self._measure_gradients)
             self._examination = self._concluded()
-            self._places.close()
-            del self._shadows, self._follower, self._ledger, self._states, self._overwritten, self._outputs, self._hooks
+            for name in _OF_THE_STEP:
+                vars(self).pop(name, None)
         return self._examination
 
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
@@ -171,6 +190,8 @@ class Sanitizer:
         self._hooks = ModuleHooks(
             lambda: register_module_forward_pre_hook(self._on_input), lambda: register_module_forward_hook(self._on_output)
         )
+        self._opened.callback(self._unhook)
+        self._opened.callback(self._hooks.close)
         self._hooks.open()
         for name, owner in self._owners.items():
             parameter = owner()
@@ -203,7 +224,8 @@ class Sanitizer:
         """Our own trouble. What was kept beside the program is given back at once: it may be memory that is missing."""
         if self._is_open and not self._failure:
             self._failure = f"{type(error).__name__}: {error}"
-            self._shadows.release()
+            if "_shadows" in vars(self):
+                self._shadows.release()
             self._overwritten = {}
 
     def _stop(self, why: str) -> None:
@@ -228,17 +250,25 @@ class Sanitizer:
     def _on_input(self, module: nn.Module, args: Any) -> None:
         prefix = self._roots.get(id(module))
         # open: a hook removed while torch goes through them is still called once
-        if self._is_open and prefix is not None and not being_traced():
+        if self._is_open and prefix is not None:
             self._guarded(self._note_inputs, prefix, args)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_open and id(module) in self._roots and not in_backward() and not being_traced():
+        if self._is_open and id(module) in self._roots:
             self._guarded(self._note_outputs, output)
 
     def _note_outputs(self, output: Any) -> None:
-        self._outputs = list(float_leaves(output))[:8]
+        if in_backward() or being_traced():
+            return
+        with outside_program():
+            leaves = [leaf for leaf in list(float_leaves(output))[:8] if has_storage(leaf)]
+            tags = [self._ledger.tags.find(leaf) for leaf in leaves]
+            self._saturation = max((self._saturated(leaf) for leaf in leaves), default=0.0)
+        self._outputs = [tag for tag in tags if tag is not None]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
+        if being_traced():
+            return
         with outside_program():
             for i, leaf in enumerate(filter(is_plain, float_leaves(args))):
                 self._known(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
@@ -349,7 +379,7 @@ class Sanitizer:
         with outside_program():
             for name in names:
                 parameter = self._owners[name]()
-                grad = None if parameter is None else parameter.grad
+                grad = None if parameter is None else gradient_of(parameter)
                 if grad is None or not has_storage(grad) or not grad.is_floating_point():
                     continue
                 self._known(grad, "gradient", name)
@@ -360,7 +390,7 @@ class Sanitizer:
         """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
         for name, measured in self._gradients.items():
             parameter = self._owners[name]()
-            grad = None if parameter is None else parameter.grad
+            grad = None if parameter is None else gradient_of(parameter)
             tag = self._ledger.tags.find(grad) if grad is not None and has_storage(grad) else None
             if tag is None or tag is self._gradient_tags[name] or tag.origin is None or tag.level < _RUINED:
                 continue
@@ -433,7 +463,7 @@ class Sanitizer:
             poisoned = []
             for name, owner in (*self._owners.items(), *self._buffers.items()):
                 tensor = owner()
-                if tensor is None or not has_storage(tensor) or extent(tensor).finite:
+                if tensor is None or not tensor.is_floating_point() or not has_storage(tensor) or extent(tensor).finite:
                     continue
                 poisoned.append(name)
                 tag = self._ledger.tags.find(tensor)
@@ -443,12 +473,10 @@ class Sanitizer:
                 facts["poisoned"] = poisoned
             self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
             if not self._losses:
-                saturated = max((self._saturated(t) for t in self._outputs if has_storage(t)), default=0.0)
-                if saturated:
-                    facts["saturated_outputs"] = saturated
-                for tensor in self._outputs:
-                    tag = self._ledger.tags.find(tensor) if has_storage(tensor) else None
-                    if tag is not None and not tag.quiet:
+                if self._saturation:
+                    facts["saturated_outputs"] = self._saturation
+                for tag in self._outputs:
+                    if not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.suspects(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
         self._ledger.suspects += [s for s in still if not self._had_no_update(s)]

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..core.examination import Examination
 from ..examine.again import NotAgain, examine_again
 from ..examine.sanitizer import Sanitizer
-from ..watch.hooks import add_hook, weakly
+from ..watch.hooks import add_module_hook, weakly
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -158,8 +158,7 @@ class Examiner:
             self._release()
             raise
         self._sanitizer = opened[0]
-        self._recorder.examining = True
-        self._unhook = add_hook(register_module_forward_pre_hook, self._called)
+        self._unhook = add_module_hook(register_module_forward_pre_hook, self._called)
 
     def close(self, at_any_price: bool = False) -> Examination | None:
         """Idempotent. Gives what the examination told. Where it may not end now, it ends at the next occasion: in backward,
@@ -169,7 +168,6 @@ class Examiner:
         if threading.get_ident() != self._thread and not at_any_price:
             return None
         sanitizer, self._sanitizer = self._sanitizer, None
-        self._recorder.examining = False
         self._unhook()
         try:
             examination = sanitizer.close()
@@ -181,7 +179,6 @@ class Examiner:
     def abandon(self) -> None:
         """After `close`, which may have failed. Idempotent."""
         self._sanitizer = None
-        self._recorder.examining = False
         self._unhook()
         self._release()
 
@@ -202,7 +199,7 @@ class Examiner:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
 
     def _called(self, module: nn.Module, _: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread and not self._recorder.is_busy:
             self._recorder.run(self._close_if_over, module, apart=False)
 
     def _close_if_over(self, module: nn.Module) -> None:

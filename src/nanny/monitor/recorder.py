@@ -24,7 +24,7 @@ from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
 from ..watch.calls import Call, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
-from ..watch.tensors import in_backward, short_dtype
+from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import GradientRead, StepCapture
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -67,7 +67,6 @@ class Recorder:
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
-        self.examining = False  # every operation of this step is watched: ours must run outside_program
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
@@ -78,10 +77,12 @@ class Recorder:
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
         """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
 
-        `apart`: in an examined step, operations in here are not the program's; what opens and ends examinations is not apart.
+        `apart`: operations in here are not the program's, and no mode sees them; what opens and ends examinations is not apart.
         """
         if self.off:
             return None
+        if apart and torch._C._len_torch_dispatch_stack():
+            work = functools.partial(_without_modes, work)
         outermost = self._busy != get_ident()
         if not outermost:
             return work(*args, **kwargs)  # a failure is met where it came in
@@ -89,10 +90,7 @@ class Recorder:
         started = time.perf_counter()
         try:
             with torch._C.DisableTorchFunction():  # tensors of a class that counts or refuses calls are not asked by us
-                if not (apart and self.examining):
-                    return work(*args, **kwargs)
-                with _disable_current_modes():
-                    return work(*args, **kwargs)
+                return work(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
             self.failed(error)
             return None
@@ -110,8 +108,18 @@ class Recorder:
 
     def hear(self, work: Callable[..., Any], *args: Any) -> None:
         """What a hook tells: of this thread, or from within backward."""
-        if get_ident() == self.thread or in_backward():
+        try:
+            is_mine = get_ident() == self.thread or in_backward()
+        except Exception as error:  # noqa: BLE001
+            self.failed(error)
+            return
+        if is_mine and not self.is_busy:
             self.run(work, *args)
+
+    @property
+    def is_busy(self) -> bool:
+        """This thread is in here already: a signal handler, or a finalizer, runs the model where ours was interrupted."""
+        return self._busy == get_ident()
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         self.models.append((model, prefix))
@@ -134,6 +142,11 @@ class Recorder:
         self._calls = None
         if self.capture is not None and self.capture.trace is not None:
             self.capture.trace.close()
+
+    def forget(self) -> None:
+        """After the last step: nothing of the models is kept."""
+        self.models.clear()
+        self.find_parts()
 
     # a step
 
@@ -172,6 +185,8 @@ class Recorder:
         self.capture.ended = True
         if self.capture.trace is not None:
             self.capture.trace.close()
+        if self.capture.record.stepped:
+            self.capture.graph = None  # it holds the parameters
         if not self.capture.reads and not self.optimizers:
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
@@ -206,7 +221,7 @@ class Recorder:
         sites = []
         for key, name in self.parameters.items():
             p = self._owners[key]()
-            if p is not None and p.numel() and p.device.type != "meta":
+            if p is not None and is_readable(p):
                 rows.add(p, histogram=True)
                 sites.append((name, short_dtype(p.dtype), tuple(p.shape)))
         self.capture.weights = (sites, rows)
@@ -216,14 +231,14 @@ class Recorder:
         sites = []
         for name, reference in self.buffers.items():
             buffer = reference()
-            if buffer is not None and buffer.numel() and buffer.device.type != "meta":
+            if buffer is not None and is_readable(buffer):
                 rows.add(buffer)
                 sites.append((name, short_dtype(buffer.dtype), tuple(buffer.shape)))
         capture.buffers = (sites, rows)
 
     def nonfinite_buffers(self) -> frozenset[str]:
         """Buffers that hold NaN or infinities now, before training: masks."""
-        held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and b.numel() and b.device.type != "meta"}
+        held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and is_readable(b)}
         return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
 
     def _read_gradients(self, parameters: Iterable[Tensor], scale: Tensor | None) -> None:
@@ -238,10 +253,11 @@ class Recorder:
         groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
-            if name is None or name in capture.read or p.grad is None:
+            grad = None if name is None or name in capture.read else gradient_of(p)
+            if name is None or grad is None:
                 continue
-            grad = p.grad.coalesce().values() if p.grad.layout == torch.sparse_coo else p.grad
-            if grad.is_floating_point() and grad.layout == torch.strided and grad.numel():
+            grad = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
+            if is_readable(grad):
                 capture.read.add(name)
                 groups.setdefault(grad.device, []).append((name, grad))
         for found in groups.values():
@@ -301,7 +317,8 @@ class Recorder:
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
-                if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
+                grad = None if p is None else gradient_of(p)
+                if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and transfer.reads_freely(root.device):
             self.when_backward(bool(capture.losses) and not bool(capture.losses[-1].isfinite()))
@@ -405,6 +422,8 @@ class Recorder:
             self._probe = None
         self._read_gradients(self._mine(optimizer), None)  # what a closure left
         self.stepped_late = capture.ended
+        if capture.ended:
+            capture.graph = None
 
     def gradients_cleared(self, optimizer: Optimizer) -> None:
         self.run(self._cleared, optimizer, apart=False)  # an examination may end here
@@ -436,6 +455,11 @@ class Recorder:
         self.capture.stepped_by.add(id(optimizer))
         if optimizer.param_groups:
             self.capture.record.lr = lr_of(optimizer.param_groups[0])
+
+
+def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with _disable_current_modes():
+        return work(*args, **kwargs)
 
 
 def _copy_of(loss: Tensor) -> Tensor:

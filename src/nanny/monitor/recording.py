@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,8 @@ def run_info(trace_interval: int) -> RunInfo:
 class RunRecording:
     """One run being recorded."""
 
-    def __init__(self, folder: Path, info: RunInfo) -> None:
-        self._writer = RunWriter(folder, info)
+    def __init__(self, folder: Path, info: RunInfo, on_warning: Callable[[str], None] | None = None) -> None:
+        self._writer = RunWriter(folder, info, on_warning=on_warning)
         self._positions: dict[str, dict[str, int]] = {}
         self._ring: deque[Sample] = deque(maxlen=RING)
         self._rank = info.rank

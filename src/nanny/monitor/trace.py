@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from ..core.step import BadCall, Growth
 from ..measure.rows import RowBuffer, count_nonfinite
-from ..watch.hooks import add_hook, weakly
+from ..watch.hooks import add_hook, add_module_hook, weakly
 from ..watch.tensors import being_traced, float_leaves, short_dtype
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
@@ -87,7 +87,7 @@ class StepTrace:
         """`guard(function, *args)` calls a function that may raise, and never does. It must not keep the trace alive."""
         self._guard = guard
         if not self._skip:  # a hook in place while torch.compile traces would break the graph
-            self._unhook.append(add_hook(register_module_forward_hook, self._after_forward, with_kwargs=True))
+            self._unhook.append(add_module_hook(register_module_forward_hook, self._after_forward, with_kwargs=True))
 
     def close(self) -> None:
         while self._unhook:

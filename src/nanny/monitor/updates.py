@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..core.step import OptimizerState, Update
 from ..measure.flatten import as_line, thin
 from ..measure.transfer import PendingRead
-from ..watch.tensors import is_readable, short_dtype
+from ..watch.tensors import gradient_of, is_readable, short_dtype
 
 SAMPLE = 1024  # elements of a parameter
 EPS_SAMPLE = 128
@@ -43,9 +43,10 @@ class UpdateProbe:
             lr = lr_of(group)
             for p in group["params"]:
                 name = names.get(id(p))
-                if name is None or p.grad is None or not is_readable(p) or not is_readable(p.grad):
+                grad = None if name is None else gradient_of(p)
+                if name is None or grad is None or not is_readable(p) or not is_readable(grad):
                     continue
-                weight, gradient = thin(as_line(p), SAMPLE), thin(as_line(p.grad), SAMPLE)
+                weight, gradient = thin(as_line(p), SAMPLE), thin(as_line(grad), SAMPLE)
                 if weight.shape == gradient.shape and (not before or weight.device == before[0].device):
                     self._parameters.append((name, p, lr))
                     before.append(weight.float() if weight.dtype != torch.float32 else weight)

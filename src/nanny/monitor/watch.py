@@ -21,7 +21,7 @@ import time
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
 from ..core.step import StepRecord
+from ..core.terminal import tell
 from ..diagnose.choose import diagnoses_of
 from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
@@ -56,6 +57,7 @@ from .trace import BadOutput
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
 MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
+LARGEST_STEP = 1 << 53  # of one that is larger its position stands
 EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
 
 
@@ -103,6 +105,7 @@ class MixedPrecisionNanny:
             raise NannyError(f'examine is {examine!r}; use "auto" (within one percent of the time), "every" or "off"')
         self.findings: list[Finding] = []
         self._failure: str | None = None
+        self._warn = _Warnings()
         self._strict = strict
         self.enabled = not self._attempt(disabled)
         self._closed = not self.enabled
@@ -127,14 +130,11 @@ class MixedPrecisionNanny:
         self._began: float | None = None
         self._ended = 0.0
         self._folder = None if output_dir is None else Path(output_dir)
-        given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
-        self._attempt(self._open, model, given, limits, examine, live)
+        self._attempt(self._open, model, optimizer, limits, examine, live)
         if self._failure is not None:  # the run goes on without a nanny
             self.enabled, self._closed = False, True
 
-    def _open(
-        self, model: nn.Module | None, optimizers: list[Optimizer], limits: Limits | None, examine: str, live: bool
-    ) -> None:
+    def _open(self, model: nn.Module | None, optimizer: Any, limits: Limits | None, examine: str, live: bool) -> None:
         self._pid = os.getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
@@ -147,12 +147,12 @@ class MixedPrecisionNanny:
         self._recording: RunRecording | None = None
         if model is not None:
             self.add_model(model)
-        for one in optimizers:
-            self._recorder.optimizers[id(one)] = weakref.ref(one)
+        for one in optimizer if isinstance(optimizer, Iterable) else [optimizer]:
+            if isinstance(one, Optimizer):  # others are not heard: they tell torch nothing
+                self._recorder.optimizers[id(one)] = weakref.ref(one)
         if self._failure is None and self._folder is not None:
-            self._recording = RunRecording(self._folder, info)
-        self._close_at_exit = functools.partial(_close_at_exit, weakref.ref(self))
-        atexit.register(self._close_at_exit)
+            self._recording = RunRecording(self._folder, info, self._warn)
+        _open_nannies.add(self)
 
     def add_model(self, model: nn.Module, prefix: str = "") -> None:
         """One more model in the same run (a discriminator, a critic), its sites named with `prefix`."""
@@ -184,14 +184,15 @@ class MixedPrecisionNanny:
     def begin_step(self, step: int) -> None:
         if self._closed or os.getpid() != self._pid:
             return
-        self._attempt(self._next_step, int(step))
+        self._attempt(self._next_step, step)
 
     def _next_step(self, step: int) -> None:
+        step = int(step) if abs(int(step)) < LARGEST_STEP else self._steps
         self._close_examination()
         self._recorder.run(self._finish)
         self._recorder.run(self._begin, step)
         if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.record.examined:
-            self._recorder.run(self._examiner.open, self._step)
+            self._recorder.run(self._examiner.open, self._step, apart=False)
 
     def _begin(self, step: int) -> None:
         if self._step is not None and step + self._offset <= self._step:
@@ -342,7 +343,7 @@ class MixedPrecisionNanny:
                 self._on_finding(finding)
             except Exception as error:  # noqa: BLE001 - the user's own; the run and its watch go on
                 if not self._callback_failed:
-                    warn(f"on_finding raised {type(error).__name__}: {error}; the nanny goes on, and calls it again")
+                    self._warn(f"on_finding raised {type(error).__name__}: {error}; the nanny goes on, and calls it again")
                 self._callback_failed = True
 
     def _suspect(self, suspect: BadOutput) -> None:
@@ -359,10 +360,14 @@ class MixedPrecisionNanny:
             lambda _: self.begin_step(clock.step),
             None if find_models else [model for model, _ in self._recorder.models],
             self.add_model,
-            guard=lambda hook: functools.partial(self._recorder.run, hook, apart=False),
+            guard=lambda hook: functools.partial(self._hear, hook),
             over=self.end_step,
         )
         return clock.open()
+
+    def _hear(self, hook: Callable[..., None], *about: Any) -> None:
+        if not self._recorder.is_busy:
+            self._recorder.run(hook, *about, apart=False)
 
     # the end
 
@@ -372,7 +377,7 @@ class MixedPrecisionNanny:
             raise error
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
-        warn(f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})")
+        self._warn(f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})")
 
     @property
     def cost_percent(self) -> float:
@@ -400,7 +405,7 @@ class MixedPrecisionNanny:
         self._closed = True
         if os.getpid() != self._pid:
             return
-        atexit.unregister(self._close_at_exit)
+        _open_nannies.discard(self)
         self._attempt(self._close_examination, at_any_price=True)
         if self._examiner is not None:
             self._attempt(self._examiner.abandon)
@@ -412,6 +417,7 @@ class MixedPrecisionNanny:
             self._attempt(self._recording.close, status, **self._attempt(self._totals, cost) or {})
         if self._live is not None and self._steps and not self._rank:
             self._attempt(self._say_goodbye, cost, status)
+        self._attempt(self._recorder.forget)
 
     def _totals(self, cost: float) -> dict[str, Any]:
         return {
@@ -457,9 +463,26 @@ class MixedPrecisionNanny:
         self.close(status_of(kind))
 
 
-def _close_at_exit(reference: weakref.ref[MixedPrecisionNanny]) -> None:
-    nanny = reference()
-    if nanny is not None:
+class _Warnings:
+    """The first trouble of a run is a warning, what follows a line on stderr."""
+
+    def __init__(self) -> None:
+        self._is_first = True
+
+    def __call__(self, message: str) -> None:
+        if self._is_first:
+            self._is_first = False
+            warn(message, stacklevel=4)
+        else:
+            tell(f"nanny: {message}")
+
+
+_open_nannies: weakref.WeakSet[MixedPrecisionNanny] = weakref.WeakSet()
+
+
+@atexit.register  # once: Python keeps a place for each function that is registered, also when it is taken back
+def _close_at_exit() -> None:
+    for nanny in list(_open_nannies):
         nanny.close(status_at_exit())
 
 
@@ -491,6 +514,7 @@ class Watch:
     def remove(self) -> None:
         if self._steps is not None:
             self._steps.close()
+            self._steps = None
         self.nanny.close()
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,10 +20,10 @@ from typing import Any, TextIO
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..core.finding import Finding, NannyError, NannyWarning
+from ..core.finding import Finding, NannyError, warn
 from ..core.numbers import listed
+from ..watch import events
 from ..watch.nonfinite import NonfiniteOrigins, Origin
 from ..watch.op_facts import long_name
 from ..watch.op_stream import Stopped, join, leave
@@ -282,9 +281,7 @@ class _Watch:
     def _trouble(self, error: Exception) -> None:
         self._failed = True
         self._consumer.active = False
-        warnings.warn(
-            f"{self.tool} could not do its work and is off now ({type(error).__name__}: {error})", NannyWarning, stacklevel=2
-        )
+        warn(f"{self.tool} could not do its work and is off now ({type(error).__name__}: {error})")
 
 
 class CompareWithCPU(_Watch):
@@ -352,6 +349,17 @@ class CompareWithCPU(_Watch):
         )
 
 
+class _Updates(events.PartListener):
+    def __init__(self, after: Callable[[], None]) -> None:
+        self._after = after
+
+    def after_optimizer_step(self, optimizer: Any) -> None:
+        self._after()
+
+    def failed(self, error: Exception) -> None:
+        raise error  # asked for: it stops at the first fault, or is strict
+
+
 class NanInfTracker(_Watch):
     """Names the operation that made the first NaN or Inf while entered; looks once per step, so that training goes on at speed.
 
@@ -359,19 +367,20 @@ class NanInfTracker(_Watch):
     """
 
     tool = "NanInfTracker"
-    _handle: Any = None
+    _updates: _Updates | None = None
     _found_count = 0
 
     def __enter__(self) -> NanInfTracker:
         super().__enter__()
         if self._consumer is not None:
-            self._handle = register_optimizer_step_post_hook(lambda *_: self._finish())
+            self._updates = _Updates(self._finish)
+            events.listen(self._updates)
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if self._updates is not None:
+            events.leave(self._updates)
+            self._updates = None
         super().__exit__(*exc)
 
     def _make_consumer(self, places: Places) -> NonfiniteOrigins:

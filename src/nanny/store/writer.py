@@ -24,6 +24,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -92,11 +93,12 @@ class RunWriter:
         self._flush_to = 0  # bulk up to this count is wanted now
         self._patient = True  # whether to wait for a finding's commit
         self._status: str | None = None  # set: closing
+        self._store: WritingStore | None = None  # of the thread
         self._opened = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(Path(folder), info), name="nanny-store", daemon=True)
         self._thread.start()
         self._opened.wait(OPEN_SECONDS)
-        atexit.register(self._close_at_exit)
+        _open_writers.add(self)
         self._tell()
 
     def add_sites(self, sites: Sequence[Site]) -> None:
@@ -171,11 +173,8 @@ class RunWriter:
         self._thread.join(timeout)
         if self._thread.is_alive() and not self.failed:
             self.failed = f"{self.path} did not take the last records within {timeout:g} s"
-        atexit.unregister(self._close_at_exit)
+        _open_writers.discard(self)
         self._tell()
-
-    def _close_at_exit(self) -> None:
-        self.close(status_at_exit())
 
     def _is_forked(self) -> bool:
         return os.getpid() != self._pid
@@ -231,12 +230,15 @@ class RunWriter:
 
     def _work(self, folder: Path, info: RunInfo) -> None:
         try:
-            store = open_for_writing(folder, info)
-            self.path, self.run = store.path, store.run
-            self._warnings.extend(store.notes)
+            self._store = open_for_writing(folder, info)
+            self.path, self.run = self._store.path, self._store.run
+            self._warnings.extend(self._store.notes)
             self._opened.set()
-            self._serve(store, folder, info).close()
+            self._serve(self._store, folder, info).close()
         except Exception as error:  # noqa: BLE001  the thread's boundary: whatever happens here, training goes on
+            if self._store is not None:
+                with suppress(Exception):
+                    self._store.close()
             if self.run:
                 self._fail(f"nothing more is recorded in {self.path}: {_why(error)}; training goes on")
             else:
@@ -300,7 +302,7 @@ class RunWriter:
         with store.transaction():
             for write in self._kept:
                 write(store)
-        self.path, self.run = store.path, store.run
+        self._store, self.path, self.run = store, store.path, store.run
         self._lost += 1
         if self._lost == 1:
             self._warnings.append(f"{reason} while the run was being recorded; from here on it is recorded in {store.path}")
@@ -360,6 +362,15 @@ class RunWriter:
                 self._warned_of_failure = True
                 self._warnings.append(reason)
             self._changed.notify_all()
+
+
+_open_writers: set[RunWriter] = set()
+
+
+@atexit.register  # once: Python keeps a place for each function that is registered, also when it is taken back
+def _close_at_exit() -> None:
+    for writer in list(_open_writers):
+        writer.close(status_at_exit())
 
 
 def _why(error: Exception) -> str:

@@ -38,12 +38,18 @@ class ModuleHooks:
         self._handles: list[Any] = []
 
     def open(self) -> None:
-        self.come_back()
-        join(self)
+        try:
+            join(self)
+            self.come_back()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        leave(self)
-        self.go_aside()
+        try:
+            leave(self)
+        finally:
+            self.go_aside()
 
     def go_aside(self, why: str = "") -> None:
         while self._handles:
@@ -53,7 +59,8 @@ class ModuleHooks:
 
     def come_back(self) -> None:
         if not self._handles:
-            self._handles = [register() for register in self._register]
+            for register in self._register:
+                self._handles.append(register())
 
     def before_backward(self) -> str:
         return ""
@@ -101,11 +108,13 @@ def join(part: Part) -> None:
 def leave(part: Part) -> None:
     """Idempotent."""
     with _lock:
-        left = [p for p in _parts if p is not part]
-        if _parts and not left:
+        at = next((i for i, p in enumerate(_parts) if p is part), None)
+        if at is None:
+            return
+        del _parts[at]
+        if not _parts:
             for door in (*_COMPILER_DOORS, *(() if _inside else _OTHER_DOORS)):
                 door.close()
-        _parts[:] = left
 
 
 def is_inside() -> bool:
@@ -159,7 +168,7 @@ def _asked_for_hooks(original: Any) -> Any:
     def _has_any_global_hook() -> Any:
         _go_aside("")
         try:
-            return original()
+            return bool(original())  # it gives the dictionary itself, into which ours come back
         finally:
             _come_back()
 
@@ -168,7 +177,9 @@ def _asked_for_hooks(original: Any) -> Any:
 
 def _backward(original: Any) -> Any:
     def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
-        why = next((why for part in tuple(_parts) if (why := part.before_backward())), "")
+        why = ""
+        with suppress(Exception):
+            why = next((why for part in tuple(_parts) if (why := part.before_backward())), "")
         if not why:
             return original(*args, **kwargs)
         _go_aside(why)

@@ -14,7 +14,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -139,11 +139,13 @@ def _leave(kind: type, one: ModelCalls) -> None:
                 _undo.pop(kind)()
 
 
-def _wrap(kind: type) -> None:
+def _wrap(kind: Any) -> None:
     own = vars(kind).get("__call__")
-    original = kind.__call__
 
-    @functools.wraps(original)
+    def original(self: Any, *args: Any, **kwargs: Any) -> Any:  # of a class above, it is whatever stands there by then
+        return super(kind, self).__call__(*args, **kwargs) if own is None else own(self, *args, **kwargs)
+
+    @functools.wraps(kind.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a constant to the compiler, which then sees the model's own call
             return original(self, *args, **kwargs)
@@ -153,8 +155,7 @@ def _wrap(kind: type) -> None:
             out = original(self, *args, **kwargs)
         finally:
             for made in heard:
-                made.is_over = True
-                made.outputs = [weakref.ref(t) for t in tensors_in(out)]
+                _is_over(made, out)
         return out
 
     def undo() -> None:
@@ -162,10 +163,16 @@ def _wrap(kind: type) -> None:
             if own is None:
                 del kind.__call__
             else:
-                kind.__call__ = own  # type: ignore[method-assign]
+                kind.__call__ = own
 
-    kind.__call__ = call  # type: ignore[method-assign]
+    kind.__call__ = call
     _undo[kind] = undo
+
+
+def _is_over(made: Call, out: Any) -> None:
+    with suppress(Exception):
+        made.is_over = True
+        made.outputs = [weakref.ref(t) for t in tensors_in(out)]
 
 
 def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:

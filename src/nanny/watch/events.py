@@ -213,14 +213,14 @@ def _telling(anywhere: bool) -> Callable[..., None]:
     def tell(name: str, *about: Any) -> None:
         here = get_ident()
         for reference, thread in _listeners:
-            if thread is None or thread == here or (anywhere and in_backward()):
-                listener = reference()
-                if listener is None:
-                    continue
-                try:
+            listener = reference()
+            if listener is None:
+                continue
+            try:
+                if thread is None or thread == here or (anywhere and in_backward()):
                     getattr(listener, name)(*about)
-                except Exception as error:  # noqa: BLE001 - the listener's, not the program's
-                    listener.failed(error)
+            except Exception as error:  # noqa: BLE001 - the listener's, not the program's
+                listener.failed(error)
 
     return tell
 

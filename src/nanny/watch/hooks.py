@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules import module as module_hooks
 from torch.utils.hooks import unserializable_hook
+
+from .aside import ModuleHooks
 
 
 def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
@@ -22,14 +23,24 @@ def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     return unserializable_hook(hook)  # a tensor that is saved within the step does not warn of it
 
 
-def add_hook(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **options: Any) -> Callable[[], Any]:
+def add_hook(register: Callable[..., Any], method: Callable[..., Any], *first: Any) -> Callable[[], Any]:
     """Registers a method as a hook that goes when its object does. What comes back takes it away, once."""
-    handle = register(weakly(method, *first), **options)
+    handles: list[Any] = []
+    remove = _until_collected(method, lambda: handles.pop().remove() if handles else None)
+    handles.append(register(weakly(method, *first)))
+    return remove
 
-    def remove() -> None:
-        handle.remove()
-        getattr(module_hooks, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)  # torch forgets it
 
+def add_module_hook(register: Callable[..., Any], method: Callable[..., Any], **options: Any) -> Callable[[], Any]:
+    """The same for all modules: such a hook steps aside for torch's compiler."""
+    hook = weakly(method)
+    hooks = ModuleHooks(lambda: register(hook, **options))
+    remove = _until_collected(method, hooks.close)
+    hooks.open()
+    return remove
+
+
+def _until_collected(method: Callable[..., Any], remove: Callable[[], None]) -> Callable[[], Any]:
     final = weakref.finalize(method.__self__, remove)  # type: ignore[attr-defined]
     final.atexit = False
     return final

@@ -34,14 +34,32 @@ def is_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
+class Held:
+    """A parameter or buffer, as long as its module has it.
+
+    Not a weak reference to the tensor itself: torch.utils.swap_tensors, and with it `model.to`, refuses one that has any.
+    """
+
+    __slots__ = ("_key", "_kind", "_module", "_name")
+
+    def __init__(self, module: weakref.ref[nn.Module], kind: str, name: str, tensor: Tensor) -> None:
+        self._module, self._kind, self._name, self._key = module, kind, name, id(tensor)
+
+    def __call__(self) -> Tensor | None:
+        module = self._module()
+        held = {} if module is None else getattr(module, self._kind)
+        tensor: Tensor | None = held[self._name] if self._name in held else None  # noqa: SIM401 - a ScriptModule's has no `get`
+        return tensor if id(tensor) == self._key else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Everything of some models that has a name, by identity; parameters and buffers are held weakly."""
+    """Everything of some models that has a name, by identity; nothing is kept alive."""
 
     modules: Mapping[int, str]
     parameters: Mapping[int, str]
-    owners: Mapping[int, weakref.ref[Tensor]]
-    buffers: Mapping[str, weakref.ref[Tensor]]
+    owners: Mapping[int, Held]
+    buffers: Mapping[str, Held]
     compiled: frozenset[int]
 
 
@@ -49,24 +67,27 @@ def parts_of(models: Sequence[tuple[nn.Module, str]]) -> Parts:
     """Names of modules, parameters and buffers of models with their prefixes; what is shared keeps its first name."""
     modules: dict[int, str] = {}
     parameters: dict[int, str] = {}
-    owners: dict[int, weakref.ref[Tensor]] = {}
-    buffers: dict[str, weakref.ref[Tensor]] = {}
+    owners: dict[int, Held] = {}
+    buffers: dict[str, Held] = {}
     compiled: set[int] = set()
+    met: set[int] = set()
     for model, prefix in models:
         inner = unwrapped(model)
         for name, module in inner.named_modules():
             modules.setdefault(id(module), prefix + plain_name(name) if name else root_name(model, prefix))
             if is_compiled(module):
                 compiled.update(id(m) for m in module.modules())
+            start, reference = prefix + (f"{plain_name(name)}." if plain_name(name) else ""), weakref.ref(module)
+            for key, p in module._parameters.items():
+                if p is not None and id(p) not in owners and p.is_floating_point() and not is_lazy(p):
+                    parameters[id(p)] = start + key
+                    owners[id(p)] = Held(reference, "_parameters", key, p)
+            for key, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in met and is_readable(buffer):
+                    met.add(id(buffer))
+                    buffers[start + key] = Held(reference, "_buffers", key, buffer)
         if is_compiled(model):
             compiled.update(id(m) for m in inner.modules())
-        for name, p in inner.named_parameters():
-            if p.is_floating_point() and not is_lazy(p):
-                parameters.setdefault(id(p), prefix + plain_name(name))
-                owners[id(p)] = weakref.ref(p)
-        for name, buffer in inner.named_buffers():
-            if is_readable(buffer):
-                buffers[prefix + plain_name(name)] = weakref.ref(buffer)
     return Parts(modules, parameters, owners, buffers, frozenset(compiled))
 
 

@@ -33,13 +33,12 @@ from ..core.finding import NannyError
 from . import aside
 from .op_facts import other_gradient, written_by
 from .storages import key_of
-from .tensors import has_storage, in_backward, tensors_in
+from .tensors import RECORDING_MODES, has_storage, in_backward, tensors_in
 
 _C = torch._C
 _NOT_YET: Any = object()
 _frames = _C._dynamo.eval_frame
 _can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
-_RECORDERS = (_C._TorchDispatchModeKey.PROXY, _C._TorchDispatchModeKey.FUNCTIONAL)
 _STAND_INS = _C._TorchDispatchModeKey.FAKE
 
 
@@ -120,19 +119,31 @@ class _OpStream(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        shown = None
+        try:
+            shown = self._before(func, types, args, kwargs) if self.consumers else None
+        except BaseException as error:  # noqa: BLE001 - what is not ours is raised again
+            self._failed(error)
+        out = _run(func, args, kwargs) if isinstance(func, OpOverload) else func(*args, **kwargs)
+        if shown is not None:
+            try:
+                self._after(out, *shown)
+            except BaseException as error:  # noqa: BLE001
+                self._failed(error)
+        return out
+
+    def _before(self, func: Any, types: Any, args: Any, kwargs: Any) -> tuple[Op, list[tuple[Consumer, Any]]] | None:
         if not isinstance(func, OpOverload):
             self._interrupt(f"{func} runs functions of its own")
-            return func(*args, **kwargs)
-        if not self.consumers:
-            return _run(func, args, kwargs)
+            return None
         op = Op(func, args, kwargs)
         if types or _C._get_dispatch_mode(_STAND_INS) is not None:
             self._show("passed_by", op)
-            return _run(func, args, kwargs)
+            return None
         recorder = _recorder()
         if recorder:
             self._interrupt(f"{recorder} recorded operations in it")
-            return _run(func, args, kwargs)
+            return None
         if other_gradient(func, args):
             self._not_in_backward = f"torch computes the gradient of {op.name} by another formula while anybody watches"
         looking = []
@@ -141,11 +152,23 @@ class _OpStream(TorchDispatchMode):
                 state = guarded(consumer, consumer.before, op)
                 if state is not None:
                     looking.append((consumer, state))
-        op.out = out = _run(func, args, kwargs)
+        return op, looking
+
+    def _after(self, out: Any, op: Op, looking: list[tuple[Consumer, Any]]) -> None:
+        op.out = out
         with _Unseen():
             for consumer, state in looking:
                 guarded(consumer, consumer.after, op, state)
-        return out
+
+    def _failed(self, error: BaseException) -> None:
+        """In the stream itself: nobody looks any more, and the program goes on."""
+        looking, self.consumers = self.consumers, ()
+        if isinstance(error, Stopped) or is_programs_own(error) or any(c.on_trouble is None for c in looking):
+            self.consumers = looking
+            raise error
+        for consumer in looking:
+            assert consumer.on_trouble is not None
+            consumer.on_trouble(error)
 
     def _show(self, method: str, given: Any) -> None:
         with _Unseen():
@@ -215,14 +238,18 @@ def join(consumer: Consumer) -> None:
     if stream is None:
         stream = _OpStream()
         streams.append(stream)
+        _joined[id(consumer)] = stream  # from here on `leave` undoes it
         stream.push()
-    aside.join(stream)
     _joined[id(consumer)] = stream
+    aside.join(stream)
     stream.consumers = (*stream.consumers, consumer)
 
 
 def leave(consumer: Consumer) -> None:
-    stream = _joined.pop(id(consumer))
+    """Idempotent."""
+    stream = _joined.pop(id(consumer), None)
+    if stream is None:
+        return
     stream.consumers = tuple(c for c in stream.consumers if c is not consumer)
     streams: list[_OpStream] = getattr(_of_thread, "streams", [])
     if stream in _joined.values():
@@ -378,7 +405,7 @@ def _recorder() -> str:
     """Who records the operations that run: not to be looked at, because ours would get into his graph."""
     if _C._get_tracing_state() is not None:
         return "torch.jit.trace"
-    return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in _RECORDERS) else ""
+    return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in RECORDING_MODES) else ""
 
 
 def _shares_memory(out: Any, inputs: list[Tensor]) -> bool:

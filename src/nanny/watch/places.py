@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import sysconfig
-import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -25,10 +24,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from ..core.examination import Place
-from ..core.finding import NannyWarning
+from ..core.finding import warn
+from . import events
 from .aside import ModuleHooks
 from .names import parts_of, plain_name, unwrapped
 from .op_stream import is_programs_own, return_to_program
@@ -83,7 +83,7 @@ class _Scope(NamedTuple):
 class _Named(NamedTuple):
     """Known by identity, and only as long as it lives: another object may get the same address."""
 
-    thing: weakref.ref[Any]
+    thing: Callable[[], Any]
     name: str
 
 
@@ -113,6 +113,7 @@ class Places:
         self._is_open = False
         self._on_trouble = on_trouble or _warn_once
         self._hooks: ModuleHooks | None = None
+        self._updates: _Updates | None = None
         self._start()
 
     def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
@@ -156,14 +157,17 @@ class Places:
             self._hooks = ModuleHooks(
                 lambda: register_module_forward_pre_hook(guard(self._enter)),
                 lambda: register_module_forward_hook(guard(self._leave), always_call=True),
-                lambda: register_optimizer_step_pre_hook(guard(self._begin_update)),
-                lambda: register_optimizer_step_post_hook(guard(self._end_update)),
             )
             self._hooks.open()
+            self._updates = _Updates(guard(self._begin_update), guard(self._end_update))
+            events.listen(self._updates)
         return self
 
     def close(self) -> None:
         self._is_open = False
+        if self._updates is not None:
+            events.leave(self._updates)
+            self._updates = None
         if self._hooks is not None:
             self._hooks.close()
             self._hooks = None
@@ -260,11 +264,11 @@ class Places:
         del self._open[at:]
         self._mark(_counter(), self._open[-1][1] if self._open else _OUTSIDE)
 
-    def _begin_update(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_update(self, optimizer: Optimizer, has_closure: bool) -> None:
         where = _user_frame(sys._getframe(1)) if self._lines else None
         kind = type(optimizer).__name__
         self._updating = Spot(Place(module=kind, phase="optimizer"), kind, *(where or ()))
-        self._has_closure = kwargs.get("closure") is not None or (len(args) > 1 and args[1] is not None)
+        self._has_closure = has_closure
 
     def _end_update(self, *_: Any) -> None:
         self._updating = None
@@ -305,11 +309,12 @@ class Places:
 
 
 def _warn_once(error: BaseException) -> None:
-    warnings.warn(
-        f"the nanny lost track of the modules and names no more of them ({type(error).__name__}: {error})",
-        NannyWarning,
-        stacklevel=2,
-    )
+    warn(f"the nanny lost track of the modules and names no more of them ({type(error).__name__}: {error})")
+
+
+class _Updates(events.PartListener):
+    def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
+        self.before_optimizer_step, self.after_optimizer_step = begin, end
 
 
 def _known(names: dict[int, _Named], thing: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .op_stream import Op
 from .storages import whole_storage
-from .tensors import tensors_in
+from .tensors import gradient_of, tensors_in
 
 _PLAIN = (list, dict, set)
 
@@ -28,7 +28,7 @@ class KeptState:
 
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self._model = model
-        self._grads = [(p, p.grad) for p in model.parameters()]
+        self._grads = [(p, gradient_of(p)) for p in model.parameters()]
         self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
         self._inputs = tensors_in(inputs)
         tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs) if t.layout == torch.strided]

@@ -20,8 +20,9 @@ from torch.nn.modules.module import _global_forward_pre_hooks, register_module_f
 from torch.optim import Optimizer
 
 from . import events
-from .hooks import add_hook
+from .hooks import add_module_hook
 from .names import unwrapped
+from .tensors import being_traced
 
 MOST_MODELS = 8
 PATIENCE = 64  # backward passes without an optimizer step, until each of them counts as a step
@@ -61,7 +62,7 @@ class StepClock(events.PartListener):
 
     def open(self) -> StepClock:
         events.listen(self)
-        self._unhook = add_hook(register_module_forward_pre_hook, self._before_forward)
+        self._unhook = add_module_hook(register_module_forward_pre_hook, self._before_forward)
         return self
 
     def close(self) -> None:
@@ -90,6 +91,8 @@ class StepClock(events.PartListener):
     # steps
 
     def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if being_traced():  # a call that is recorded is no training
+            return
         if _knows(self._roots, module) or (self._finds_models and not _knows(self._parts, module)):
             self._guard(self._called_for_training)(module, args)
 

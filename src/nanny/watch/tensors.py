@@ -25,6 +25,7 @@ WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _MOST_LEAVES = 64
 _STRIDED = torch.strided
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
+_GRAD: Any = Tensor.grad
 _HOLD_NOTHING = frozenset(
     {int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -37,17 +38,25 @@ def tensors_in(value: Any) -> list[Tensor]:
     stack = [value]
     while stack:
         item = stack.pop()
-        if isinstance(item, Tensor):
+        kind = type(item)  # what it is, not what it says it is: a mock of a tensor is none
+        if issubclass(kind, Tensor):
             found.append(item)
-        elif type(item) in _HOLD_NOTHING:
+        elif kind in _HOLD_NOTHING:
             continue
-        elif isinstance(item, (tuple, list)):
-            stack.extend(reversed(item))
-        elif isinstance(item, Mapping):
+        elif issubclass(kind, (tuple, list, dict)):
+            stack.extend(reversed(_items(item)))
+        elif issubclass(kind, Mapping):
             stack.extend(reversed(list(item.values())))
-        elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        elif dataclasses.is_dataclass(kind):
             stack.extend(getattr(item, f.name) for f in reversed(dataclasses.fields(item)))
     return found
+
+
+def _items(container: Any) -> list[Any]:
+    """As Python keeps them: a class of the program's may load, count or draw when it is asked itself."""
+    if isinstance(container, dict):
+        return list(dict.values(container))
+    return list((list if isinstance(container, list) else tuple).__iter__(container))
 
 
 def float_leaves(value: Any) -> Iterator[Tensor]:
@@ -104,13 +113,26 @@ def short_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def gradient_of(parameter: Tensor) -> Tensor | None:
+    """As torch keeps it: a class of the program's may compute something when it is asked itself."""
+    if not parameter.is_leaf and not parameter.retains_grad:  # torch warns of the question
+        return None
+    found: Tensor | None = _GRAD.__get__(parameter)
+    return found
+
+
 def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
+
+
+RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
 
 
 def being_traced() -> bool:
     """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
     if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+        return True
+    if any(torch._C._get_dispatch_mode(key) is not None for key in RECORDING_MODES):
         return True
     level = getattr(torch._C._functorch, "maybe_current_level", None)
     return level is not None and level() is not None
