@@ -26,7 +26,7 @@ from ..watch.calls import Call, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
 from ..watch.tensors import in_backward, short_dtype
 from .autopsy import first_nonfinite, singular_operation
-from .capture import GradientRead, StepCapture
+from .capture import GradientRead, Site, Sites, StepCapture
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
@@ -64,6 +64,7 @@ class Recorder:
         self._on_bad_output = on_bad_output
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._probe: UpdateProbe | None = None
+        self._has_closure = True  # the optimizer that steps was given one, or nobody knows
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
@@ -121,12 +122,15 @@ class Recorder:
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
         parts = parts_of(self.models)
+        self._called = [unwrapped(model) for model, _ in self.models]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
+        self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
 
     def open(self) -> None:
-        self.thread = get_ident()
-        events.listen(self, self.thread)
+        if self.thread != get_ident() or not events.is_heard(self):
+            self.thread = get_ident()
+            events.listen(self, self.thread)
 
     def close(self) -> None:
         events.leave(self)
@@ -150,7 +154,7 @@ class Recorder:
             self.capture.trace.open(self.hear)
 
     def _hear_calls(self) -> None:
-        models = [unwrapped(model) for model, _ in self.models] if self.hears_calls else []
+        models = self._called if self.hears_calls else []
         if self._calls is None or not self._calls.are_of(models):
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
@@ -235,18 +239,24 @@ class Recorder:
             capture.provisional = False
             capture.reads.clear()
             capture.read.clear()
-        groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
         for p in parameters:
-            name = self.parameters.get(id(p))
-            if name is None or name in capture.read or p.grad is None:
+            grad, name = p.grad, self.parameters.get(id(p))
+            if grad is None or name is None or name in capture.read:
                 continue
-            grad = p.grad.coalesce().values() if p.grad.layout == torch.sparse_coo else p.grad
-            if grad.is_floating_point() and grad.layout == torch.strided and grad.numel():
-                capture.read.add(name)
-                groups.setdefault(grad.device, []).append((name, grad))
-        for found in groups.values():
-            grads = [g for _, g in found]
-            sites = [(name, short_dtype(g.dtype), tuple(g.shape)) for name, g in found]
+            if grad.layout is torch.sparse_coo:
+                grad = grad.coalesce().values()
+            count = grad.numel()
+            if not count or not grad.is_floating_point() or grad.layout is not torch.strided:
+                continue
+            capture.read.add(name)
+            known = self._sites.get(name)
+            if known is None or known[0] != count or known[1] is not grad.dtype:
+                known = self._sites[name] = (count, grad.dtype, (name, short_dtype(grad.dtype), tuple(grad.shape)))
+            sites, grads = groups.get(grad.device) or groups.setdefault(grad.device, ([], []))
+            sites.append(known[2])
+            grads.append(grad)
+        for sites, grads in groups.values():
             if capture.record.traced:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
                 for g in grads:
@@ -272,6 +282,9 @@ class Recorder:
     def _mine(self, optimizer: Optimizer) -> list[Tensor]:
         return [p for g in optimizer.param_groups for p in g["params"] if id(p) in self.parameters]
 
+    def _has_mine(self, optimizer: Optimizer) -> bool:
+        return any(id(p) in self.parameters for g in optimizer.param_groups for p in g["params"])
+
     @guarded
     def saved_tensors_packed(self) -> None:
         if self.capture is not None:
@@ -291,20 +304,16 @@ class Recorder:
             capture.losses.append(loss)
             capture.backward_scaled = capture.backward_scaled or scaled
             capture.record.loss_factor = None if scaled else _factor_of(root)
-        if (
-            not capture.packed
-            and capture.record.autopsy is None
-            and transfer.reads_freely(root.device)
-            and not bool(root.isfinite().all())
-        ):
+        looks = transfer.reads_freely(root.device)
+        if looks and not capture.packed and capture.record.autopsy is None and not _is_finite(root):
             capture.record.autopsy = first_nonfinite(root, self.parameters)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
                 if p is not None and p.grad is not None and not bool(p.grad.isfinite().all()):
                     capture.record.stale += (name,)
-        if self.when_backward is not None and transfer.reads_freely(root.device):
-            self.when_backward(bool(capture.losses) and not bool(capture.losses[-1].isfinite()))
+        if self.when_backward is not None and looks:
+            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
         capture.record.backwards += 1
 
     @guarded
@@ -388,6 +397,7 @@ class Recorder:
             self._note("step")
         self._note_optimizer(optimizer)
         capture.ran = True
+        self._has_closure = has_closure
         if not has_closure:
             self._read_gradients(mine, None)
         if (capture.record.traced or capture.record.examined) and not has_closure:
@@ -402,14 +412,15 @@ class Recorder:
             self._probe.after()
             capture.probes.append(self._probe)
             self._probe = None
-        self._read_gradients(self._mine(optimizer), None)  # what a closure left
+        if self._has_closure:
+            self._read_gradients(self._mine(optimizer), None)  # what it left
         self.stepped_late = capture.ended
 
     def gradients_cleared(self, optimizer: Optimizer) -> None:
         self.run(self._cleared, optimizer, apart=False)  # an examination may end here
 
     def _cleared(self, optimizer: Optimizer) -> None:
-        if self.stepped_late and self.when_cleared is not None and self._mine(optimizer):
+        if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
         self._note("zero_grad")
 
@@ -440,6 +451,12 @@ class Recorder:
 def _copy_of(loss: Tensor) -> Tensor:
     """A scalar of its own, in a type that the host can read."""
     return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """On the host."""
+    is_number = tensor.numel() == 1 and tensor.is_floating_point()
+    return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
 
 
 def _factor_of(root: Tensor) -> float | None:
