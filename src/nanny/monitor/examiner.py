@@ -1,9 +1,10 @@
 """Decides which steps of a run are examined operation by operation, and sees to it that it stays cheap.
 
-An examined step costs several plain ones. The first step is always worth it, and the first seconds of a run are nobody's
-bottleneck; after that examinations come at growing distance, or when something looks wrong, and together take a percent of the
-time at most. A step that turns out to be longer (many micro-batches, a closure that runs often) is examined until its time is
-spent, and goes on alone.
+An examined step costs several plain ones, of a model of many small parts a hundred. The first step is always worth a second;
+after that examinations come at growing distance, or when something looks wrong, and together take a tenth of the time more
+until they have had their first seconds, then a percent of the time at most. A step that turns out to be longer (many
+micro-batches, a closure that runs often) is examined until its time is spent, and goes on alone; the next one waits until there
+is time for a whole one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,7 +31,9 @@ from ..watch.hooks import add_hook, weakly
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
-STARTUP_SECONDS = 5.0  # which examinations may take before they must be earned
+FIRST_SECONDS = 1.0  # which examinations may take at once,
+EARLY_SHARE = 0.1  # and of the time of a run in addition,
+STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
 MOST_AGAIN = 2  # bad steps that are made again
@@ -45,16 +49,23 @@ class ExaminationPlan:
     suspicions: int = 0
     _next: int = 0
     _worst: float = 0.0
+    _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+
+    def is_due(self, position: int) -> bool:
+        """Whether it would want this step if it had the time."""
+        return self._suspected or position >= self._next
 
     def wants(self, position: int, elapsed: float, step_seconds: float | None) -> bool:
         """`position`: how many steps there were before; `elapsed`: seconds since the first; `step_seconds`: of a plain one."""
-        suspected, self._suspected = self._suspected, False
+        due, suspected, self._suspected = self.is_due(position), self._suspected, False
         if not self.count and position == 0:
             return True
-        if not suspected and position < self._next:
+        if not due:
             return False
-        price = self._worst or TIMES_A_STEP * (step_seconds or 0.0)
+        price = self._worst
+        if self._was_cut or not price:
+            price = max(2 * price, TIMES_A_STEP * (step_seconds or 0.0))
         if price > self.left(elapsed):
             return False
         self.suspicions += suspected
@@ -62,16 +73,17 @@ class ExaminationPlan:
 
     def left(self, elapsed: float) -> float:
         """Seconds that may still be spent, `elapsed` seconds after the first step."""
-        return max(STARTUP_SECONDS, SHARE * elapsed) - self.spent
+        return max(min(FIRST_SECONDS + EARLY_SHARE * elapsed, STARTUP_SECONDS), SHARE * elapsed) - self.spent
 
     def suspect(self) -> None:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
         self._suspected = self.suspicions < MOST_SUSPICIONS
 
-    def done(self, position: int, seconds: float) -> None:
+    def done(self, position: int, seconds: float, was_cut: bool = False) -> None:
         self.count += 1
         self.spent += seconds
         self._worst = max(self._worst, seconds)
+        self._was_cut = was_cut
         self._next = max(position + 1, 2 * position)
 
 
@@ -109,7 +121,7 @@ class Examiner:
         self._thread = 0
         self._position = 0
         self._opened = self._seconds = 0.0
-        self._plain: list[float] = []
+        self._plain: deque[float] = deque(maxlen=31)
         self._again = 0
         recorder.hears_calls = True
         recorder.when_backward = self.backward_begins
@@ -117,6 +129,8 @@ class Examiner:
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position = position
+        if not self._always and not self.plan.is_due(position):
+            return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
         self.off_because = self._obstacle()
@@ -169,13 +183,14 @@ class Examiner:
         if threading.get_ident() != self._thread and not at_any_price:
             return None
         sanitizer, self._sanitizer = self._sanitizer, None
+        was_cut = sanitizer.is_spent
         self._recorder.examining = False
         self._unhook()
         try:
             examination = sanitizer.close()
         finally:
             self._release()
-        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0))
+        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0), was_cut)
         return examination
 
     def abandon(self) -> None:
@@ -196,7 +211,7 @@ class Examiner:
 
     def plain_step(self, seconds: float) -> None:
         """What a step that was not examined took."""
-        self._plain = [*self._plain[-30:], seconds]
+        self._plain.append(seconds)
 
     def _typical(self) -> float | None:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
