@@ -1,8 +1,8 @@
 """Decides which steps of a run are examined operation by operation, and sees to it that it stays cheap.
 
-An examined step costs several plain ones, of a model of many small parts a hundred. The first step is always worth a second;
-after that examinations come at growing distance, or when something looks wrong, and together take a tenth of the time more
-until they have had their first seconds, then a percent of the time at most. A step that turns out to be longer (many
+An examined step costs several plain ones, of a model of many small parts a hundred. The first step is always worth a second, or
+several where the work itself takes long; after that examinations come at growing distance, or when something looks wrong, and
+together take a tenth of the time more until they have had their first seconds, then a percent of the time at most. A step that turns out to be longer (many
 micro-batches, a closure that runs often) is examined until its time is spent, and goes on alone; the next one waits until there
 is time for a whole one.
 """
@@ -31,7 +31,7 @@ from ..watch.hooks import add_hook, weakly
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
-FIRST_SECONDS = 1.0  # which examinations may take at once,
+FIRST_SECONDS, FIRST_CALLS = 1.0, 2000  # which examinations may take at once, or as long as so many calls of modules take,
 EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards
@@ -45,6 +45,7 @@ class ExaminationPlan:
     """Which steps to examine; knows of time only what it is told."""
 
     spent: float = 0.0
+    at_once: float = FIRST_SECONDS
     count: int = 0
     suspicions: int = 0
     _next: int = 0
@@ -73,7 +74,11 @@ class ExaminationPlan:
 
     def left(self, elapsed: float) -> float:
         """Seconds that may still be spent, `elapsed` seconds after the first step."""
-        return max(min(FIRST_SECONDS + EARLY_SHARE * elapsed, STARTUP_SECONDS), SHARE * elapsed) - self.spent
+        return max(min(self.at_once + EARLY_SHARE * elapsed, STARTUP_SECONDS), SHARE * elapsed) - self.spent
+
+    def pace(self, calls: int, seconds: float) -> None:
+        """So many modules were called in an examined step so far. Where each takes long, it is work, and steps are long too."""
+        self.at_once = max(FIRST_SECONDS, FIRST_CALLS * seconds / calls)
 
     def suspect(self) -> None:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
@@ -119,8 +124,8 @@ class Examiner:
         self.not_again = ""  # why a bad step could not be made again
         self._unhook: Callable[[], Any] = lambda: None
         self._thread = 0
-        self._position = 0
-        self._opened = self._seconds = 0.0
+        self._position = self._calls = 0
+        self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
         self._again = 0
         recorder.hears_calls = True
@@ -128,13 +133,12 @@ class Examiner:
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
-        self._position = position
+        self._position, self._elapsed = position, elapsed
         if not self._always and not self.plan.is_due(position):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
         self.off_because = self._obstacle()
-        self._seconds = math.inf if self._always else max(self.plan.left(elapsed), 0.0)
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
 
     def backward_begins(self, loss_is_bad: bool) -> None:
@@ -164,9 +168,9 @@ class Examiner:
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened = time.perf_counter()
+        self._opened, self._calls = time.perf_counter(), 0
         try:
-            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds))
+            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds_left()))
             opened[0].open()
         except BaseException:
             self._release()
@@ -213,6 +217,10 @@ class Examiner:
         """What a step that was not examined took."""
         self._plain.append(seconds)
 
+    def _seconds_left(self) -> float:
+        """For the examination of this step."""
+        return math.inf if self._always else max(self.plan.left(self._elapsed), 0.0)
+
     def _typical(self) -> float | None:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
 
@@ -222,10 +230,14 @@ class Examiner:
 
     def _close_if_over(self, module: nn.Module) -> None:
         """Its time is spent, or this is a forward pass after the step: an evaluation, or the block is over and nobody said so."""
-        if self._sanitizer is not None and self._sanitizer.is_spent:
-            self._sanitizer.give_up()
-            self.finish()
-            return
+        if self._sanitizer is not None:
+            self._calls += 1
+            self.plan.pace(self._calls, time.perf_counter() - self._opened)
+            self._sanitizer.seconds = self._seconds_left()
+            if self._sanitizer.is_spent:
+                self._sanitizer.give_up()
+                self.finish()
+                return
         capture = self._recorder.capture
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:
