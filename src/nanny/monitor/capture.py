@@ -196,9 +196,14 @@ def _bad_names(table: SiteTable) -> list[str]:
 def _combined(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: Any, histograms: Any) -> SiteTable | None:
     if not sites:
         return None
-    columns = np.empty((5, len(sites)))
-    counted = np.zeros((len(sites), histograms.shape[1]), dtype=np.int64) if histograms is not None else None
+    first = [rows[0] for _, _, rows in sites.values()]
+    count, low, high, squares, total = values[:, first]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns = np.stack([count, low, high, np.sqrt(squares), np.where(count > 0, total / count, 0.0)])
+    counted = None if histograms is None else histograms[first]
     for i, (_, _, rows) in enumerate(sites.values()):
+        if len(rows) == 1:
+            continue
         count, low, high, squares, total = values[:, rows]
         n = count.sum()
         with np.errstate(invalid="ignore"):

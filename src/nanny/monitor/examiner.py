@@ -2,9 +2,9 @@
 
 An examined step costs several plain ones, of a model of many small parts a hundred. The first step is always worth a second, or
 several where the work itself takes long; after that examinations come at growing distance, or when something looks wrong, and
-together take a tenth of the time more until they have had their first seconds, then a percent of the time at most. A step that turns out to be longer (many
-micro-batches, a closure that runs often) is examined until its time is spent, and goes on alone; the next one waits until there
-is time for a whole one.
+together take a tenth of the time more until they have had their first seconds, then a percent of the time at most. A step that
+turns out to be longer (many micro-batches, a closure that runs often) is examined until its time is spent, and goes on alone;
+the next one waits until there is time for a whole one.
 """
 
 from __future__ import annotations

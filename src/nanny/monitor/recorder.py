@@ -207,12 +207,10 @@ class Recorder:
     def _measure_weights(self) -> None:
         assert self.capture is not None
         rows = RowBuffer(HISTOGRAM_SAMPLE)
-        sites = []
-        for key, name in self.parameters.items():
-            p = self._owners[key]()
-            if p is not None and p.numel() and p.device.type != "meta":
-                rows.add(p, histogram=True)
-                sites.append((name, short_dtype(p.dtype), tuple(p.shape)))
+        owned = {name: self._owners[key]() for key, name in self.parameters.items()}
+        held = {name: p for name, p in owned.items() if p is not None and p.numel() and p.device.type != "meta"}
+        rows.add_all(list(held.values()))
+        sites = [(name, short_dtype(p.dtype), tuple(p.shape)) for name, p in held.items()]
         self.capture.weights = (sites, rows)
 
     def _measure_buffers(self, capture: StepCapture) -> None:
@@ -259,8 +257,7 @@ class Recorder:
         for sites, grads in groups.values():
             if capture.record.traced:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
-                for g in grads:
-                    rows.add(g, histogram=True)
+                rows.add_all(grads)
                 one = GradientRead(sites, rows=rows, scale=scale)
                 bad = [i for i in range(len(grads)) if rows.is_bad(i)]
             else:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class RunRecording:
         self._writer.add_examination(examination)
 
     def set_facts(self, facts: RunFacts) -> None:
-        self._writer.set_fact("facts", asdict(facts))
+        self._writer.set_fact("facts", facts)
 
     def add_step(self, step: StepRecord, scalars: Mapping[str, float], urgent: bool) -> None:
         self._writer.add_scalars(step.step, scalars)
