@@ -1,16 +1,23 @@
-"""What watching costs: a step of the 7M GPT under the monitor against the same step of a plain copy, interleaved.
+"""What watching costs: a step of the 7M GPT under the monitor against the same step of a plain copy, interleaved; and what it
+costs where steps are short: a toy, and a model of 2,002 modules, by the time of the processor.
 
 Peers run in the same rounds where they are installed (`pip install transformers wandb`).
 """
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import itertools
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import nn
 
 from nanny import MixedPrecisionNanny
 
@@ -115,6 +122,65 @@ def measured(name: str, make: Callable[[], object], bar: float | None = None) ->
     return result
 
 
+@dataclass(frozen=True)
+class Short:
+    """A model whose steps are short, in three copies: watched, plain and plain."""
+
+    layers: tuple[nn.Module, ...]
+    x: torch.Tensor
+
+    def training(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(*copy.deepcopy(self.layers))
+        return model, torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        model(self.x).square().mean().backward()
+        optimizer.step()
+
+
+def cpu_seconds(work: Callable[[], None], times: int) -> float:
+    start = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - start) / times
+
+
+def short_steps(name: str, short: Short, rounds: int, block: int, interval: int = 100, warm: int = 0) -> None:
+    """Blocks of watched and plain steps in turn, with the default settings; the writer's thread counts."""
+    watched, first, second = short.training(), short.training(), short.training()
+    with tempfile.TemporaryDirectory() as folder:
+        nanny = MixedPrecisionNanny(*watched, output_dir=folder, live=False, strict=True, trace_interval=interval)
+        count = itertools.count()
+
+        def step() -> None:
+            with nanny.step(next(count)):
+                short.step(*watched)
+
+        for _ in range(warm):
+            step()
+        spent = [
+            [cpu_seconds(work, block) for work in (partial(short.step, *first), step, partial(short.step, *second))]
+            for _ in range(rounds)
+        ]
+        nanny.close()
+    a, ours, b = (sum(column) / rounds for column in zip(*spent))
+    extra = sorted(w - (x + y) / 2 for x, w, y in spent)[rounds // 2]
+    print(
+        f"  {name:42} {ours * 1e3:.2f} ms against {(a + b) / 2 * 1e3:.2f} ms: {2 * ours / (a + b):.2f} times "
+        f"(A/A control {a / b:.2f}), median {extra * 1e3:.2f} ms more"
+    )
+
+
+def short_models() -> None:
+    toy = Short((nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(32, 32))
+    deep = Short(tuple(part() for _ in range(1000) for part in (partial(nn.Linear, 8, 8), nn.ReLU)), torch.randn(4, 8))
+    short_steps("toy, untraced (bar 0.3 ms + 1 %)", toy, 60, 20, interval=10**9, warm=200)
+    short_steps("2,002 modules, first 150 steps (bar 1.3)", deep, 150, 1)
+    short_steps("2,002 modules, traced (bar 5 us a module)", deep, 10, 1, interval=1, warm=5)
+
+
 def main() -> None:
     parameters = sum(p.numel() for p in Training().model.parameters())
     print(f"  GPT with {parameters / 1e6:.1f}M parameters, FP32, {torch.get_num_threads()} threads, {REPEATS} rounds")
@@ -123,6 +189,7 @@ def main() -> None:
     amortised = (99 * untraced.median + traced.median) / 100
     print(f"  {'nanny, amortised at interval 100':42} {amortised:.3f} times  bar 1.02")
     measured("nanny, examined step (1 % of the time)", lambda: nanny_step(10**9, "every"))
+    short_models()
     for name, (make, needs) in PEERS.items():
         if needs is None or importlib.util.find_spec(needs) is not None:
             measured(name, make)

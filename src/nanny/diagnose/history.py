@@ -5,12 +5,13 @@ One `RunHistory` for both, fed with each step once. Bounded in memory, and witho
 
 from __future__ import annotations
 
-import functools
 import math
 from array import array
+from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -27,34 +28,60 @@ MOST_INCIDENTS = 12
 MOST_POINTS = 64
 MOST_PARAMETERS = 512
 LONGEST_CURVE = 20_000
+_LOW = math.log(1e-2)  # of its own average
 
 
 @dataclass(frozen=True)
 class Deviation:
     """How far a value is from its own history: robust z-score and ratio to the median."""
 
-    zscore: float
-    ratio: float
+    value: float
     median: float
+    past: tuple[float, ...]
+    logarithmic: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.value / self.median if self.median else math.inf
+
+    @cached_property
+    def zscore(self) -> float:
+        """By the median absolute deviation; asked for by those alone whom the ratio has not satisfied."""
+        values = [math.log(v) for v in self.past] if self.logarithmic else self.past
+        middle = median(values)
+        # a perfectly steady history still deserves a little room: 1 % of a factor, or of the level
+        room = max(0.01 * (1.0 if self.logarithmic else abs(middle)), 1e-12)
+        spread = max(1.4826 * median([abs(v - middle) for v in values]), room)
+        return ((math.log(self.value) if self.logarithmic else self.value) - middle) / spread
+
+
+class Recent(deque[float]):
+    """The last finite numbers of a run, which are also kept in order of size: a median is asked for at every step."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(maxlen=depth)
+        self.ranked: list[float] = []
+
+    def append(self, value: float) -> None:
+        if len(self) == self.maxlen:
+            del self.ranked[bisect_left(self.ranked, self[0])]
+        insort(self.ranked, value)
+        super().append(value)
 
 
 def deviation(history: Iterable[float], value: float, logarithmic: bool = True) -> Deviation | None:
     """Median and MAD, of logarithms for what scales by factors. None if there is nothing to compare."""
-    return _deviation(tuple(history), value, logarithmic)
-
-
-@functools.lru_cache(maxsize=4)  # several ask for the same one at the same step
-def _deviation(history: tuple[float, ...], value: float, logarithmic: bool) -> Deviation | None:
-    known = [float(v) for v in history if math.isfinite(v) and (v > 0 or not logarithmic)]
-    if not known or not math.isfinite(value) or (logarithmic and value <= 0):
+    if isinstance(history, Recent):
+        ranked = history.ranked
+    else:
+        ranked = sorted(float(v) for v in history if math.isfinite(v))
+    if logarithmic and ranked and ranked[0] <= 0:
+        ranked = [v for v in ranked if v > 0]
+    if not ranked or not math.isfinite(value) or (logarithmic and value <= 0):
         return None
-    values = [math.log(v) for v in known] if logarithmic else known  # a few dozen: lists are several times faster than numpy
-    x = math.log(value) if logarithmic else value
-    middle = median(values)
-    # a perfectly steady history still deserves a little room: 1 % of a factor, or of the level
-    spread = max(1.4826 * median([abs(v - middle) for v in values]), 0.01 * (1.0 if logarithmic else abs(middle)), 1e-12)
-    usual = math.exp(middle) if logarithmic else middle
-    return Deviation((x - middle) / spread, value / usual if usual else math.inf, usual)
+    low, high = ranked[(len(ranked) - 1) // 2], ranked[len(ranked) // 2]
+    usual = math.exp((math.log(low) + math.log(high)) / 2) if logarithmic else (low + high) / 2
+    return Deviation(value, usual, tuple(ranked), logarithmic)
 
 
 class SiteHistory:
@@ -69,6 +96,7 @@ class SiteHistory:
         self.zero_record = np.zeros(0, dtype=np.int64)  # the longest run of zeros that came to an end
         self.low_steps = np.zeros(0, dtype=np.int64)
         self.ever = np.zeros(0, dtype=bool)  # had a finite, non-zero value
+        self._streaks = True  # a site is new, or has been zero or low for some steps
         self.level = np.zeros(0)  # slow average of the logarithm, a cheap screen before medians are taken
 
     def columns(self, names: tuple[str, ...]) -> Any:
@@ -86,7 +114,12 @@ class SiteHistory:
                 setattr(self, field, np.concatenate([getattr(self, field), np.zeros(grow, dtype=np.int64)]))
             self.ever = np.concatenate([self.ever, np.zeros(grow, dtype=bool)])
             self.level = np.concatenate([self.level, np.full(grow, np.nan)])
+            self._streaks = True
         return slice(None) if names == self.names else np.array([self._column[n] for n in names], dtype=np.int64)
+
+    def ring(self, names: tuple[str, ...]) -> np.ndarray:
+        """The last norms of these, [steps, sites], in no order; NaN where there was none."""
+        return self._ring[:, self.columns(names)]
 
     def past(self, name: str) -> np.ndarray:
         values = self._ring[:, self._column[name]] if name in self._column else np.zeros(0)
@@ -97,23 +130,37 @@ class SiteHistory:
         at = self.columns(table.names)
         norm = np.asarray(table.columns["norm"], dtype=np.float64)
         measured = np.asarray(table.columns["count"]) > 0
-        good = measured & np.isfinite(norm) & (norm > 0)
+        good = measured & (norm > 0) & (norm < np.inf)
+        if keep and good.all() and not self._streaks and isinstance(at, slice):
+            self._add_usual(norm)
+            return
         with np.errstate(divide="ignore", invalid="ignore"):
             drift = np.where(good, np.log(np.where(good, norm, 1.0)) - self.level[at], 0.0)
         zero = measured & (norm == 0)
         ended = measured & ~zero
         self.zero_record[at] = np.where(ended, np.maximum(self.zero_record[at], self.zero_steps[at]), self.zero_record[at])
         self.zero_steps[at] = np.where(measured, np.where(zero, self.zero_steps[at] + 1, 0), self.zero_steps[at])
-        self.low_steps[at] = np.where(drift < math.log(1e-2), self.low_steps[at] + 1, 0)
-        if not keep:
-            return
-        self.ever[at] |= good
-        first = good & np.isnan(self.level[at])
-        level = np.where(first, np.log(np.where(good, norm, 1.0)), self.level[at] + np.where(good, 0.05 * drift, 0.0))
-        self.level[at] = level
-        row = np.full(self._ring.shape[1], np.nan)
-        row[at] = np.where(good, norm, np.nan)
-        self._ring[self._next] = row
+        self.low_steps[at] = np.where(drift < _LOW, self.low_steps[at] + 1, 0)
+        if keep:
+            self.ever[at] |= good
+            first = good & np.isnan(self.level[at])
+            level = np.where(first, np.log(np.where(good, norm, 1.0)), self.level[at] + np.where(good, 0.05 * drift, 0.0))
+            self.level[at] = level
+            row = np.full(self._ring.shape[1], np.nan)
+            row[at] = np.where(good, norm, np.nan)
+            self._ring[self._next] = row
+            self._next = (self._next + 1) % len(self._ring)
+        self._streaks = bool(self.zero_steps.any() or self.low_steps.any() or not self.ever.all())
+
+    def _add_usual(self, norm: np.ndarray) -> None:
+        """The same where every site has a value, as before, and nothing lasts: a tenth of the calls."""
+        drift = np.log(norm) - self.level
+        low = drift < _LOW
+        if low.any():
+            self.low_steps[low] = 1
+            self._streaks = True
+        self.level += 0.05 * drift
+        self._ring[self._next] = norm
         self._next = (self._next + 1) % len(self._ring)
 
     def drift(self, table: SiteTable) -> np.ndarray:
@@ -134,10 +181,10 @@ class RunHistory:
         self.limits = limits or Limits()
         depth = int(self.limits.history_steps)
         self.steps = 0
-        self.losses: deque[float] = deque(maxlen=depth)
+        self.losses = Recent(depth)
         self.first_losses: list[float] = []
         self.first_norms: list[float] = []
-        self.norms: deque[float] = deque(maxlen=depth)
+        self.norms = Recent(depth)
         self.grads = SiteHistory(depth)
         self.skips: deque[bool] = deque(maxlen=int(self.limits.skip_window))
         self.skips_in_row = 0
@@ -162,8 +209,10 @@ class RunHistory:
         self._latest: dict[str, Any] = {}
         self._largest: dict[str, float] = {}
         self._facts = RunFacts()  # what is not folded field by field
+        self.scalars: dict[str, float] = {}  # of the last step
         self._curves: dict[str, tuple[array[int], array[float]]] = {}
         self._column: dict[str, int] = {}
+        self._known: tuple[tuple[str, ...], Any] = ((), slice(0))  # names asked for last, and their columns
         self._counts = np.zeros((4, 0))  # per parameter: steps read, of them zero; average of the squared norm, steps in that
         self._first_grads: SiteTable | None = None
         self._last_grads: SiteTable | None = None
@@ -200,9 +249,10 @@ class RunHistory:
             self.last_trace = step
 
     def _fold(self, step: StepRecord) -> None:
+        fields = vars(step)
         for name, nothing, condition in TOLD:
-            value = getattr(step, name)
-            if value == nothing or (condition and not getattr(step, condition)):
+            value = fields[name]
+            if value is nothing or value == nothing or (condition and not fields[condition]):
                 continue
             self._told[name] += 1
             if name not in self._first:
@@ -234,7 +284,8 @@ class RunHistory:
         self.examinations.append(examination)
 
     def _add_curves(self, step: StepRecord) -> None:
-        for name, value in step_scalars(step).items():
+        self.scalars = step_scalars(step)
+        for name, value in self.scalars.items():
             steps, values = self._curves.setdefault(name, (array("q"), array("d")))
             if len(steps) < LONGEST_CURVE:
                 steps.append(step.step)
@@ -299,14 +350,17 @@ class RunHistory:
         self._add_surprise(step, step.grads.names, at, norms)
         self._first_grads, self._last_grads = self._first_grads or step.grads, step.grads
 
-    def _columns(self, names: tuple[str, ...]) -> np.ndarray:
-        new = [n for n in names if n not in self._column]
-        if new:
-            self._column.update(zip(new, range(len(self._column), len(self._column) + len(new))))
-            self._counts = np.concatenate([self._counts, np.zeros((4, len(new)))], axis=1)
-        return np.array([self._column[n] for n in names], dtype=np.int64)
+    def _columns(self, names: tuple[str, ...]) -> Any:
+        if names != self._known[0]:
+            new = [n for n in names if n not in self._column]
+            if new:
+                self._column.update(zip(new, range(len(self._column), len(self._column) + len(new))))
+                self._counts = np.concatenate([self._counts, np.zeros((4, len(new)))], axis=1)
+            whole = names == tuple(self._column)
+            self._known = names, slice(None) if whole else np.array([self._column[n] for n in names], dtype=np.int64)
+        return self._known[1]
 
-    def _add_surprise(self, step: StepRecord, names: tuple[str, ...], at: np.ndarray, norms: np.ndarray) -> None:
+    def _add_surprise(self, step: StepRecord, names: tuple[str, ...], at: Any, norms: np.ndarray) -> None:
         """What Adam's second moment makes of the norms: the same recurrence, on whole parameters."""
         beta2 = next((o.beta2 for o in self._latest.get("optimizers", ()) if o.beta2 is not None), None)
         if beta2 is None or not step.stepped or step.skipped:
@@ -326,9 +380,10 @@ class RunHistory:
         columns = grads.columns
         largest = np.maximum(np.abs(np.asarray(columns["min"])), np.abs(np.asarray(columns["max"])))
         read, zeros = self._counts[:2, self._columns(grads.names)].astype(int)
+        numbers = [x[:MOST_PARAMETERS].tolist() for x in (np.asarray(columns["norm"]), largest, zeros, read)]
         return tuple(
-            GradientLevel(name, float(columns["norm"][i]), float(largest[i]), grads.dtypes[i], int(zeros[i]), int(read[i]))
-            for i, name in enumerate(grads.names[:MOST_PARAMETERS])
+            GradientLevel(name, norm, most, dtype, none, times)
+            for name, dtype, norm, most, none, times in zip(grads.names, grads.dtypes, *numbers)
         )
 
     def _add_reach(self, step: StepRecord) -> None:
@@ -386,8 +441,9 @@ def grad_norm(step: StepRecord) -> float | None:
 
 def step_scalars(step: StepRecord) -> dict[str, float]:
     """The numbers of the whole run at one step, by the names under which they are stored."""
+    fields = vars(step)
     values: dict[str, float | None] = {
-        **{curve: getattr(step, name) for name, curve in CURVES.items()},
+        **{curve: fields[name] for name, curve in CURVES.items()},
         "step_ms": None if step.seconds is None else 1e3 * step.seconds,
         "grad_norm": grad_norm(step),
         "skipped": float(step.skipped) if step.scale is not None else None,

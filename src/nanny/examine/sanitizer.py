@@ -98,7 +98,7 @@ class Sanitizer:
         self._scale_of = scale
         self._limits = limits or Limits()
         self._twin_bytes = twin_bytes
-        self._seconds = seconds
+        self.seconds = seconds
         self._strict = strict
         self._handles: list[Any] = []
         self._is_open = False
@@ -510,8 +510,8 @@ class Sanitizer:
 
     @property
     def is_spent(self) -> bool:
-        return time.perf_counter() - self._started > self._seconds
+        return time.perf_counter() - self._started > self.seconds
 
     def give_up(self) -> None:
         """Its time is over: what was seen stands, nothing more is looked at."""
-        self._stop(f"its {self._seconds:.1f} s were spent")
+        self._stop(f"its {self.seconds:.1f} s were spent")

@@ -19,6 +19,7 @@ from .flatten import thin
 
 SAMPLE = 16384
 _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches among small tensors
+_LINES = 1 << 10
 
 
 class ExponentCounts:
@@ -33,12 +34,13 @@ class ExponentCounts:
         self._size = 0
         self._counted: list[Tensor] = []
 
-    def add(self, line: Tensor) -> None:
-        """`line` is one-dimensional (`as_line`), and may be overwritten afterwards."""
+    def add(self, line: Tensor, *, is_copy: bool = False) -> None:
+        """`line` is one-dimensional (`as_line`), and may be overwritten afterwards, unless it is a copy."""
         part = thin(line, self._sample)
-        if self._batch and (self._size + part.numel() > _BATCH or part.dtype != self._batch[0].dtype):
+        full = self._size + part.numel() > _BATCH or len(self._batch) >= _LINES
+        if self._batch and (full or part.dtype != self._batch[0].dtype):
             self._count()
-        self._batch.append(part.clone() if part is line else part)
+        self._batch.append(part.clone() if part is line and not is_copy else part)
         self._size += part.numel()
 
     def _count(self) -> None:
@@ -59,7 +61,12 @@ def _count(lines: list[Tensor]) -> Tensor:
     # zero is bin 0, and any other value one above its biased exponent; in place, because fresh memory costs more than arithmetic
     present = values != 0
     bins = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23).add_(present)
-    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in torch.split(bins, [line.numel() for line in lines])])
+    lengths = [line.numel() for line in lines]
+    if bins.device.type == "cpu" and len(lines) > 1:  # all in one count, each line in bins of its own
+        first = torch.arange(0, len(lines) * HISTOGRAM_BINS, HISTOGRAM_BINS, dtype=torch.int32, device="cpu")
+        bins += torch.repeat_interleave(first, torch.tensor(lengths, device="cpu"))
+        return _tally(bins, len(lines) * HISTOGRAM_BINS).view(len(lines), HISTOGRAM_BINS)
+    return torch.stack([_tally(part, HISTOGRAM_BINS) for part in torch.split(bins, lengths)])
 
 
 def _bins64(values: Tensor) -> Tensor:

@@ -23,6 +23,10 @@ from .transfer import PendingRead
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
 _LARGE = 1 << 20
 _SMALL = 1 << 12
+_COPIES = 1 << 16  # elements of small tensors that wait to be measured together
+_COPIED = frozenset({torch.float16, torch.bfloat16, torch.float32})  # exact in fp32
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_NOT_YET = (math.nan,) * 4
 # Magnitudes whose squares fp32 can hold and sum. Outside, the numbers are taken again in fp64 (where the host can look).
 _SAFE_LOW, _SAFE_HIGH = 1e-15, 1e14
 
@@ -95,47 +99,81 @@ def pack_gradients(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], PendingR
     Tensor by tensor, so that the second pass finds it in the cache: 3 ms instead of 6 for a model of 7M parameters. Small ones
     on the host together: a call of torch costs more than all their numbers.
     """
+    if tensors and transfer.reads_freely(tensors[0].device):
+        counts, packed = _packed_on_host(tensors)
+        return counts, PendingRead([torch.from_numpy(packed)])
     lines = [as_line(t) for t in tensors]
-    if lines and transfer.reads_freely(lines[0].device):
-        values = torch.from_numpy(_packed_on_host(lines))
-    else:
-        rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
-        values = torch.stack([torch.stack([_widen(row[k]) for row in rows]) for k in (2, 0, 1)])
+    rows = [_reduce(line, torch.float32, with_sum=False) for line in lines]
+    values = torch.stack([torch.stack([_widen(row[k]) for row in rows]) for k in (2, 0, 1)])
     return tuple(line.numel() for line in lines), PendingRead([values])
 
 
-def _packed_on_host(lines: list[Tensor]) -> Any:
-    packed = np.zeros((3, len(lines)))
-    small = [i for i, line in enumerate(lines) if 0 < line.numel() <= _SMALL and line.dtype in NATIVE]
-    for i in sorted(set(range(len(lines))) - set(small)):
-        low, high, squares, _ = _repaired(lines[i], *(x.item() for x in _reduce(lines[i], torch.float32, with_sum=False)))
-        packed[:, i] = squares, low, high
-    if small:
-        arrays = [line.float().numpy() if line.dtype == torch.bfloat16 else line.numpy() for line in (lines[i] for i in small)]
-        joined = np.concatenate(arrays, dtype=np.float64)
-        starts = np.cumsum([0, *(lines[i].numel() for i in small[:-1])])
-        with np.errstate(over="ignore", invalid="ignore"):
-            packed[:, small] = (
-                np.add.reduceat(np.square(joined), starts),
-                np.minimum.reduceat(joined, starts),
-                np.maximum.reduceat(joined, starts),
-            )
-    return packed
+def _packed_on_host(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], Any]:
+    counts, packed = [], np.zeros((3, len(tensors)))
+    small: dict[torch.dtype, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        plain = tensor if type(tensor) is Tensor else as_line(tensor)
+        count = plain.numel()
+        counts.append(count)
+        if 0 < count <= _SMALL and plain is tensor and plain.dtype in NATIVE:
+            small.setdefault(plain.dtype, []).append(i)
+        else:
+            line = as_line(plain)
+            low, high, squares, _ = _repaired(line, *(x.item() for x in _reduce(line, torch.float32, with_sum=False)))
+            packed[:, i] = squares, low, high
+    for members in small.values():
+        whole = len(members) == len(tensors)
+        lengths = counts if whole else [counts[i] for i in members]
+        packed[:, slice(None) if whole else members] = _joined_rows(joined([tensors[i] for i in members]), lengths)
+    return tuple(counts), packed
+
+
+def joined(tensors: Sequence[Tensor]) -> Any:
+    """The values of plain tensors of one type, one after the other, in numpy."""
+    grad = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        line = torch._C._nn.flatten_dense_tensors(list(tensors))
+        if len(tensors) == 1:
+            line = line.detach().resolve_neg()
+        return (line.float() if line.dtype is torch.bfloat16 else line).numpy()
+    finally:
+        torch._C._set_grad_enabled(grad)
+
+
+def _joined_rows(values: Any, lengths: Sequence[int], with_sum: bool = False) -> tuple[Any, ...]:
+    """Sum of squares, minimum and maximum of the parts of a line, and their sum if asked."""
+    starts = np.zeros(len(lengths), dtype=np.int64)
+    np.cumsum(lengths[:-1], out=starts[1:])
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.add.reduceat(np.square(values, dtype=np.float64), starts)
+        found = squares, np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
+        return (*found, np.add.reduceat(values, starts, dtype=np.float64)) if with_sum else found
 
 
 def _widen(number: Tensor) -> Tensor:
     return number.float() if number.device.type == "mps" else number.double()
 
 
+def _is_copied(tensor: Tensor) -> bool:
+    """Is it small, plain, and on the host?"""
+    if type(tensor) not in _PLAIN or tensor.dtype not in _COPIED or tensor.device.type != "cpu":
+        return False
+    return 0 < tensor.numel() <= _SMALL and not tensor.is_neg()
+
+
 class RowBuffer:
     """Rows of one step, measured as the tensors appear (they may be overwritten a moment later) and read together at the end.
 
     Where reading is free (CPU) a row is on the host at once and `is_bad` answers; elsewhere nothing is read before `pending`.
+    Small tensors on the host are copied, and measured together: a call of torch costs more than all their numbers.
     """
 
     def __init__(self, sample: int = SAMPLE) -> None:
         self.counts: list[int] = []
         self._rows: list[tuple[Any, Any, Any, Any]] = []
+        self._copies: dict[int, Tensor] = {}  # by row, which is to come
+        self._copied = 0  # elements
         self._owners: list[int] = []
         self._exponents = ExponentCounts(sample)
 
@@ -144,6 +182,8 @@ class RowBuffer:
 
     def add(self, tensor: Tensor, *, histogram: bool = False) -> int:
         """Measures now; the row's index comes back."""
+        if _is_copied(tensor):
+            return self._add_copy(as_line(tensor).to(torch.float32, copy=True), histogram)
         line = as_line(tensor)
         row: tuple[Any, Any, Any, Any] = _reduce(line, torch.float32)
         if transfer.reads_freely(line.device):
@@ -154,6 +194,41 @@ class RowBuffer:
             self._owners.append(len(self.counts) - 1)
             self._exponents.add(line)
         return len(self.counts) - 1
+
+    def add_all(self, tensors: Sequence[Tensor]) -> None:
+        """With histograms."""
+        if len(tensors) > 1 and all(map(_is_copied, tensors)) and len({t.dtype for t in tensors}) == 1:
+            for line in torch.split(torch.from_numpy(joined(tensors)).float(), [t.numel() for t in tensors]):
+                self._add_copy(line, histogram=True)
+        else:
+            for tensor in tensors:
+                self.add(tensor, histogram=True)
+
+    def _add_copy(self, line: Tensor, histogram: bool) -> int:
+        index = len(self.counts)
+        if self._copied > _COPIES:
+            self._measure_copies()
+        self._copies[index] = line
+        self._copied += line.numel()
+        self.counts.append(line.numel())
+        self._rows.append(_NOT_YET)
+        if histogram:
+            self._owners.append(index)
+            self._exponents.add(line, is_copy=True)
+        return index
+
+    def _measure_copies(self) -> None:
+        if self._copies:
+            lines = list(self._copies.values())
+            squares, low, high, total = _joined_rows(joined(lines), [line.numel() for line in lines], with_sum=True)
+            for i, row in zip(self._copies, zip(low.tolist(), high.tolist(), squares.tolist(), total.tolist())):
+                self._rows[i] = row
+            self._copies, self._copied = {}, 0
+
+    def _bounds(self, index: int) -> tuple[Any, Any]:
+        if index in self._copies:
+            self._measure_copies()
+        return self._rows[index][:2]
 
     def add_bounds(self, tensor: Tensor) -> int:
         """Minimum and maximum alone: enough to tell whether it is finite."""
@@ -166,24 +241,28 @@ class RowBuffer:
 
     def is_bad(self, index: int) -> bool | None:
         """Does the row hold NaN or an infinity? None where that cannot be known without waiting for the device."""
-        low, high = self._rows[index][:2]
+        copy = self._copies.get(index)
+        if copy is not None and math.isfinite(torch.dot(copy, copy).item()):
+            return False
+        low, high = self._bounds(index)
         return None if isinstance(low, Tensor) else not (math.isfinite(low) and math.isfinite(high))
 
     def is_clean(self, index: int) -> bool | None:
         """Neither NaN nor +Inf? -Inf alone is what masks are made of."""
-        low, high = self._rows[index][:2]
+        low, high = self._bounds(index)
         return None if isinstance(low, Tensor) else low == low and high < math.inf
 
     def is_zero(self, index: int) -> bool:
-        low, high = self._rows[index][:2]
+        low, high = self._bounds(index)
         return not isinstance(low, Tensor) and low == 0 == high
 
     def largest(self, index: int) -> float:
-        low, high = self._rows[index][:2]
+        low, high = self._bounds(index)
         return math.nan if isinstance(low, Tensor) else max(abs(low), abs(high))
 
     def pending(self) -> PendingRows:
         """Starts the copy to the host of everything measured so far."""
+        self._measure_copies()
         held: dict[torch.device, list[int]] = {}
         for i, row in enumerate(self._rows):
             if isinstance(row[0], Tensor):

@@ -22,7 +22,7 @@ class PendingRead:
 
     def __init__(self, tensors: Sequence[Tensor | None]) -> None:
         self._host: list[Tensor | None] = []
-        self._event: Any = None
+        events: dict[torch.device, Any] = {}
         for tensor in tensors:
             if tensor is None or tensor.device.type == "cpu":
                 self._host.append(tensor)
@@ -30,16 +30,22 @@ class PendingRead:
             host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             host.copy_(tensor, non_blocking=True)
             self._host.append(host)
-            self._event = torch.Event(tensor.device)
-        if self._event is not None:
-            self._event.record()
+            events[tensor.device] = None
+        self._events = [torch.Event(device) for device in events]
+        for event in self._events:
+            event.record()
 
     def ready(self) -> bool:
-        return self._event is None or bool(self._event.query())
+        return all(event.query() for event in self._events)
 
     def wait(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
+        for event in self._events:
+            event.synchronize()
+
+    def numbers(self) -> list[float | None]:
+        """Of tensors with one element each; call it when ready, or it waits."""
+        self.wait()
+        return [None if host is None else float(host.item()) for host in self._host]
 
     def arrays(self) -> list[Any]:
         """numpy arrays; call it when ready, or it waits."""

@@ -15,7 +15,8 @@ from ..measure.transfer import PendingRead
 from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
-Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
+Site = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
+Sites = list[Site]
 STATS = ("count", "min", "max", "norm", "mean")
 
 
@@ -64,10 +65,8 @@ class StepCapture:
     def start_reading(self) -> None:
         """Starts every copy to the host; nothing waits."""
         pending: dict[str, Any] = {
-            "loss": [PendingRead([loss]) for loss in self.losses],
-            "scalars": PendingRead([self.scale, self.scale_after, *self.found_inf]),
+            "numbers": PendingRead([self.scale, self.scale_after, *(r.scale for r in self.reads), *self.losses, *self.found_inf]),
             "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
-            "grad_scales": [PendingRead([r.scale]) for r in self.reads],
             "probes": [p.pending() for p in self.probes],
         }
         for kind, measured in (("weights", self.weights), ("buffers", self.buffers)):
@@ -77,19 +76,18 @@ class StepCapture:
 
     def ready(self) -> bool:
         p = self._pending
-        parts = [*p["loss"], p["scalars"], *p["grads"], *p["grad_scales"], *p["probes"], p["weights"], p["buffers"], p["trace"]]
+        parts = [p["numbers"], *p["grads"], *p["probes"], p["weights"], p["buffers"], p["trace"]]
         return all(part is None or part.ready() for part in parts)
 
     def finished(self) -> StepRecord:
         """The record with everything that was on the device."""
         p, record, trace = self._pending, self.record, self.trace
-        losses = [float(read.arrays()[0]) for read in p["loss"]]
-        scale, scale_after, *found = p["scalars"].arrays()
+        record.scale, record.scale_after, *numbers = p["numbers"].numbers()
+        scales, others = numbers[: len(self.reads)], numbers[len(self.reads) :]
+        losses, found = others[: len(self.losses)], others[len(self.losses) :]
         record.loss = sum(losses) / len(losses) if losses else None
-        record.scale = None if scale is None else float(scale)
-        record.scale_after = None if scale_after is None else float(scale_after)
-        record.skipped = record.skipped or any(float(f) > 0 for f in found)
-        record.grads = self._gradients()
+        record.skipped = record.skipped or any(f > 0 for f in found)
+        record.grads = self._gradients(scales)
         record.weights = _table(self.weights, p["weights"])
         record.buffers = _table(self.buffers, p["buffers"])
         record.updates = tuple(u for probe, read in zip(self.probes, p["probes"]) for u in probe.updates(read))
@@ -104,37 +102,40 @@ class StepCapture:
             record.amp_dtype = trace.amp[1] if trace.amp is not None else ""
         return record
 
-    def _gradients(self) -> SiteTable | None:
+    def _gradients(self, scales: Sequence[float | None]) -> SiteTable | None:
         if not self.reads:
             return None
         sites: Sites = []
         columns: list[np.ndarray] = []
         histograms: list[np.ndarray] = []
-        for one, pending, scale in zip(self.reads, self._pending["grads"], self._pending["grad_scales"]):
-            factor = scale.arrays()[0]
-            divide = 1.0 if factor is None else float(factor)
+        for one, pending, scale in zip(self.reads, self._pending["grads"], scales):
+            divide = 1.0 if scale is None else scale
             if isinstance(pending, PendingRows):
                 (count, low, high, squares, total), histogram = pending.table()
                 if histogram is not None and divide == 1.0:
                     histograms.append(histogram)
             else:
-                squares, low, high = pending.arrays()[0].astype(np.float64)
-                count, total = np.array(one.counts, dtype=np.float64), np.zeros(len(one.counts))
+                (squares, low, high), count, total = pending.arrays()[0], one.counts, 0.0
             sites.extend(one.sites)
+            block = np.zeros((8, len(one.sites)))
+            block[0], block[1], block[2], block[4] = count, low, high, total
             with np.errstate(invalid="ignore"):
-                found = [count, low / divide, high / divide, np.sqrt(squares) / divide, total / divide / count]
-            kinds = np.zeros((3, len(one.sites)))
+                np.sqrt(squares, out=block[3], casting="same_kind")
+                if divide != 1.0:
+                    block[1:5] /= divide
+                block[4] /= block[0]
             for i, numbers in one.bad.items():
-                kinds[:, i] = numbers
-            columns.append(np.concatenate([np.stack(found), kinds]))
-        whole = np.concatenate(columns, axis=1)
+                block[5:, i] = numbers
+            columns.append(block)
+        whole = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         complete = len(histograms) == len(self.reads)
+        names, dtypes, shapes = zip(*sites)
         return SiteTable(
-            names_of(sites),
+            names,
             dict(zip((*STATS, "nan", "posinf", "neginf"), whole)),
-            tuple(dtype for _, dtype, _ in sites),
+            dtypes,
             np.concatenate(histograms) if complete else None,
-            tuple(shape for _, _, shape in sites),
+            shapes,
         )
 
 
@@ -195,9 +196,14 @@ def _bad_names(table: SiteTable) -> list[str]:
 def _combined(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: Any, histograms: Any) -> SiteTable | None:
     if not sites:
         return None
-    columns = np.empty((5, len(sites)))
-    counted = np.zeros((len(sites), histograms.shape[1]), dtype=np.int64) if histograms is not None else None
+    first = [rows[0] for _, _, rows in sites.values()]
+    count, low, high, squares, total = values[:, first]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        columns = np.stack([count, low, high, np.sqrt(squares), np.where(count > 0, total / count, 0.0)])
+    counted = None if histograms is None else histograms[first]
     for i, (_, _, rows) in enumerate(sites.values()):
+        if len(rows) == 1:
+            continue
         count, low, high, squares, total = values[:, rows]
         n = count.sum()
         with np.errstate(invalid="ignore"):

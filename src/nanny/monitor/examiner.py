@@ -1,9 +1,10 @@
 """Decides which steps of a run are examined operation by operation, and sees to it that it stays cheap.
 
-An examined step costs several plain ones. The first step is always worth it, and the first seconds of a run are nobody's
-bottleneck; after that examinations come at growing distance, or when something looks wrong, and together take a percent of the
-time at most. A step that turns out to be longer (many micro-batches, a closure that runs often) is examined until its time is
-spent, and goes on alone.
+An examined step costs several plain ones, of a model of many small parts a hundred. The first step is always worth a second, or
+several where the work itself takes long; after that examinations come at growing distance, or when something looks wrong, and
+together take a tenth of the time more until they have had their first seconds, then a percent of the time at most. A step that
+turns out to be longer (many micro-batches, a closure that runs often) is examined until its time is spent, and goes on alone;
+the next one waits until there is time for a whole one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -29,7 +31,9 @@ from ..watch.hooks import add_module_hook, weakly
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
-STARTUP_SECONDS = 5.0  # which examinations may take before they must be earned
+FIRST_SECONDS, FIRST_CALLS = 1.0, 2000  # which examinations may take at once, or as long as so many calls of modules take,
+EARLY_SHARE = 0.1  # and of the time of a run in addition,
+STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
 MOST_AGAIN = 2  # bad steps that are made again
@@ -41,20 +45,28 @@ class ExaminationPlan:
     """Which steps to examine; knows of time only what it is told."""
 
     spent: float = 0.0
+    at_once: float = FIRST_SECONDS
     count: int = 0
     suspicions: int = 0
     _next: int = 0
     _worst: float = 0.0
+    _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+
+    def is_due(self, position: int) -> bool:
+        """Whether it would want this step if it had the time."""
+        return self._suspected or position >= self._next
 
     def wants(self, position: int, elapsed: float, step_seconds: float | None) -> bool:
         """`position`: how many steps there were before; `elapsed`: seconds since the first; `step_seconds`: of a plain one."""
-        suspected, self._suspected = self._suspected, False
+        due, suspected, self._suspected = self.is_due(position), self._suspected, False
         if not self.count and position == 0:
             return True
-        if not suspected and position < self._next:
+        if not due:
             return False
-        price = self._worst or TIMES_A_STEP * (step_seconds or 0.0)
+        price = self._worst
+        if self._was_cut or not price:
+            price = max(2 * price, TIMES_A_STEP * (step_seconds or 0.0))
         if price > self.left(elapsed):
             return False
         self.suspicions += suspected
@@ -62,16 +74,21 @@ class ExaminationPlan:
 
     def left(self, elapsed: float) -> float:
         """Seconds that may still be spent, `elapsed` seconds after the first step."""
-        return max(STARTUP_SECONDS, SHARE * elapsed) - self.spent
+        return max(min(self.at_once + EARLY_SHARE * elapsed, STARTUP_SECONDS), SHARE * elapsed) - self.spent
+
+    def pace(self, calls: int, seconds: float) -> None:
+        """So many modules were called in an examined step so far. Where each takes long, it is work, and steps are long too."""
+        self.at_once = max(FIRST_SECONDS, FIRST_CALLS * seconds / calls)
 
     def suspect(self) -> None:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
         self._suspected = self.suspicions < MOST_SUSPICIONS
 
-    def done(self, position: int, seconds: float) -> None:
+    def done(self, position: int, seconds: float, was_cut: bool = False) -> None:
         self.count += 1
         self.spent += seconds
         self._worst = max(self._worst, seconds)
+        self._was_cut = was_cut
         self._next = max(position + 1, 2 * position)
 
 
@@ -107,20 +124,21 @@ class Examiner:
         self.not_again = ""  # why a bad step could not be made again
         self._unhook: Callable[[], Any] = lambda: None
         self._thread = 0
-        self._position = 0
-        self._opened = self._seconds = 0.0
-        self._plain: list[float] = []
+        self._position = self._calls = 0
+        self._elapsed = self._opened = 0.0
+        self._plain: deque[float] = deque(maxlen=31)
         self._again = 0
         recorder.hears_calls = True
         recorder.when_backward = self.backward_begins
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
-        self._position = position
+        self._position, self._elapsed = position, elapsed
+        if not self._always and not self.plan.is_due(position):
+            return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
         self.off_because = self._obstacle()
-        self._seconds = math.inf if self._always else max(self.plan.left(elapsed), 0.0)
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
 
     def backward_begins(self, loss_is_bad: bool) -> None:
@@ -150,9 +168,9 @@ class Examiner:
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened = time.perf_counter()
+        self._opened, self._calls = time.perf_counter(), 0
         try:
-            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds))
+            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds_left()))
             opened[0].open()
         except BaseException:
             self._release()
@@ -168,12 +186,13 @@ class Examiner:
         if threading.get_ident() != self._thread and not at_any_price:
             return None
         sanitizer, self._sanitizer = self._sanitizer, None
+        was_cut = sanitizer.is_spent
         self._unhook()
         try:
             examination = sanitizer.close()
         finally:
             self._release()
-        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0))
+        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0), was_cut)
         return examination
 
     def abandon(self) -> None:
@@ -193,7 +212,11 @@ class Examiner:
 
     def plain_step(self, seconds: float) -> None:
         """What a step that was not examined took."""
-        self._plain = [*self._plain[-30:], seconds]
+        self._plain.append(seconds)
+
+    def _seconds_left(self) -> float:
+        """For the examination of this step."""
+        return math.inf if self._always else max(self.plan.left(self._elapsed), 0.0)
 
     def _typical(self) -> float | None:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
@@ -204,10 +227,14 @@ class Examiner:
 
     def _close_if_over(self, module: nn.Module) -> None:
         """Its time is spent, or this is a forward pass after the step: an evaluation, or the block is over and nobody said so."""
-        if self._sanitizer is not None and self._sanitizer.is_spent:
-            self._sanitizer.give_up()
-            self.finish()
-            return
+        if self._sanitizer is not None:
+            self._calls += 1
+            self.plan.pace(self._calls, time.perf_counter() - self._opened)
+            self._sanitizer.seconds = self._seconds_left()
+            if self._sanitizer.is_spent:
+                self._sanitizer.give_up()
+                self.finish()
+                return
         capture = self._recorder.capture
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:

@@ -26,7 +26,7 @@ from ..watch.calls import Call, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
-from .capture import GradientRead, StepCapture
+from .capture import GradientRead, Site, Sites, StepCapture
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
@@ -64,6 +64,7 @@ class Recorder:
         self._on_bad_output = on_bad_output
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._probe: UpdateProbe | None = None
+        self._has_closure = True  # the optimizer that steps was given one, or nobody knows
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
@@ -129,12 +130,15 @@ class Recorder:
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
         parts = parts_of(self.models)
+        self._called = [unwrapped(model) for model, _ in self.models]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
+        self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
 
     def open(self) -> None:
-        self.thread = get_ident()
-        events.listen(self, self.thread)
+        if self.thread != get_ident() or not events.is_heard(self):
+            self.thread = get_ident()
+            events.listen(self, self.thread)
 
     def close(self) -> None:
         events.leave(self)
@@ -163,7 +167,7 @@ class Recorder:
             self.capture.trace.open(self.hear)
 
     def _hear_calls(self) -> None:
-        models = [unwrapped(model) for model, _ in self.models] if self.hears_calls else []
+        models = self._called if self.hears_calls else []
         if self._calls is None or not self._calls.are_of(models):
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
@@ -218,12 +222,10 @@ class Recorder:
     def _measure_weights(self) -> None:
         assert self.capture is not None
         rows = RowBuffer(HISTOGRAM_SAMPLE)
-        sites = []
-        for key, name in self.parameters.items():
-            p = self._owners[key]()
-            if p is not None and is_readable(p):
-                rows.add(p, histogram=True)
-                sites.append((name, short_dtype(p.dtype), tuple(p.shape)))
+        owned = {name: self._owners[key]() for key, name in self.parameters.items()}
+        held = {name: p for name, p in owned.items() if p is not None and is_readable(p)}
+        rows.add_all(list(held.values()))
+        sites = [(name, short_dtype(p.dtype), tuple(p.shape)) for name, p in held.items()]
         self.capture.weights = (sites, rows)
 
     def _measure_buffers(self, capture: StepCapture) -> None:
@@ -250,23 +252,27 @@ class Recorder:
             capture.provisional = False
             capture.reads.clear()
             capture.read.clear()
-        groups: dict[torch.device, list[tuple[str, Tensor]]] = {}
+        groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
             grad = None if name is None or name in capture.read else gradient_of(p)
             if name is None or grad is None:
                 continue
-            grad = grad.coalesce().values() if grad.layout == torch.sparse_coo else grad
-            if is_readable(grad):
-                capture.read.add(name)
-                groups.setdefault(grad.device, []).append((name, grad))
-        for found in groups.values():
-            grads = [g for _, g in found]
-            sites = [(name, short_dtype(g.dtype), tuple(g.shape)) for name, g in found]
+            if grad.layout is torch.sparse_coo:
+                grad = grad.coalesce().values()
+            if not is_readable(grad):
+                continue
+            capture.read.add(name)
+            known, count = self._sites.get(name), grad.numel()
+            if known is None or known[0] != count or known[1] is not grad.dtype:
+                known = self._sites[name] = (count, grad.dtype, (name, short_dtype(grad.dtype), tuple(grad.shape)))
+            sites, grads = groups.get(grad.device) or groups.setdefault(grad.device, ([], []))
+            sites.append(known[2])
+            grads.append(grad)
+        for sites, grads in groups.values():
             if capture.record.traced:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
-                for g in grads:
-                    rows.add(g, histogram=True)
+                rows.add_all(grads)
                 one = GradientRead(sites, rows=rows, scale=scale)
                 bad = [i for i in range(len(grads)) if rows.is_bad(i)]
             else:
@@ -288,6 +294,9 @@ class Recorder:
     def _mine(self, optimizer: Optimizer) -> list[Tensor]:
         return [p for g in optimizer.param_groups for p in g["params"] if id(p) in self.parameters]
 
+    def _has_mine(self, optimizer: Optimizer) -> bool:
+        return any(id(p) in self.parameters for g in optimizer.param_groups for p in g["params"])
+
     @guarded
     def saved_tensors_packed(self) -> None:
         if self.capture is not None:
@@ -307,12 +316,8 @@ class Recorder:
             capture.losses.append(loss)
             capture.backward_scaled = capture.backward_scaled or scaled
             capture.record.loss_factor = None if scaled else _factor_of(root)
-        if (
-            not capture.packed
-            and capture.record.autopsy is None
-            and transfer.reads_freely(root.device)
-            and not bool(root.isfinite().all())
-        ):
+        looks = transfer.reads_freely(root.device)
+        if looks and not capture.packed and capture.record.autopsy is None and not _is_finite(root):
             capture.record.autopsy = first_nonfinite(root, self.parameters)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
@@ -320,8 +325,8 @@ class Recorder:
                 grad = None if p is None else gradient_of(p)
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
-        if self.when_backward is not None and transfer.reads_freely(root.device):
-            self.when_backward(bool(capture.losses) and not bool(capture.losses[-1].isfinite()))
+        if self.when_backward is not None and looks:
+            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
         capture.record.backwards += 1
 
     @guarded
@@ -406,6 +411,7 @@ class Recorder:
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
         self._note_optimizer(optimizer)
         capture.ran = True
+        self._has_closure = has_closure
         if not has_closure:
             self._read_gradients(mine, None)
         if (capture.record.traced or capture.record.examined) and not has_closure:
@@ -420,7 +426,8 @@ class Recorder:
             self._probe.after()
             capture.probes.append(self._probe)
             self._probe = None
-        self._read_gradients(self._mine(optimizer), None)  # what a closure left
+        if self._has_closure:
+            self._read_gradients(self._mine(optimizer), None)  # what it left
         self.stepped_late = capture.ended
         if capture.ended:
             capture.graph = None
@@ -429,7 +436,7 @@ class Recorder:
         self.run(self._cleared, optimizer, apart=False)  # an examination may end here
 
     def _cleared(self, optimizer: Optimizer) -> None:
-        if self.stepped_late and self.when_cleared is not None and self._mine(optimizer):
+        if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
         self._note("zero_grad")
 
@@ -465,6 +472,12 @@ def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _copy_of(loss: Tensor) -> Tensor:
     """A scalar of its own, in a type that the host can read."""
     return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """On the host."""
+    is_number = tensor.numel() == 1 and tensor.is_floating_point()
+    return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
 
 
 def _factor_of(root: Tensor) -> float | None:

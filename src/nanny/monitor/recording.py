@@ -7,8 +7,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from ..core.finding import Finding
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site, SiteTable, StepRecord, Update
 from ..diagnose.evidence import RunFacts
-from ..diagnose.history import step_scalars
 from ..store.writer import RunWriter
 
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
@@ -48,6 +47,7 @@ class RunRecording:
     def __init__(self, folder: Path, info: RunInfo, on_warning: Callable[[str], None] | None = None) -> None:
         self._writer = RunWriter(folder, info, on_warning=on_warning)
         self._positions: dict[str, dict[str, int]] = {}
+        self._last: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._ring: deque[Sample] = deque(maxlen=RING)
         self._rank = info.rank
         self._amp = ""
@@ -74,10 +74,10 @@ class RunRecording:
         self._writer.add_examination(examination)
 
     def set_facts(self, facts: RunFacts) -> None:
-        self._writer.set_fact("facts", asdict(facts))
+        self._writer.set_fact("facts", facts)
 
-    def add_step(self, step: StepRecord, urgent: bool) -> None:
-        self._writer.add_scalars(step.step, step_scalars(step))
+    def add_step(self, step: StepRecord, scalars: Mapping[str, float], urgent: bool) -> None:
+        self._writer.add_scalars(step.step, scalars)
         if step.amp_dtype and step.amp_dtype != self._amp:
             self._amp = step.amp_dtype
             self._writer.set_meta(amp_dtype=self._amp)
@@ -107,13 +107,8 @@ class RunRecording:
             self._ring.append(sample)
 
     def _sample(self, kind: str, step: int, table: SiteTable, stats: tuple[str, ...]) -> Sample:
-        known = self._positions.setdefault(kind, {})
-        new = [i for i, name in enumerate(table.names) if name not in known]
-        for i in new:
-            known[table.names[i]] = len(known)
-        if new:
-            self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
-        at = np.array([known[name] for name in table.names], dtype=np.int64)
+        at = self._places(kind, table)
+        known = self._positions[kind]
         data = np.zeros((len(stats), len(known)), dtype="<f4")
         with np.errstate(over="ignore"):
             for row, stat in enumerate(stats):
@@ -125,6 +120,20 @@ class RunRecording:
             packed[at] = np.minimum(table.histograms, 65535)
             histograms = packed.tobytes()
         return Sample(kind, step, stats, data.tobytes(), histograms)
+
+    def _places(self, kind: str, table: SiteTable) -> Any:
+        """The columns of these sites, most often those of the last time."""
+        names, at = self._last.get(kind, ((), None))
+        if names != table.names or at is None:
+            known = self._positions.setdefault(kind, {})
+            new = [i for i, name in enumerate(table.names) if name not in known]
+            for i in new:
+                known[table.names[i]] = len(known)
+            if new:
+                self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
+            at = np.array([known[name] for name in table.names], dtype=np.int64)
+            self._last[kind] = table.names, at
+        return at
 
     def close(self, status: str, **meta: Any) -> None:
         if self.failed_with:

@@ -280,7 +280,7 @@ class MixedPrecisionNanny:
         found = judge_step(step, self._history, self._rules)
         wrong = any(f.severity is Severity.ERROR for f in found)
         if self._recording is not None:
-            self._recording.add_step(step, urgent=wrong)
+            self._recording.add_step(step, self._history.scalars, urgent=wrong)
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
                 self._recording.set_facts(self._history.facts)
         if self._examiner is not None:

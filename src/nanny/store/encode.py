@@ -29,6 +29,8 @@ def _plain(value: Any) -> Any:
         return value
     if not isinstance(value, float) and hasattr(value, "tolist"):  # numpy scalars and arrays
         return _plain(value.tolist())
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if not isinstance(value, float):
         return str(value)
     if math.isfinite(value):

@@ -26,12 +26,17 @@ def row_crc(*values: str | float | None) -> int:
 
 def scalar_crcs(run: int, name: str, points: Iterable[tuple[int, float | None]]) -> Iterator[int]:
     """Of (step, value); -1 for what are no numbers."""
-    seed = row_crc(run, name)
+    seed = _scalar_seed(run, name)
     for step, value in points:
         try:  # SQLite has no -0.0, and NULL for every NaN
             yield zlib.crc32(_POINT.pack(step, math.nan if value is None or value != value else value + 0.0), seed)
         except (struct.error, TypeError):
             yield -1
+
+
+@lru_cache(maxsize=256, typed=True)
+def _scalar_seed(run: int, name: str) -> int:
+    return row_crc(run, name)
 
 
 def sample_crc(run: int, kind: str, step: int, n: int, rows: str, zeros: str) -> int:

@@ -26,7 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ MOST_LOST = 100  # files of one run
 _ROW_BYTES = 100  # what a scalar weighs in the queue
 
 Write = Callable[[WritingStore], None]
+_clean_name = lru_cache(maxsize=256)(clean_text)  # of the same few scalars at every step
 
 
 def status_at_exit() -> str:
@@ -118,7 +119,7 @@ class RunWriter:
             self._enqueue_bulk(size, partial(WritingStore.put_sample, sample=sample))
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        rows = [(clean_text(name), int(step), float(value)) for name, value in values.items()]
+        rows = [(_clean_name(name), int(step), float(value)) for name, value in values.items()]
         if rows:
             self._enqueue_bulk(_ROW_BYTES * len(rows), partial(WritingStore.put_scalars, rows=rows))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
+from statistics import median
 
 import numpy as np
 
@@ -38,7 +40,7 @@ def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Obser
         yield from _by_rail(step, run, norm)
         return
     known = deviation(run.norms, norm)
-    if known is None or known.zscore <= limits.grad_zscore or known.ratio <= limits.grad_ratio:
+    if known is None or known.ratio <= limits.grad_ratio or known.zscore <= limits.grad_zscore:
         return
     lasting = run.norm_high + 1 >= limits.explosion_steps
     severity = Severity.ERROR if lasting or known.ratio > limits.explosion_ratio else Severity.INFO
@@ -132,7 +134,7 @@ def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
 def _loss_converged(step: StepRecord, run: RunHistory) -> bool:
     if step.loss is None or not run.first_losses:
         return False
-    return abs(step.loss) <= run.limits.converged * abs(float(np.median(run.first_losses)))
+    return abs(step.loss) <= run.limits.converged * abs(median(run.first_losses))
 
 
 def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
@@ -148,22 +150,13 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
     if not (largest < limits.grad_none).any():
         return
     norms = np.asarray(columns["norm"], dtype=np.float64)
-    layers: dict[str, list[int]] = {}
-    for i, name in enumerate(step.grads.names):
-        layers.setdefault(name.rpartition(".")[0], []).append(i)
+    lasting = _lasting(run, step.grads.names, norms, norm)
     faded = []
-    for layer, members in layers.items():
-        weights = [i for i in members if len(step.grads.shapes[i]) > 1] or (members if len(members) > 1 else [])
-        if not weights or any(largest[i] >= limits.grad_none for i in members):
-            continue
-        top = max(weights, key=lambda i: norms[i])
-        past = run.grads.past(step.grads.names[top])
-        if (
-            len(past) >= limits.vanish_steps
-            and 0 < norms[top] <= 2 * float(np.median(past))  # not on its way up, as a branch that begins at zero is
-            and max(norms[top], past.max()) < limits.grad_vanish_ratio * norm
-        ):
-            faded.append((layer, float(norms[top])))
+    for layer, members, weights in _layers_of(step.grads.names, step.grads.shapes):
+        if weights and all(largest[i] < limits.grad_none for i in members):
+            top = max(weights, key=lambda i: norms[i])
+            if lasting[top]:
+                faded.append((layer, float(norms[top])))
     if faded:
         layer, smallest = min(faded, key=lambda pair: pair[1])
         yield Observation(
@@ -174,6 +167,30 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
             limit=limits.grad_none,
             evidence={"layers": [name for name, _ in faded]},
         )
+
+
+@lru_cache(maxsize=4)
+def _layers_of(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[tuple[str, list[int], list[int]]]:
+    """Each layer with its parameters, and with those that are looked at."""
+    layers: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        layers.setdefault(name.rpartition(".")[0], []).append(i)
+    return [
+        (layer, members, [i for i in members if len(shapes[i]) > 1] or (members if len(members) > 1 else []))
+        for layer, members in layers.items()
+    ]
+
+
+def _lasting(run: RunHistory, names: tuple[str, ...], norms: np.ndarray, norm: float) -> np.ndarray:
+    """Far below the norm of all for several steps, and not on its way up, as a branch that begins at zero is."""
+    past = run.grads.ring(names)
+    known = ~np.isnan(past)
+    many = known.sum(axis=0) >= run.limits.vanish_steps
+    small = np.maximum(norms, np.max(past, axis=0, initial=-np.inf, where=known)) < run.limits.grad_vanish_ratio * norm
+    out = many & small & (norms > 0)
+    for i in np.flatnonzero(out & (norms > np.min(past, axis=0, initial=np.inf, where=known))):
+        out[i] = norms[i] <= 2 * float(np.median(past[known[:, i], i]))
+    return out
 
 
 def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:

@@ -28,8 +28,8 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     known = deviation(run.losses, step.loss, logarithmic=False)
     high = (
         known is not None
-        and known.zscore > limits.loss_zscore
         and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
+        and known.zscore > limits.loss_zscore
         and step.loss > _lately_at_most(run)
     )
     run.loss_high = run.loss_high + 1 if high else 0
