@@ -28,6 +28,7 @@ from ..core.examination import Examination
 from ..examine.again import NotAgain, examine_again
 from ..examine.sanitizer import Sanitizer
 from ..watch.hooks import add_module_hook, weakly
+from ..watch.op_stream import is_set_aside
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -181,7 +182,7 @@ class Examiner:
     def close(self, at_any_price: bool = False) -> Examination | None:
         """Idempotent. Gives what the examination told. Where it may not end now, it ends at the next occasion: in backward,
         where modes are not to be changed, and in a thread that did not open it (unless nobody is going to come back)."""
-        if self._sanitizer is None or not modes_may_change():
+        if self._sanitizer is None or not modes_may_change() or is_set_aside():
             return None
         if threading.get_ident() != self._thread and not at_any_price:
             return None

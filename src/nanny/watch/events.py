@@ -51,6 +51,7 @@ class Listener(Protocol):
 
 _listeners: tuple[tuple[weakref.ref[Any], int | None], ...] = ()  # and the thread of each, None: all of them
 _undo: list[Callable[[], None]] = []
+_originals: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by our wrappers
 _changes = threading.RLock()  # a listener may be collected at any moment, also in here
 _changing = False
 
@@ -147,10 +148,14 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     if original is None:  # private names may go in a later torch; the events they give are then missing, nothing breaks
         return
     wrapped = functools.wraps(original)(make(original))
+    _originals[wrapped] = original
 
     def restore() -> None:
-        if getattr(owner, name) is wrapped:  # somebody else may have wrapped it after us; leave theirs alone
-            setattr(owner, name, original)
+        now = found = getattr(owner, name)
+        while now in _originals:  # ours, or an older one that the program has kept and put back
+            now = _originals[now]
+        if now is not found:  # else somebody has wrapped it after us; leave theirs alone
+            setattr(owner, name, now)
 
     _undo.append(restore)
     setattr(owner, name, wrapped)

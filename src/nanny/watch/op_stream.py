@@ -267,6 +267,11 @@ def return_to_program() -> None:
         stream.return_now()
 
 
+def is_set_aside() -> bool:
+    """A stream of this thread is off for a moment, and comes back: a signal handler runs in the middle of an operation."""
+    return any(not stream.is_on() and not stream._is_aside for stream in getattr(_of_thread, "streams", ()))
+
+
 def may_change_modes() -> bool:
     """Inference mode and backward put the dispatcher back as they found it, a compiled function as it was without us."""
     return not (torch.is_inference_mode_enabled() or in_backward() or aside.is_inside())
