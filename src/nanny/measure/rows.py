@@ -157,7 +157,7 @@ def _widen(number: Tensor) -> Tensor:
 
 def _is_copied(tensor: Tensor) -> bool:
     """Is it small, plain, and on the host?"""
-    if type(tensor) not in _PLAIN or tensor.dtype not in _COPIED or tensor.device.type != "cpu":
+    if type(tensor) not in _PLAIN or tensor.dtype not in _COPIED or not transfer.reads_freely(tensor.device):
         return False
     return 0 < tensor.numel() <= _SMALL and not tensor.is_neg()
 
