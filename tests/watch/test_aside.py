@@ -16,6 +16,7 @@ from nanny import CompareWithCPU, NanInfTracker, sanitize
 from nanny.watch import aside
 from nanny.watch.op_stream import Op, watching
 from nanny.watch.places import Places
+from nanny.watch.twins import Twins
 
 torch.set_num_threads(1)
 
@@ -220,3 +221,14 @@ def test_a_compiled_function_in_another_thread_takes_no_stream_away(graphs):
         torch.zeros(2)
     assert names.seen == ["zeros"]
     assert not names.interruptions
+
+
+def test_what_autocast_has_cast_is_not_cast_again_inside():
+    """cdist runs in FP32 with autocast off, and the product in its kernel with it."""
+    x = torch.randn(32, 16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        alone = torch.cdist(x, x)
+    with Twins(), torch.autocast("cpu", torch.bfloat16):
+        seen = torch.cdist(x, x)
+    assert torch.equal(seen, alone)
+    seen.sum().backward()

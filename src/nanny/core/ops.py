@@ -74,6 +74,7 @@ LOSS_OPS = _family("""
 SINGULAR_AT_ZERO = DIVISIONS | LOGARITHMS | {"pow"}  # no value, or no finite one, where their argument is 0
 # NaN beyond a border that exact numbers never cross: roots of differences, angles of products.
 BOUNDED = _family("sqrt rsqrt pow acos asin acosh atanh")
+CALL_OTHERS = _family("trilinear linalg_pinv")  # kernels that call operations which autocast casts, and are not cast themselves
 PARTIAL = SINGULAR_AT_ZERO | BOUNDED  # not every number has a finite result, in any precision
 # Forward is defined and the derivative is not; those that meet that point most often first.
 NO_SLOPE = (

@@ -30,6 +30,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from ..core.finding import NannyError
+from ..core.ops import CALL_OTHERS
 from . import aside
 from .op_facts import other_gradient, written_by
 from .storages import key_of
@@ -364,9 +365,12 @@ def _keys_alone(func: Any, outside: _Keys, excluded: _Keys) -> _Keys:
     for bit in _BITS:
         if not outside.has(bit):
             excluded = excluded.remove(bit)
-    for cast in _AUTOCAST:  # an operation that autocast knows has been cast by now, and runs with autocast off
-        if not outside.has(cast) and not _C._dispatch_has_kernel_for_dispatch_key(func.name(), cast.name):
-            excluded = excluded.remove(cast)
+    if (
+        func.overloadpacket.__name__ in CALL_OTHERS
+    ):  # `outside` is that of the program's call: others may be part of one that was cast
+        for cast in _AUTOCAST:
+            if not outside.has(cast):
+                excluded = excluded.remove(cast)
     return excluded
 
 
