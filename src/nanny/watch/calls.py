@@ -36,7 +36,7 @@ class Call:
         self._random = torch.get_rng_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
         self._grad = torch.is_grad_enabled()
-        devices = {t.device.type for t in self.inputs} | {"cpu"} - {"meta"}
+        devices = {t.device.type for t in self.inputs} | {"cpu"}
         self._autocast = [
             (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
             for device in devices
