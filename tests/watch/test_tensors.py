@@ -115,3 +115,16 @@ def test_outside_the_program_there_is_no_mode_no_graph_and_no_autocast():
         assert (w @ w).dtype == torch.bfloat16
     assert (product.dtype, product.requires_grad) == (torch.float32, False)
     assert len([f for f in seen if "mm" in str(f)]) == 1
+
+
+def test_a_list_that_holds_itself_has_an_end():
+    cycle: list[object] = [torch.ones(1)]
+    cycle.append(cycle)
+    assert all(isinstance(t, torch.Tensor) for t in tensors_in(cycle))
+
+
+def test_a_weight_whose_memory_was_given_back_is_not_read():
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    assert is_readable(weight)
+    weight.untyped_storage().resize_(0)
+    assert not is_readable(weight)

@@ -23,6 +23,7 @@ LOW = frozenset(
 )
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _MOST_LEAVES = 64
+_MANY = 100_000
 _STRIDED = torch.strided
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 _GRAD: Any = Tensor.grad
@@ -35,10 +36,15 @@ _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 def tensors_in(value: Any) -> list[Tensor]:
     """In order, in tuples, lists, dataclasses and whatever behaves like a mapping (ModelOutput)."""
     found: list[Tensor] = []
-    stack = [value]
+    stack, looked, seen = [value], 0, set()
     while stack:
         item = stack.pop()
         kind = type(item)  # what it is, not what it says it is: a mock of a tensor is none
+        looked += 1
+        if looked > _MANY and kind not in _HOLD_NOTHING and not issubclass(kind, Tensor):  # it may hold itself
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
         if issubclass(kind, Tensor):
             found.append(item)
         elif kind in _HOLD_NOTHING:
@@ -95,7 +101,10 @@ def _is_readable(tensor: Tensor) -> bool:
         return False
     if is_lazy(tensor) or type(tensor).__name__ == "FakeTensor" or _is_functorch_wrapped(tensor):
         return False
-    return tensor.numel() > 0
+    if tensor.numel() == 0:
+        return False
+    answers = type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH
+    return answers or tensor.untyped_storage().nbytes() > 0  # weights that are gathered when needed have none in between
 
 
 def is_low(dtype: torch.dtype) -> bool:
