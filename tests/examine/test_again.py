@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import subprocess
@@ -194,3 +195,21 @@ def test_a_loss_outside_the_model_on_outputs_that_low_precision_saturates() -> N
     watched.close()
     (found,) = watched.diagnoses()
     assert (found.cause, found.step, found.precision_caused) == ("saturated_probability_loss", 23, True)
+
+
+def test_why_a_bad_step_was_not_run_again_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    model.register_forward_hook(lambda *_: None)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, examine="auto", strict=True)
+    for step in range(24):
+        with watched.step(step):
+            out = model(torch.ones(2, 4))
+            (out.sum() * (math.inf if step == 23 else 1.0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    watched.close()
+    (found,) = watched.diagnoses()
+    assert found.confidence < 0.7
+    assert "not run again beside FP32: the model has hooks" in capsys.readouterr().err

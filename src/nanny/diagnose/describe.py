@@ -22,7 +22,7 @@ def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culp
     return Diagnosis(
         culprit=where,
         confidence=confidence,
-        evidence=(*_maker(at), *more, *_in_fp32(at), *_harm(signs)),
+        evidence=(*_maker(at), *more, *_in_fp32(at), *_made_again(signs, at), *_harm(signs)),
         chain=chain_of(signs, at, where),
         step=at.step,
         where=at.place.where,
@@ -49,6 +49,11 @@ def _in_fp32(at: FirstBad) -> Iterator[str]:
         yield "the FP32 twin of the same step breaks there too: precision is not the reason"
     elif at.in_reference is False and at.source == "examination":
         yield "the FP32 twin of the same step stays finite there"
+
+
+def _made_again(signs: Signs, at: FirstBad) -> Iterator[str]:
+    if any(exam.step == at.step for exam, _ in signs.fact("other_bits")):
+        yield "run again on the same inputs, the step gave other bits: the model keeps a state, or a kernel is not deterministic"
 
 
 def _harm(signs: Signs) -> Iterator[str]:

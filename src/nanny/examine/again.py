@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from ..core.examination import Examination
-from ..watch.calls import Call
+from ..watch.calls import ModelCall
 from ..watch.names import is_compiled
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
@@ -28,18 +28,20 @@ class NotAgain(Exception):
 
 
 def examine_again(
-    calls: Sequence[Call], models: Sequence[tuple[nn.Module, str]], step: int, scale: Callable[[], float | None] | None = None
+    calls: Sequence[ModelCall],
+    models: Sequence[tuple[nn.Module, str]],
+    step: int,
+    scale: Callable[[], float | None] | None = None,
 ) -> Examination:
     """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were."""
     obstacle = _obstacle(calls)
     if obstacle:
         raise NotAgain(obstacle)
-    calls = tuple(calls)
+    given = [tensor for call in calls for tensor in call.inputs]
     sanitizer = Sanitizer(models, step, scale)
     with ExitStack() as kept:
         for module in {id(call.module): call.module for call in calls}.values():
             # backward checks that nobody has written into what it saved: what is put back counts as never written
-            given = [tensor for call in calls for tensor in call.inputs]
             written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
             kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
             kept.enter_context(watching(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in calls]))))
@@ -56,7 +58,7 @@ def examine_again(
     return replace(examination, facts=facts)
 
 
-def _obstacle(calls: Sequence[Call]) -> str:
+def _obstacle(calls: Sequence[ModelCall]) -> str:
     if not calls:
         return "no call of the model was seen"
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -151,7 +151,7 @@ class Examiner:
             return
         self._again += 1
         self._recorder.hears_calls = self._again < MOST_AGAIN
-        started, cpu = time.perf_counter(), time.thread_time()
+        started = time.perf_counter()
         try:
             self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
         except NotAgain as error:
@@ -159,8 +159,9 @@ class Examiner:
         finally:
             self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
-            self.plan.spent += time.thread_time() - cpu
-            self._recorder.seconds -= time.perf_counter() - started  # examinations have an account of their own
+            seconds = time.perf_counter() - started
+            self.plan.spent += seconds
+            self._recorder.seconds -= seconds  # examinations have an account of their own
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""

@@ -22,7 +22,7 @@ from ..core.step import StepRecord
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..watch import events
-from ..watch.calls import Call, ModelCalls
+from ..watch.calls import ModelCall, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
@@ -130,7 +130,7 @@ class Recorder:
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
         parts = parts_of(self.models)
-        self._called = [unwrapped(model) for model, _ in self.models]
+        self._called = [inner for model, _ in self.models if _is_read_freely(inner := unwrapped(model))]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
         self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
@@ -174,7 +174,7 @@ class Recorder:
             self._stop_hearing = weakref.finalize(self, self._calls.close)
         self._calls.begin()
 
-    def calls_since_backward(self) -> tuple[Call, ...]:
+    def calls_since_backward(self) -> tuple[ModelCall, ...]:
         """Of the models; asked again, they are forgotten."""
         made = () if self._calls is None else tuple(self._calls.made)
         if self._calls is not None:
@@ -467,6 +467,12 @@ class Recorder:
 def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with _disable_current_modes():
         return work(*args, **kwargs)
+
+
+def _is_read_freely(model: nn.Module) -> bool:
+    """Else nobody asks in time whether a loss is bad, and what a model was called with would be held for nothing."""
+    first = next(model.parameters(), None)
+    return first is None or transfer.reads_freely(first.device)
 
 
 def _copy_of(loss: Tensor) -> Tensor:

@@ -445,6 +445,9 @@ class MixedPrecisionNanny:
             if told is not None:
                 self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
             self._say(best)
+        located = best is not None and bool(best.where)
+        if not located and self._examiner is not None and self._examiner.not_again:
+            self._live.say(f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}")
         for text in closing_lines(
             verdict,
             self.findings,

@@ -25,7 +25,7 @@ from .tensors import being_traced, in_backward, tensors_in
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 
 
-class Call:
+class ModelCall:
     """One call of a model. It holds what was passed in, and so much as it lasts of what came out."""
 
     def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False) -> None:
@@ -79,7 +79,7 @@ class ModelCalls:
     """Hears the calls of these models that the thread makes which opened it."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        self.made: list[Call] = []
+        self.made: list[ModelCall] = []
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -106,14 +106,14 @@ class ModelCalls:
         for kind in self._classes:
             _leave(kind, self)
 
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
+        modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
         with torch._C.DisableTorchFunction():  # subclasses and modes of the program are not to notice
-            call = Call(module, args, kwargs, has_modes=modes > 0)
+            call = ModelCall(module, args, kwargs, has_modes=modes > 0)
         self.made.append(call)
         return call
 
@@ -169,13 +169,13 @@ def _wrap(kind: Any) -> None:
     _undo[kind] = undo
 
 
-def _is_over(made: Call, out: Any) -> None:
+def _is_over(made: ModelCall, out: Any) -> None:
     with suppress(Exception):
         made.is_over = True
         made.outputs = [weakref.ref(t) for t in tensors_in(out)]
 
 
-def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
     try:
         return one.called(module, args, kwargs)
     except Exception:  # noqa: BLE001 - the program's call comes first
