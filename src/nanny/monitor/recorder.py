@@ -32,6 +32,7 @@ from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
+SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +73,10 @@ class Recorder:
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
         self._stop_hearing: Callable[[], Any] = lambda: None
-        self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
+        self.when_backward: Callable[[bool, Tensor], None] | None = (
+            None  # with whether the loss is bad, and what is differentiated
+        )
+        self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -288,6 +292,9 @@ class Recorder:
             if bad and capture.graph is not None and capture.record.autopsy is None:
                 capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
+            searching = capture.backward_scaled and capture.scale is not None and float(capture.scale) >= SCALE_SOUGHT
+            if bad and not searching and self.when_bad_gradients is not None:
+                self.when_bad_gradients()
 
     # events
 
@@ -326,7 +333,7 @@ class Recorder:
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and looks:
-            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
+            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
 
     @guarded
