@@ -25,6 +25,7 @@ from ..core.plain_json import finite
 from ..core.terminal import visible
 from ..diagnose import knowledge
 from ..runs.alerts import repeats, sort_by_step
+from ..runs.card import cards
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import error_matrix, matrices_of
@@ -67,6 +68,7 @@ class PageData(TypedDict):
     comparison: dict[str, Any] | None
     figures: dict[str, Any]
     formats: list[dict[str, Any]]
+    card: dict[str, str]
     next: list[str]
     notes: list[str]
 
@@ -95,6 +97,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
+            card=cards(summary),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
         )
