@@ -9,13 +9,14 @@ import difflib
 import io
 import os
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.finding import Finding, NannyError
 from ..core.numbers import counted
 from ..core.regular_files import read_regular
-from .files import Report
+from .files import NO_TEXTS, Report
 from .fixers import Change, all_fixers
 from .walk import LARGEST, Found, Text, read_text
 
@@ -61,11 +62,21 @@ def changes_for(text: str, findings: Sequence[Finding], unsafe: bool) -> Iterato
                 yield finding, change
 
 
-def fix_all(check: Check, paths: Sequence[str], unsafe: bool) -> Fixed:
-    """Changes texts until nothing more can be done; no file is written."""
+def good_changes(check: Check, file: str, text: str, findings: Sequence[Finding], finding: Finding) -> Iterator[Change]:
+    """The changes for one finding that do their work when made alone, unsafe ones too."""
+    start = Fixed(Report(list(findings)), {file: text}, {file: text})
+    for _, change in changes_for(text, [finding], unsafe=True):
+        taken = {file: [(finding, change)]}
+        texts = {file: _applied(text, taken[file])}
+        if not _failures(start, check(texts), taken, texts):
+            yield change
+
+
+def fix_all(check: Check, paths: Sequence[str], unsafe: bool, before: Mapping[str, str] = NO_TEXTS) -> Fixed:
+    """Changes texts until nothing more can be done; no file is written. `before`: texts that are not on disk as they are."""
     need_libcst()
     fixed = Fixed(check({}))
-    may = _Allowed(paths, fixed)
+    may = _Allowed(paths, fixed, before)
     refused: set[tuple[str, ...]] = set()
     alone: set[str] = set()  # files in which one change at a time is tried, after several of them did not go together
     for _ in range(ROUNDS):
@@ -90,7 +101,8 @@ def fix_all(check: Check, paths: Sequence[str], unsafe: bool) -> Fixed:
 class _Allowed:
     """Which files may be changed: Python files below the given paths, by their real place too."""
 
-    def __init__(self, paths: Sequence[str], fixed: Fixed):
+    def __init__(self, paths: Sequence[str], fixed: Fixed, before: Mapping[str, str]):
+        self._before = before
         self._tops = [os.path.realpath(path) for path in paths]
         self._fixed = fixed
         self._known: dict[str, bool] = {}
@@ -108,7 +120,7 @@ class _Allowed:
         if not any(real == top or real.startswith(os.path.join(top, "")) for top in self._tops):
             self._fixed.notes.append(f"{file}: not fixed, it lies outside the given paths")
             return False
-        text = read_text(Found(file, "python"))
+        text = Text(self._before[file]) if file in self._before else read_text(Found(file, "python"))
         if not isinstance(text, Text):
             self._fixed.notes.append(text)
             return False
@@ -159,6 +171,9 @@ def _failures(fixed: Fixed, report: Report, taken: Taken, texts: Mapping[str, st
     """The changes that did not do their work, by file: their finding is still there, or another has come."""
     bad: Taken = {}
     old, new = _by_file(fixed.report.findings), _by_file(report.findings)
+    counts = [Counter(f.code for f in findings) for findings in (fixed.report.findings, report.findings)]
+    tried = {finding.code for part in taken.values() for finding, _ in part}
+    less = {code for code in tried if counts[1][code] <= counts[0][code]}  # one that stood behind another may come forward
     for file in {*old, *new}:
         moved = _Moved(fixed.texts.get(file, ""), texts.get(file, ""), taken.get(file, ()))
         places = {(f.code, place) for f in new.get(file, ()) for place in [moved.after(f)]}
@@ -168,6 +183,7 @@ def _failures(fixed: Fixed, report: Report, taken: Taken, texts: Mapping[str, st
         known = {(f.code, place) for f in old.get(file, ()) for place in moved.before(f)}
         rows = {(code, moved.row(place)) for code, place in known}
         come = [f for f in new.get(file, ()) if (f.code, moved.after(f)) not in known and (f.code, f.line) not in rows]
+        come = [f for f in come if f.code not in less]
         if come and file not in bad:
             for culprit in [file] if file in taken else list(taken):
                 bad[culprit] = list(taken[culprit])
