@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from ..core.finding import Finding
 from .interpreter.interpreter import Interpreter
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
-from .interpreter.trace import FileView, Options
+from .interpreter.trace import Event, FileView, Options
 from .registry import CheckRule, Hit, event_rules, rules_on
 
 
@@ -47,7 +48,10 @@ def check_project(
         if source is None:
             continue
         for file, findings in _check_file(source, project, options).items():
-            merged.setdefault(file, {}).update({(f.code, f.line, f.column): f for f in findings})
+            known = merged.setdefault(file, {})
+            for f in findings:
+                place = (f.code, f.line, f.column)
+                known[place] = _agreed(f, known.get(place, f))
     return {file: sorted(found.values(), key=_position) for file, found in merged.items()}
 
 
@@ -58,7 +62,7 @@ def _position(finding: Finding) -> tuple[int, int, str]:
 def _check_file(source: SourceFile, project: Project, options: Options) -> dict[str, list[Finding]]:
     view = Interpreter(project, options).walk(WalkedFile(source))
     found: dict[tuple[object, ...], Finding] = {}
-    for rule, hit, file in _hits(view):
+    for rule, hit, file, event in _hits(view):
         severity = hit.severity or rule.severity
         finding = Finding(
             rule.code,
@@ -66,29 +70,44 @@ def _check_file(source: SourceFile, project: Project, options: Options) -> dict[
             hit.message,
             hit.hint,
             file=getattr(hit.node, "file", file),
-            evidence=hit.evidence,
+            evidence={**hit.evidence, **_circumstances(event)},
             **span(hit.node),
         )
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)
         if known is None or (finding.severity, -(finding.column or 0)) > (known.severity, -(known.column or 0)):
-            found[key] = finding
+            found[key] = finding if known is None else _agreed(finding, known)
+        elif known.column == finding.column:
+            found[key] = _agreed(known, finding)
     out: dict[str, list[Finding]] = {}
     for finding in sorted(found.values(), key=_position):
         out.setdefault(finding.file, []).append(finding)
     return out
 
 
-def _hits(view: FileView) -> Iterator[tuple[CheckRule, Hit, str]]:
+def _circumstances(event: Event | None) -> dict[str, str]:
+    """What a fix must know: the device type of the autocast region that the operation runs in."""
+    region = event.at.region if event is not None else None
+    return {"autocast": region.device or "unknown"} if region is not None else {}
+
+
+def _agreed(finding: Finding, other: Finding) -> Finding:
+    """The finding with only those circumstances that hold whenever this place is reached."""
+    if finding.evidence.get("autocast") == other.evidence.get("autocast"):
+        return finding
+    return replace(finding, evidence={key: value for key, value in finding.evidence.items() if key != "autocast"})
+
+
+def _hits(view: FileView) -> Iterator[tuple[CheckRule, Hit, str, Event | None]]:
     wanted = event_rules()
     for trace in view.traces:
         for event in trace.events:
             for rule in wanted.get(event.op, ()):
                 for hit in rule.function(event, view):
-                    yield rule, hit, event.file
+                    yield rule, hit, event.file, event
         for rule in rules_on("trace"):
             for hit in rule.function(trace, view):
-                yield rule, hit, trace.module.filename
+                yield rule, hit, trace.module.filename, None
     for rule in rules_on("file"):
         for hit in rule.function(view):
-            yield rule, hit, view.module.filename
+            yield rule, hit, view.module.filename, None

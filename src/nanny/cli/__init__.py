@@ -14,6 +14,7 @@ from ..core.terminal import complain
 # name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
 COMMANDS = {
     "check": ("nanny.check.command", "find mixed-precision mistakes in source code, before training"),
+    "lsp": ("nanny.check.language_server", "the checker in an editor: findings, explanations and quick fixes as you type"),
     "tensor": ("nanny.tensor.command", "what fp16, bf16 or fp8 would do to a stored tensor"),
     "diff": ("nanny.diff.command", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
     "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
