@@ -6,9 +6,9 @@ findings = check_source(open("train.py").read(), "train.py", Options(device="cud
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
-from ..core.finding import Finding
+from ..core.finding import Finding, Severity
 from .interpreter.interpreter import Interpreter
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
 from .interpreter.trace import FileView, Options
@@ -47,8 +47,18 @@ def check_project(
         if source is None:
             continue
         for file, findings in _check_file(source, project, options).items():
-            merged.setdefault(file, {}).update({(f.code, f.line, f.column): f for f in findings})
+            known = merged.setdefault(file, {})
+            for finding in findings:
+                place = (finding.code, finding.line, finding.column)
+                known[place] = worse(known.get(place), finding)
     return {file: sorted(found.values(), key=_position) for file, found in merged.items()}
+
+
+def worse(known: Finding | None, finding: Finding) -> Finding:
+    """Which of two findings about one place is told; the same one in whatever order they come."""
+    if known is None:
+        return finding
+    return min(known, finding, key=lambda f: (-f.severity, f.column or 0, len(f.chain), f.message))
 
 
 def _position(finding: Finding) -> tuple[int, int, str]:
@@ -57,26 +67,41 @@ def _position(finding: Finding) -> tuple[int, int, str]:
 
 def _check_file(source: SourceFile, project: Project, options: Options) -> dict[str, list[Finding]]:
     view = Interpreter(project, options).walk(WalkedFile(source))
-    found: dict[tuple[object, ...], Finding] = {}
+    found: dict[tuple[object, ...], tuple[Finding, Hit]] = {}
     for rule, hit, file in _hits(view):
-        severity = hit.severity or rule.severity
-        finding = Finding(
-            rule.code,
-            severity,
-            hit.message,
-            hit.hint,
-            file=getattr(hit.node, "file", file),
-            evidence=hit.evidence,
-            **span(hit.node),
-        )
+        finding = _finding(rule, hit, file)
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)
-        if known is None or (finding.severity, -(finding.column or 0)) > (known.severity, -(known.column or 0)):
-            found[key] = finding
+        if known is None or worse(known[0], finding) is finding:
+            found[key] = finding, hit
     out: dict[str, list[Finding]] = {}
-    for finding in sorted(found.values(), key=_position):
+    for finding in sorted(_one_for_each_mistake(found.values()), key=_position):
         out.setdefault(finding.file, []).append(finding)
     return out
+
+
+def _finding(rule: CheckRule, hit: Hit, file: str) -> Finding:
+    severity, message = hit.severity or rule.severity, hit.message
+    if hit.unknown:
+        severity, message = min(severity, Severity.WARNING), f"possible: {message}; {hit.unknown} is not known"
+    if not hit.chain:
+        severity = min(severity, Severity.WARNING)
+    where = getattr(hit.node, "file", file)
+    return Finding(rule.code, severity, message, hit.hint, file=where, evidence=hit.evidence, chain=hit.chain, **span(hit.node))
+
+
+def _one_for_each_mistake(found: Iterable[tuple[Finding, Hit]]) -> Iterator[Finding]:
+    """Of several consequences of one mistake the worst, and of those the first."""
+    worst: dict[Hashable, Finding] = {}
+    for finding, hit in found:
+        if hit.mistake is None:
+            yield finding
+            continue
+        known = worst.get(hit.mistake)
+        rank = (-finding.severity, finding.file, *_position(finding))
+        if known is None or rank < (-known.severity, known.file, *_position(known)):
+            worst[hit.mistake] = finding
+    yield from worst.values()
 
 
 def _hits(view: FileView) -> Iterator[tuple[CheckRule, Hit, str]]:

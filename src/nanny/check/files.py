@@ -334,7 +334,7 @@ def _check_notebook(found: Found, text: str, config: Config) -> Report:
         return Report(notes=[f"{found.path}: skipped, its code is not Python"])
     inner = _check_python({found.path: notebook.source}, [found.path], config)
     findings = [in_cell(finding, notebook) for finding in inner.findings]
-    findings += [replace(broken_code(error, found.path), cell=cell.number) for cell, error in notebook.broken]
+    findings += [broken_code(error, found.path, cell=cell.number) for cell, error in notebook.broken]
     return Report(findings, _cell_lines(findings, notebook, found.path), inner.notes, [found.path])
 
 
