@@ -56,14 +56,15 @@ def find_alerts(
     return Alerts(sources[0], sort_by_step(found), bool(on_record) and not found, unknown, list(notes))
 
 
-def job_verdict(sources: Sequence[Source], found: Sequence[Finding]) -> Verdict:
-    """Of a job with these findings. The process that was first in trouble has the evidence."""
+def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool = True) -> Verdict:
+    """Of a job with these findings. The process that was first in trouble has the evidence; `tried`: its trials count."""
     first = first_culprit(sort_by_step(found))
     lead = sources[0]
     sick = next((source for source in sources if first is not None and source.run.rank == first.rank), lead)
     failure = str(lead.run.meta.get("failure") or "")
+    evidence = stored_evidence(sick.db, sick.run)
     return verdict_of(
-        stored_evidence(sick.db, sick.run),
+        evidence if tried else evidence.without_trials(),
         steps=reader.steps(lead.db, lead.run.id),
         status=lead.run.status,
         failure=failure,

@@ -104,11 +104,11 @@ class CurveStats:
     last_step: int
 
 
-def summarize(sources: Sequence[Source], notes: Sequence[str] = ()) -> Summary:
-    """The summary of a job, of which `open_job` gives the processes and the notes."""
+def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool = True) -> Summary:
+    """The summary of a job, of which `open_job` gives the processes and the notes; `tried`: with remedies that were tried."""
     ranks = [_rank_state(source) for source in sources]
     found = sort_by_step([finding for rank in ranks for finding in rank.findings])
-    return Summary(ranks, job_verdict(sources, found), _by_code(found), list(notes))
+    return Summary(ranks, job_verdict(sources, found, tried), _by_code(found), list(notes))
 
 
 def _rank_state(source: Source) -> RankState:

@@ -19,11 +19,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from ..core.command_line import LANGUAGES
 from ..core.finding import Finding, NannyError
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..core.terminal import visible
 from ..diagnose import knowledge
+from ..diagnose.describe import trial_in_words
+from ..diagnose.records import Diagnosis
 from ..runs.alerts import repeats, sort_by_step
 from ..runs.card import cards
 from ..runs.compare import compare_runs
@@ -152,7 +155,11 @@ def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any
 
 def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
     one = summary.diagnosis
-    return [] if one is None else [{**finite(one.to_json()), "pages": _cause_pages(one.cause)}]
+    return [] if one is None else [{**finite(one.to_json()), **_tried(one), "pages": _cause_pages(one.cause)}]
+
+
+def _tried(one: Diagnosis) -> dict[str, Any]:
+    return {"tried": {language: [trial_in_words(t, language) for t in one.tried] for language in LANGUAGES}}
 
 
 def _cause_pages(cause: str) -> dict[str, Any]:

@@ -150,6 +150,7 @@ function drawDiagnoses() {
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, link))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(fact)))) : null,
       d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(d.remedy)) : null,
+      d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
       d.confirm ? make("p", {}, `${t("confirm")}: `, rich(d.confirm)) : null,
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
