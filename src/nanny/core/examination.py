@@ -23,6 +23,7 @@ class Place:
     phase: str = "forward"
     file: str = ""  # the nearest frame outside torch and nanny; in backward, of the operation it belongs to
     line: int | None = None
+    source: str = ""  # that line, and a second one with carets under what ran if Python knows (from 3.11 on)
 
     @property
     def where(self) -> str:
@@ -109,6 +110,7 @@ class FirstBad:
     from_data: bool = False
     source: str = "examination"  # or graph, trace, gradients: what a step that was not examined tells
     hazard: Hazard | None = None  # that it is, or that led to it
+    exponents: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # ran, fp32 -> binary order of the result -> values
 
     @property
     def culprit(self) -> str:

@@ -26,6 +26,7 @@ def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culp
         chain=chain_of(signs, at, where),
         step=at.step,
         where=at.place.where,
+        source=at.place.source,
         precision_caused=None if at.in_reference is None else not at.in_reference,
     )
 
@@ -103,6 +104,7 @@ def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Diagnosi
         chain=(f"{hazard.culprit}: {hazard.kind} in {hazard.op}", *(("wrong gradients",) if error else ())),
         step=exam.step,
         where=hazard.place.where,
+        source=hazard.place.source,
         precision_caused=not hazard.in_reference,
     )
 

@@ -17,6 +17,7 @@ class Diagnosis:
     culprit: str = ""  # module or parameter path, op:<name>, optimizer[.field], scaler[.field], data[:what], loop:<what>
     step: int | None = None
     where: str = ""  # file:line if known
+    source: str = ""  # the line itself, with carets under the operation in a second line if known
     confidence: float = 0.0  # one of registry.LEVELS
     precision_caused: bool | None = None  # None: unknown
     evidence: tuple[str, ...] = ()  # facts with their numbers

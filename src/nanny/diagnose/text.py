@@ -42,6 +42,9 @@ def _block(one: Diagnosis, width: int, language: str) -> Iterator[str]:
     when = f"step {one.step}" if one.step is not None else ""
     yield f"   {', '.join(f for f in (when, one.where, certainty(one), BLAME[one.precision_caused]) if f)}"
     yield ""
+    if one.source:
+        yield from (f"      {line}" for line in one.source.splitlines())
+        yield ""
     for fact in one.evidence:
         yield from _wrapped("   - ", fact, width)
     if one.chain:
@@ -68,6 +71,7 @@ def render_markdown(verdict: Verdict, one: Diagnosis | None, title: str = "", pr
     out += [f"## {one.cause}: `{one.culprit}`", ""]
     when = f"step {one.step}{where}, " if one.step is not None else ""
     out += [f"{when}{certainty(one)}, {BLAME[one.precision_caused]}.", ""]
+    out += ["```python", one.source, "```", ""] if one.source else []
     out += [*(f"- {fact}" for fact in one.evidence), ""]
     out += [f"**How:** {' → '.join(one.chain)}", ""] if one.chain else []
     out += [f"**Fix:** {one.remedy}", ""] if one.remedy else []

@@ -3,7 +3,8 @@
 The step that went wrong is at hand until the optimizer changes the weights. Before anything is blamed it is run again as it was:
 an operation that gives other bits of the same inputs is itself the diagnosis. Backward is run again too, into gradients that
 nobody else sees, from the gradients that the outputs got, or from a loss that the model itself computes. What cannot be made
-again without a trace (several processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is said.
+again without a trace (calls of other processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is
+said.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
@@ -23,8 +23,10 @@ from ..core.examination import Examination
 from ..watch.calls import ModelCall, same_bits
 from ..watch.digests import Digests, first_difference
 from ..watch.names import is_compiled
-from ..watch.op_stream import watching
+from ..watch.op_facts import is_collective
+from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
+from ..watch.ranks import many_processes
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import tensors_in
 from .sanitizer import Sanitizer
@@ -130,6 +132,8 @@ class _Again:
                 kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
                 states.append(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in self._calls])))
                 kept.enter_context(watching(states[-1]))
+            if many_processes():
+                kept.enter_context(watching(_NoCollectives()))
             kept.enter_context(watching(self.digests))
             if sanitizer is not None:
                 kept.callback(sanitizer.close)
@@ -139,10 +143,14 @@ class _Again:
                     self.results = [call.make_again() for call in self._calls]
                 self.untouched = all(state.is_untouched() for state in states)
                 self._backward(sanitizer)
+            except Stopped as error:
+                raise NotAgain(str(error)) from None
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
                 raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
 
     def _backward(self, sanitizer: Sanitizer | None) -> None:
+        if many_processes():
+            return  # gradients meet those of others when they are accumulated
         parts = {id(part): part for call in self._calls for part in call.module.modules()}.values()
         parameters = tuple(
             {id(p): p for part in parts for p in part._parameters.values() if p is not None and p.requires_grad}.values()
@@ -170,6 +178,21 @@ class _Again:
                     yield loss, torch.ones_like(loss)
                 elif self.root is None and i in call.gradients:
                     yield output, call.gradients[i]
+
+
+class _NoCollectives:
+    """A second run of one process alone must not wait for the others, who do not know of it."""
+
+    on_trouble: Callable[[Any], None] | None = None
+
+    def before(self, op: Op) -> None:
+        if is_collective(op.func) or op.func.namespace == "fsdp":
+            raise Stopped(f"the model calls {op.name} in its forward pass, which one process cannot do alone")
+
+    def after(self, op: Op, state: Any) -> None: ...
+
+    def passed_by(self, op: Op) -> None:
+        raise Stopped("the model computes with tensors that several processes hold together")
 
 
 def _is_scaled(root: Tensor, loss: int) -> bool:
@@ -232,8 +255,6 @@ def _saved(node: Any) -> list[Tensor]:
 def _obstacle(calls: Sequence[ModelCall]) -> str:
     if not calls:
         return "no call of the model was seen"
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return "several processes train together, and a collective cannot be run twice by one of them"
     if not all(call.is_intact for call in calls):
         return "its inputs have been written over since"
     if any(call.has_modes for call in calls) or torch._C._len_torch_dispatch_stack():

@@ -49,6 +49,7 @@ from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
+from ..watch.ranks import many_processes
 from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import (
     LOW,
@@ -264,6 +265,8 @@ class Sanitizer:
         if self._is_open:
             self._dirty.add(name)
             self._accumulated[name] += 1
+            if many_processes():  # now: next, those of the others are added to it, and they have no twins here
+                self._guarded(self._measure_gradients)
 
     def _on_input(self, module: nn.Module, args: Any) -> None:
         prefix = self._roots.get(id(module))

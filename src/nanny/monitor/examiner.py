@@ -30,6 +30,7 @@ from ..examine.sanitizer import Sanitizer
 from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
+from ..watch.ranks import many_processes
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -54,6 +55,10 @@ class ExaminationPlan:
     _worst: float = 0.0
     _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+
+    @property
+    def is_suspected(self) -> bool:
+        return self._suspected
 
     def is_due(self, position: int) -> bool:
         """Whether it would want this step if it had the time."""
@@ -146,7 +151,7 @@ class Examiner:
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position, self._elapsed = position, elapsed
-        if not self._always and not self.plan.is_due(position):
+        if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
@@ -295,11 +300,15 @@ class Examiner:
             self._recorder.when_cleared()
 
     def _obstacle(self) -> str:
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            return "several processes train together, and a collective cannot be run twice by one of them"
         if self._recorder.compiled:
             return "the model is compiled, and its operations are not seen one by one"
         return ""
+
+    def _leads(self) -> bool:
+        """Of many processes one is slow while it is examined, and the others wait for it. So that they do not wait for each in
+        turn, the first has the plan, and another is examined only when something was wrong in itself. No process needs to know
+        what the others do: the operations between them run once, as the program has them."""
+        return not many_processes() or dist.get_rank() == 0
 
     def _scale(self) -> float | None:
         capture = self._recorder.capture

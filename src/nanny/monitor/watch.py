@@ -41,7 +41,7 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
 from ..diagnose.text import diagnosis_lines
-from ..diagnose.verdict import NO_VERDICT, Verdict, verdict_of
+from ..diagnose.verdict import NO_VERDICT, Verdict, is_from_others, verdict_of
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.steps import StepClock
@@ -66,7 +66,9 @@ def should_trace(step: int, every: int, dense_until: int) -> bool:
 
 
 def looks_wrong(found: Sequence[Finding]) -> bool:
-    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not."""
+    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not, nor what came
+    from another process."""
+    found = [f for f in found if not is_from_others(f)]
     return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
@@ -289,6 +291,8 @@ class MixedPrecisionNanny:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
                 self._recording.set_facts(self._history.facts)
+            if step.traced and self._recorder.replicas is not None:
+                self._recording.set_replicas(self._recorder.replicas.groups)
         if self._examiner is not None:
             if not step.examined and not step.traced and step.seconds is not None:
                 self._examiner.plain_step(step.seconds)

@@ -29,6 +29,7 @@ from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
 from ..store.damage import words_of
 from ..store.files import DEFAULT_FOLDER, store_name
+from ..store.packing import BITS
 from .alerts import Alerts, repeats
 from .source import Source, title_of
 
@@ -60,7 +61,7 @@ TITLES = {
     "update": "updates",
     "buffer": "buffers",
 }
-NOT_SHOWN = ("count", "nan", "posinf", "neginf")  # statistics that a table leaves to its notes
+NOT_SHOWN = ("count", "nan", "posinf", "neginf", *BITS)  # statistics that a table leaves to its notes
 
 
 def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
@@ -255,6 +256,9 @@ def _rank_lines(summary: Summary) -> list[Line]:
     lines = [_fact("ranks", f"{len(ranks)} of {world} on record, {len(sick)} with warnings or errors")]
     if culprit is not None and culprit.rank is not None and len(ranks) > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
+    if summary.apart.last_step is not None and not summary.apart.findings:
+        alike = f"{counted(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
+        lines.append(_fact("", f"{alike}, last compared at step {summary.apart.last_step}"))
     return lines
 
 
