@@ -331,9 +331,13 @@ class Recorder:
             if bad and capture.graph is not None and capture.record.autopsy is None:
                 capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
-            searching = capture.backward_scaled and capture.scale is not None and float(capture.scale) >= SCALE_SOUGHT
-            if bad and not searching and self.when_bad_gradients is not None:
+            if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
                 self.when_bad_gradients()
+
+    def _scale_is_sought(self) -> bool:
+        capture = self.capture
+        scaled = capture is not None and capture.backward_scaled and capture.scale is not None
+        return scaled and float(capture.scale) >= SCALE_SOUGHT  # type: ignore[union-attr, arg-type]
 
     # events
 
