@@ -15,7 +15,7 @@ from . import rules  # noqa: F401  (enters its rules)
 from .sections import SettingsSection, json_document, recognise, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
-NEEDS_YAML = "reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
+NEEDS_YAML = "reading YAML needs pyyaml; type: pip install pyyaml"
 
 
 def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
