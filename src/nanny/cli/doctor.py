@@ -43,6 +43,8 @@ EXTRAS = (
     Extra("web", ("plotly",), "report", "nanny.web.report", "the interactive page of a run"),
     Extra("plot", ("matplotlib",), "plot", "nanny.cli.plot", "charts as image files"),
     Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
+    Extra("fix", ("libcst",), "check --fix", "nanny.check.fix", "mending what it finds"),
+    Extra("lsp", ("pygls", "libcst"), "lsp", "nanny.check.language_server", "the checker in an editor"),
     Extra("yaml", ("yaml",), "check", "nanny.check.settings", "checking .yaml settings files"),
     Extra("export", ("pyarrow", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
 )
