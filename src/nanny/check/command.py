@@ -14,15 +14,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..core.command_line import Parser, whole
-from ..core.finding import NannyError, Severity
+from ..core.finding import Finding, NannyError, Severity
 from ..core.numbers import counted
 from ..core.terminal import complain, say, visible_lines
-from ..show.findings import in_order, render_concise, render_statistics, render_text, statistics, summary, worst_code
+from ..show.findings import (
+    errors_first,
+    folded,
+    in_order,
+    render_concise,
+    render_statistics,
+    render_text,
+    statistics,
+    summary,
+    worst_code,
+)  # fmt: skip
 from ..show.term import wants_colour, width_of
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
 from .files import NO_TEXTS, STDIN, Report, check_paths, check_text, merged
 from .fixes import FIXABLE
-from .walk import KINDS, LARGEST, find_files
+from .walk import KINDS, LARGEST, Found, Text, find_files, read_text
 
 FORMATS = ("text", "concise", "json", "jsonl", "github", "gitlab", "junit", "sarif")
 WATCH_SECONDS = 0.5
@@ -32,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     if options.jobs is not None and options.jobs < 1:
         raise NannyError(f"--jobs {options.jobs}: at least one process is needed")
+    if options.explain and options.output_format != "text":
+        raise NannyError(f"--explain is for text; {options.output_format} has the chains without it")
     if options.statistics and options.output_format not in ("text", "json"):
         raise NannyError(f"--statistics comes as text or json, not as {options.output_format}")
     if options.fix or options.diff:
@@ -140,12 +152,14 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
     findings, form = report.findings, options.output_format
     if options.statistics:
         return _statistics(report, form, colour)
+    if form in ("text", "concise"):
+        findings = errors_first(folded(findings, "REGION_DEPRECATED"))
     if form == "text":
-        return "\n\n".join(
-            part for part in (render_text(findings, report.lines, colour, width), _ending(report, options)) if part
-        )
+        lines, whys = (_lines_of_chains(report), _whys(findings)) if options.explain else (report.lines, None)
+        parts = (render_text(findings, lines, colour, width, whys), _ending(report, options))
+        return "\n\n".join(part for part in parts if part)
     if form == "concise":
-        return "\n".join(part for part in (render_concise(findings, colour), summary(findings, len(report.files))) if part)
+        return "\n".join(part for part in (render_concise(findings, colour), summary(report.findings, len(report.files))) if part)
     if form in ("json", "jsonl"):
         from ..core.plain_json import render_json, render_jsonl
 
@@ -161,6 +175,25 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
     if form == "junit":
         return reports.render_junit(findings)
     return (reports.render_github if form == "github" else reports.render_gitlab)(findings, here)
+
+
+def _lines_of_chains(report: Report) -> dict[tuple[str, int | None], list[str]]:
+    """The lines of every file that a chain goes through."""
+    lines = dict(report.lines)
+    for file in {link.file for finding in report.findings for link in finding.chain if link.cell is None}:
+        if (file, None) not in lines and os.path.isfile(file):
+            text = read_text(Found(file, "python"))
+            lines[file, None] = text.text.split("\n") if isinstance(text, Text) else []
+    return lines
+
+
+def _whys(findings: Sequence[Finding]) -> dict[str, str]:
+    """The reason that the page of each code gives."""
+    from .pages import checker_pages
+
+    pages = checker_pages()
+    sections = {code: pages[code][1].partition("\nWhy: ")[2] for code in {f.code for f in findings} if code in pages}
+    return {code: " ".join(text.partition("\n\n")[0].split()) for code, text in sections.items()}
 
 
 def _statistics(report: Report, form: str, colour: bool) -> str:
@@ -251,6 +284,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--amp-dtype", metavar="{" + ",".join(AMP_DTYPES) + "}", help="autocast's format, if the code does not say so")
     add("--output-format", choices=FORMATS, default="text")
     add("--output-file", metavar="FILE", help="write the findings there instead of to the terminal")
+    add("--explain", action="store_true", help="the chain of each finding in full, and why it matters")
     add("--statistics", action="store_true", help="how many findings of each code")
     add("--fail-on", choices=("info", "warning", "error"), default="warning", help="exit code 1 from here (warning)")
     add("--exit-zero", action="store_true", help="exit code 0 even with findings")

@@ -144,12 +144,12 @@ def merged(config: Config, overrides: Config) -> Config:
 
 def _one_for_each_place(findings: Iterable[Finding]) -> list[Finding]:
     """A file that several others import is seen by each of their batches; the worst of what they say about a place stays."""
+    from .engine import worse
+
     unique: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         place = (finding.file, finding.cell, finding.line, finding.column, finding.code)
-        known = unique.setdefault(place, finding)
-        if finding.severity > known.severity:
-            unique[place] = finding
+        unique[place] = worse(unique.get(place), finding)
     return list(unique.values())
 
 
@@ -274,7 +274,7 @@ def _engine_findings(
     options = Options(device=config.device, amp_dtype=config.amp_dtype)
 
     def run(only: list[str]) -> list[Finding]:
-        by_file = check_project(sources, options, only, trees)
+        by_file = check_project(sources, options, only, trees, notes)
         return [finding for findings in by_file.values() for finding in findings]
 
     try:
@@ -342,7 +342,7 @@ def _check_notebook(found: Found, text: str, config: Config) -> Report:
         return Report(notes=[f"{found.path}: skipped, its code is not Python"])
     inner = _check_python({found.path: notebook.source}, [found.path], config)
     findings = [in_cell(finding, notebook) for finding in inner.findings]
-    findings += [replace(broken_code(error, found.path), cell=cell.number) for cell, error in notebook.broken]
+    findings += [broken_code(error, found.path, cell=cell.number) for cell, error in notebook.broken]
     return Report(findings, _cell_lines(findings, notebook, found.path), inner.notes, [found.path])
 
 

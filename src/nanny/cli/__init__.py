@@ -34,6 +34,7 @@ COMMANDS = {
     "tail": ("nanny.runs.command", "follow a live run in the terminal"),
     "report": ("nanny.web.report", "a run as one HTML file that opens without network"),
     "ui": ("nanny.web.ui", "the page on a run in the browser, live"),
+    "card": ("nanny.cli.card", "one picture of a run to paste into an issue"),
     "plot": ("nanny.cli.plot", "pictures of a run for papers and chat"),
     "rule": ("nanny.cli.explain", "explain a finding's code"),
     "mcp": ("nanny.agent.server", "let an AI agent check code and read runs"),
@@ -42,7 +43,7 @@ COMMANDS = {
 }
 SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
-READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.plot"}
+READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.card", "nanny.cli.plot"}
 # in these an error of the operating system may be the user's program's own, and keeps its traceback
 RUN_PROGRAMS = {"nanny.monitor.command", "nanny.ops.command", "nanny.diff.command"}
 

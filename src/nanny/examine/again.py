@@ -1,7 +1,7 @@
 """Examines a forward pass that has already been: it is made once more beside FP32, and everything is put back.
 
-The step that went wrong is at hand until the optimizer changes the weights. What cannot be made again without a trace (several
-processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is said.
+The step that went wrong is at hand until the optimizer changes the weights. What cannot be made again without a trace (calls of
+other processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is said.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from ..core.examination import Examination
 from ..watch.calls import ModelCall
 from ..watch.names import is_compiled
-from ..watch.op_stream import watching
+from ..watch.op_facts import is_collective
+from ..watch.op_stream import Op, Stopped, watching
+from ..watch.ranks import many_processes
 from ..watch.snapshot import kept_state
 from .sanitizer import Sanitizer
 
@@ -32,23 +34,28 @@ def examine_again(
     models: Sequence[tuple[nn.Module, str]],
     step: int,
     scale: Callable[[], float | None] | None = None,
+    try_remedies: bool = True,
 ) -> Examination:
     """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were."""
     obstacle = _obstacle(calls)
     if obstacle:
         raise NotAgain(obstacle)
     given = [tensor for call in calls for tensor in call.inputs]
-    sanitizer = Sanitizer(models, step, scale)
+    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies)
     with ExitStack() as kept:
         for module in {id(call.module): call.module for call in calls}.values():
             # backward checks that nobody has written into what it saved: what is put back counts as never written
             written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
             kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
             kept.enter_context(watching(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in calls]))))
+        if many_processes():
+            kept.enter_context(watching(_NoCollectives()))
         sanitizer.open()
         try:
             with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
                 results = [call.make_again() for call in calls]
+        except Stopped as error:
+            raise NotAgain(str(error)) from None
         except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
             raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
         finally:
@@ -58,11 +65,24 @@ def examine_again(
     return replace(examination, facts=facts)
 
 
+class _NoCollectives:
+    """A second run of one process alone must not wait for the others, who do not know of it."""
+
+    on_trouble: Callable[[Any], None] | None = None
+
+    def before(self, op: Op) -> None:
+        if is_collective(op.func) or op.func.namespace == "fsdp":
+            raise Stopped(f"the model calls {op.name} in its forward pass, which one process cannot do alone")
+
+    def after(self, op: Op, state: Any) -> None: ...
+
+    def passed_by(self, op: Op) -> None:
+        raise Stopped("the model computes with tensors that several processes hold together")
+
+
 def _obstacle(calls: Sequence[ModelCall]) -> str:
     if not calls:
         return "no call of the model was seen"
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return "several processes train together, and a collective cannot be run twice by one of them"
     if not all(call.is_intact for call in calls):
         return "its inputs have been written over since"
     if any(call.has_modes for call in calls) or torch._C._len_torch_dispatch_stack():

@@ -29,6 +29,7 @@ from ..examine.again import NotAgain, examine_again
 from ..examine.sanitizer import Sanitizer
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
+from ..watch.ranks import many_processes
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -53,6 +54,10 @@ class ExaminationPlan:
     _worst: float = 0.0
     _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+
+    @property
+    def is_suspected(self) -> bool:
+        return self._suspected
 
     def is_due(self, position: int) -> bool:
         """Whether it would want this step if it had the time."""
@@ -114,10 +119,17 @@ class Examiner:
 
     turn: ClassVar[threading.Lock] = threading.Lock()  # one step of a process is examined at a time
 
-    def __init__(self, recorder: Recorder, on_examination: Callable[[Examination], None], always: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        on_examination: Callable[[Examination], None],
+        always: bool = False,
+        try_remedies: bool = True,
+    ) -> None:
         self.plan = ExaminationPlan()
         self.off_because = ""
         self._always = always
+        self._tries = try_remedies
         self._recorder = recorder
         self._deliver = on_examination
         self._sanitizer: Sanitizer | None = None
@@ -135,7 +147,7 @@ class Examiner:
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position, self._elapsed = position, elapsed
-        if not self._always and not self.plan.is_due(position):
+        if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
@@ -153,7 +165,7 @@ class Examiner:
         self._recorder.hears_calls = self._again < MOST_AGAIN
         started = time.perf_counter()
         try:
-            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
+            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale), self._tries))
         except NotAgain as error:
             self.not_again = str(error)
         finally:
@@ -172,7 +184,15 @@ class Examiner:
         self._thread = threading.get_ident()
         self._opened, self._calls = time.perf_counter(), 0
         try:
-            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds_left()))
+            opened.append(
+                Sanitizer(
+                    self._recorder.models,
+                    step,
+                    weakly(self._scale),
+                    seconds=self._seconds_left(),
+                    try_remedies=self._tries,
+                )
+            )
             opened[0].open()
         except BaseException:
             self._release()
@@ -243,11 +263,15 @@ class Examiner:
             self._recorder.when_cleared()
 
     def _obstacle(self) -> str:
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            return "several processes train together, and a collective cannot be run twice by one of them"
         if self._recorder.compiled:
             return "the model is compiled, and its operations are not seen one by one"
         return ""
+
+    def _leads(self) -> bool:
+        """Of many processes one is slow while it is examined, and the others wait for it. So that they do not wait for each in
+        turn, the first has the plan, and another is examined only when something was wrong in itself. No process needs to know
+        what the others do: the operations between them run once, as the program has them."""
+        return not many_processes() or dist.get_rank() == 0
 
     def _scale(self) -> float | None:
         capture = self._recorder.capture

@@ -21,6 +21,7 @@ from ..core.formats import BF16, FP16, FP32, Format, format_of
 from ..core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from ..core.plain_json import finding_object
 from ..core.step import Site
+from ..diagnose.describe import trial_in_words
 from ..diagnose.verdict import Verdict, first_culprit, severity_counts
 from ..show.findings import STYLES
 from ..show.spark import sparkline
@@ -28,6 +29,7 @@ from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
 from ..store.damage import words_of
 from ..store.files import DEFAULT_FOLDER, store_name
+from ..store.packing import BITS
 from .alerts import Alerts, repeats
 from .source import Source, title_of
 
@@ -59,7 +61,7 @@ TITLES = {
     "update": "updates",
     "buffer": "buffers",
 }
-NOT_SHOWN = ("count", "nan", "posinf", "neginf")  # statistics that a table leaves to its notes
+NOT_SHOWN = ("count", "nan", "posinf", "neginf", *BITS)  # statistics that a table leaves to its notes
 
 
 def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
@@ -119,6 +121,7 @@ def verdict_lines(verdict: Verdict) -> list[Line]:
         lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
         lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []
         lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
+        lines += [Line(f"    {trial_in_words(trial)}", indent=9) for trial in cause.tried]
     if first is not None:
         lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
     return lines
@@ -253,6 +256,9 @@ def _rank_lines(summary: Summary) -> list[Line]:
     lines = [_fact("ranks", f"{len(ranks)} of {world} on record, {len(sick)} with warnings or errors")]
     if culprit is not None and culprit.rank is not None and len(ranks) > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
+    if summary.apart.last_step is not None and not summary.apart.findings:
+        alike = f"{counted(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
+        lines.append(_fact("", f"{alike}, last compared at step {summary.apart.last_step}"))
     return lines
 
 
