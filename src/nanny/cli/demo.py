@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..check.command import main as check
 from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..runs.card import card_svg
@@ -181,6 +182,32 @@ def nanny() -> str:
     return shlex.quote(str(program)) if program.name == "nanny" and program.is_file() else "python -m nanny"
 
 
+CLIPPED_TOO_EARLY = """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def mend_it(folder: Path) -> None:
+    script = folder / "train.py"
+    chapter(f"8. A mistake that no run needs to make: {nanny()} check {script} --diff")
+    script.write_text(CLIPPED_TOO_EARLY, encoding="utf-8")
+    try:
+        check([str(script), "--diff"])
+        print(f"\nTo have it written: {nanny()} check {script} --fix")
+    except NannyError as error:  # libcst is an extra
+        print(f"Not shown: {error}")
+
+
 def chapter(title: str) -> None:
     print(f"\n=== {title}\n", flush=True)
 
@@ -219,5 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     explain_it(logs)
     name_the_cause(logs)
     draw_it(folder, logs)
+    mend_it(folder)
     print(f"\nYour own run, without changing it: {nanny()} run train.py")
     return 0

@@ -43,7 +43,7 @@ EXTRAS = (
     Extra("plot", ("matplotlib",), "plot", "nanny.cli.plot", "charts as image files"),
     Extra("card", ("resvg_py",), "card", "nanny.cli.card", "the picture of a run as PNG"),
     Extra("fix", ("libcst",), "check --fix", "nanny.check.fixes", "mending what the checker finds"),
-    Extra("lsp", ("pygls",), "lsp", "nanny.check.language_server", "the checker in an editor"),
+    Extra("lsp", ("pygls", "libcst"), "lsp", "nanny.check.language_server", "the checker in an editor"),
     Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
     Extra("export", ("pyarrow", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
 )
