@@ -31,6 +31,7 @@ def train(model, optimizer, data):
         scaler.update()
         optimizer.zero_grad()
 """
+SECOND = TRAIN[TRAIN.index("\n\ndef") :].replace("train(", "train_again(")
 CLIP, OLD = "SCALER_CLIP_BEFORE_UNSCALE", "REGION_DEPRECATED"
 BOTH = '{"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}'
 SCHEMA = Path(__file__).parents[1] / "data" / "sarif-2.1.0-rtm.4.json"
@@ -71,7 +72,9 @@ def test_text_shows_the_place_the_code_and_a_caret_under_the_call(project):
     assert lines[at + 1].index("^") == lines[at].index("torch.nn.utils")
     assert lines[at + 1].count("^") == len("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
     assert "fix: " in done.stdout
-    assert lines[-2:] == ["Found 1 error and 2 remarks in 1 file.", f"Next: nanny rule {CLIP}"]
+    summary, fixable, following = lines[-3:]
+    assert (summary, following) == ("Found 1 error and 2 remarks in 1 file.", f"Next: nanny rule {CLIP}")
+    assert fixable.startswith("[*] up to 3 fixable with --fix")
     assert "\x1b[" not in done.stdout
 
 
@@ -292,17 +295,22 @@ def test_baseline_hides_old_findings_and_shows_new_ones_after_lines_moved(projec
     moved = "import os\n\n\n" + TRAIN
     (project / "train.py").write_text(moved)
     assert codes(".", "--baseline", "known.json", cwd=project) == []
-    clip_value = "        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)\n"
-    (project / "train.py").write_text(moved.replace("        scaler.step", f"{clip_value}        scaler.step"))
+    second = SECOND.replace("clip_grad_norm_", "clip_grad_value_")
+    (project / "train.py").write_text(moved + second)
     rows = found(".", "--baseline", "known.json", cwd=project)
-    assert [(row["code"], row["location"]["row"]) for row in rows] == [(CLIP, 15)]
+    assert [(row["code"], row["location"]["row"]) for row in rows] == [(OLD, 22), (CLIP, 25)]
 
 
 def test_a_second_copy_of_a_known_line_is_new(project):
     nanny(".", "--write-baseline", "known.json", cwd=project)
+    (project / "train.py").write_text(TRAIN + SECOND)
+    assert codes(".", "--baseline", "known.json", cwd=project) == [OLD, CLIP]
+
+
+def test_two_consequences_of_one_mistake_are_told_once(project):
     clip = next(line for line in TRAIN.splitlines(keepends=True) if "clip" in line)
     (project / "train.py").write_text(TRAIN.replace(clip, clip + clip))
-    assert codes(".", "--baseline", "known.json", cwd=project) == [CLIP]
+    assert codes("train.py", cwd=project).count(CLIP) == 1
 
 
 def test_baseline_tells_when_its_findings_are_gone(project):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STDIN = "<stdin>"
+NO_TEXTS: Mapping[str, str] = {}
 NO_OVERRIDES = Config()
 SMALLEST_BATCH, LARGEST_BATCH = 48, 90  # files checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
@@ -52,10 +53,10 @@ class Report:
 
 
 class Sources(Mapping[str, str]):
-    """The Python files of a project by path, read when they are first asked for."""
+    """The Python files of a project by path, read when they are first asked for; `texts` stand in for what is on disk."""
 
-    def __init__(self, paths: Iterable[str]):
-        self._texts: dict[str, Text | str | None] = dict.fromkeys(paths)
+    def __init__(self, paths: Iterable[str], texts: Mapping[str, str] = NO_TEXTS):
+        self._texts: dict[str, Text | str | None] = {path: Text(texts[path]) if path in texts else None for path in paths}
 
     def read(self, path: str) -> Text | str:
         text = self._texts[path]
@@ -91,8 +92,13 @@ def check_model(
     return check_paths([text], overrides, jobs=1).findings
 
 
-def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0, top: str = "") -> Report:
-    """Every file below the paths, each by the `[tool.nanny]` above the path that was given, but not above `top`."""
+def check_paths(
+    paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0, top: str = "", texts: Mapping[str, str] = NO_TEXTS
+) -> Report:
+    """Every file below the paths, each by the `[tool.nanny]` above the path that was given, but not above `top`.
+
+    `texts` are Python files as they would be: what a fix makes of them, or an editor that has not saved them yet.
+    """
     report = Report()
     seen: set[str] = set()
     groups: dict[Config, list[Found]] = {}
@@ -104,7 +110,7 @@ def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: in
                 seen.add(real)
                 groups.setdefault(config, []).append(found)
     for config, found_files in groups.items():
-        report += _check_group(found_files, config, jobs)
+        report += _check_group(found_files, config, jobs, texts)
     return replace(report, findings=in_order(_one_for_each_place(report.findings)))
 
 
@@ -138,12 +144,12 @@ def merged(config: Config, overrides: Config) -> Config:
 
 def _one_for_each_place(findings: Iterable[Finding]) -> list[Finding]:
     """A file that several others import is seen by each of their batches; the worst of what they say about a place stays."""
+    from .engine import worse
+
     unique: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         place = (finding.file, finding.cell, finding.line, finding.column, finding.code)
-        known = unique.setdefault(place, finding)
-        if finding.severity > known.severity:
-            unique[place] = finding
+        unique[place] = worse(unique.get(place), finding)
     return list(unique.values())
 
 
@@ -155,20 +161,22 @@ def _is_path(text: str) -> bool:
     return os.path.lexists(text) or text.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or not is_code
 
 
-def _check_group(found_files: list[Found], config: Config, jobs: int) -> Report:
+def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Mapping[str, str]) -> Report:
     """The files of one configuration, in this process or, if there are many, in several."""
     project = [found.path for found in found_files if found.kind == "python"]
     workers = jobs or _cores()
     size = min(max(len(found_files) // (4 * workers), SMALLEST_BATCH), LARGEST_BATCH)
     batches = [found_files[at : at + size] for at in range(0, len(found_files), size)]
     if min(workers, len(batches)) > 1:
-        reports = _in_workers(batches, project, config, min(workers, len(batches)))
+        reports = _in_workers(batches, project, config, min(workers, len(batches)), texts)
     else:
-        reports = [check_batch(batch, project, config) for batch in batches]
+        reports = [check_batch(batch, project, config, texts) for batch in batches]
     return sum(reports, Report())
 
 
-def _in_workers(batches: list[list[Found]], project: list[str], config: Config, workers: int) -> list[Report]:
+def _in_workers(
+    batches: list[list[Found]], project: list[str], config: Config, workers: int, texts: Mapping[str, str]
+) -> list[Report]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -177,16 +185,16 @@ def _in_workers(batches: list[list[Found]], project: list[str], config: Config, 
     size = len(batches)
     try:
         with ProcessPoolExecutor(workers, context) as pool:
-            return list(pool.map(check_batch, batches, [project] * size, [config] * size))
+            return list(pool.map(check_batch, batches, [project] * size, [config] * size, [texts] * size))
     except BrokenProcessPool:  # a worker was killed, most often for its memory
         note = "a worker process was killed; checked everything again in one process"
-        return [Report(notes=[note]), *(check_batch(batch, project, config) for batch in batches)]
+        return [Report(notes=[note]), *(check_batch(batch, project, config, texts) for batch in batches)]
 
 
-def check_batch(batch: list[Found], project: list[str], config: Config) -> Report:
+def check_batch(batch: list[Found], project: list[str], config: Config, texts: Mapping[str, str] = NO_TEXTS) -> Report:
     """Some files of a project, with the rest of it at hand for what they import."""
     report = Report()
-    sources = Sources(project)
+    sources = Sources(project, texts)
     python = []
     with _quiet_interpreter():
         for found in batch:
@@ -266,7 +274,7 @@ def _engine_findings(
     options = Options(device=config.device, amp_dtype=config.amp_dtype)
 
     def run(only: list[str]) -> list[Finding]:
-        by_file = check_project(sources, options, only, trees)
+        by_file = check_project(sources, options, only, trees, notes)
         return [finding for findings in by_file.values() for finding in findings]
 
     try:
@@ -334,7 +342,7 @@ def _check_notebook(found: Found, text: str, config: Config) -> Report:
         return Report(notes=[f"{found.path}: skipped, its code is not Python"])
     inner = _check_python({found.path: notebook.source}, [found.path], config)
     findings = [in_cell(finding, notebook) for finding in inner.findings]
-    findings += [replace(broken_code(error, found.path), cell=cell.number) for cell, error in notebook.broken]
+    findings += [broken_code(error, found.path, cell=cell.number) for cell, error in notebook.broken]
     return Report(findings, _cell_lines(findings, notebook, found.path), inner.notes, [found.path])
 
 

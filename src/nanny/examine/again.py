@@ -34,13 +34,14 @@ def examine_again(
     models: Sequence[tuple[nn.Module, str]],
     step: int,
     scale: Callable[[], float | None] | None = None,
+    try_remedies: bool = True,
 ) -> Examination:
     """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were."""
     obstacle = _obstacle(calls)
     if obstacle:
         raise NotAgain(obstacle)
     given = [tensor for call in calls for tensor in call.inputs]
-    sanitizer = Sanitizer(models, step, scale)
+    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies)
     with ExitStack() as kept:
         for module in {id(call.module): call.module for call in calls}.values():
             # backward checks that nobody has written into what it saved: what is put back counts as never written

@@ -68,10 +68,20 @@ from .follow import Follower
 from .measure import GradientNumbers, extent, gradient_errors, gradient_numbers
 from .nonfinite import check_given, first_bad, overflowed_by_scale, poisoned_buffer
 from .records import Suspect, plain_suspects
+from .remedies import Remedies
 from .states import States
 from .tags import Ledger, Tag
 
-_OF_THE_STEP = ("_shadows", "_follower", "_ledger", "_states", "_overwritten", "_outputs", "_hooks")  # not kept after it
+_OF_THE_STEP = (
+    "_shadows",
+    "_follower",
+    "_ledger",
+    "_states",
+    "_overwritten",
+    "_outputs",
+    "_hooks",
+    "_remedies",
+)  # not kept after it
 _CHECK_OPS = 64
 _CHECK_SHARE = 8  # or when this part of the budget has been made since
 _STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
@@ -93,6 +103,7 @@ class Sanitizer:
         twin_bytes: int | None = None,
         strict: bool = False,
         seconds: float = math.inf,
+        try_remedies: bool = True,
     ) -> None:
         self._models = [(unwrapped(model), prefix) for model, prefix in models]
         self._step = step
@@ -101,6 +112,7 @@ class Sanitizer:
         self._twin_bytes = twin_bytes
         self.seconds = seconds
         self._strict = strict
+        self._tries = try_remedies
         self._handles: list[Any] = []
         self._is_open = False
         self._failure = self._left_out = ""
@@ -137,6 +149,7 @@ class Sanitizer:
             on_trouble=None if self._strict else self._end,
             on_interrupt=self._stop,
         )
+        self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
         devices = [p.device for model, _ in self._models for p in model.parameters()]
@@ -164,6 +177,7 @@ class Sanitizer:
         self._places.open()
         self._opened.callback(self._shadows.__exit__, None, None, None)
         self._shadows.__enter__()
+        self._opened.callback(self._remedies.close)
 
     def close(self) -> Examination:
         """Ends the examination; a second call changes nothing."""
@@ -225,8 +239,9 @@ class Sanitizer:
         """Our own trouble. What was kept beside the program is given back at once: it may be memory that is missing."""
         if self._is_open and not self._failure:
             self._failure = f"{type(error).__name__}: {error}"
-            if "_shadows" in vars(self):
+            if "_remedies" in vars(self):
                 self._shadows.release()
+                self._remedies.drop()
             self._overwritten = {}
 
     def _stop(self, why: str) -> None:
@@ -234,6 +249,7 @@ class Sanitizer:
         if self._is_open and not self._left_out:
             self._left_out = f"{why}; from there on the step was not examined"
             self._shadows.release()
+            self._remedies.drop()
             self._overwritten = {}
             self._unhook()
 
@@ -267,6 +283,7 @@ class Sanitizer:
             leaves = [leaf for leaf in list(float_leaves(output))[:8] if has_storage(leaf)]
             tags = [self._ledger.tags.find(leaf) for leaf in leaves]
             self._saturation = max((self._saturated(leaf) for leaf in leaves), default=0.0)
+            self._remedies.outputs(leaves)
         self._outputs = [tag for tag in tags if tag is not None]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
@@ -294,7 +311,10 @@ class Sanitizer:
         if spot.place.phase == "optimizer" and not self._updating:
             self._updating = True
             self._gradients_now()
+            self._remedies.close()
         self._follower.see(op, spot, self._overwritten)
+        if self._tries and self._ledger.has_broken:
+            self._remedies.broke(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
         self._facts.see(op, spot)
         if self._overwritten:
             self._states.note(op, spot, self._ledger.order, self._overwritten)
@@ -315,8 +335,11 @@ class Sanitizer:
             self._mind_memory()
 
     def _mind_memory(self) -> None:
-        held = self._shadows.bytes_held
+        held = self._shadows.bytes_held + self._remedies.bytes_held
         self._allowed = self._budget.allowed(held)
+        if held > self._allowed:
+            self._remedies.drop()
+            held = self._shadows.bytes_held
         if held > self._allowed:
             self._shadows.start_over()
         self._made_at_check = self._shadows.bytes_made
@@ -359,6 +382,7 @@ class Sanitizer:
         self._losses.append(
             {"value": float(loss.detach()) / scale, "reference": float(twin.detach()) / scale, "dtype": short_dtype(loss.dtype)}
         )
+        self._remedies.loss(loss, scale)
         if tag is not None:
             self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
 
@@ -388,6 +412,7 @@ class Sanitizer:
                 self._known(grad, "gradient", name)
                 self._gradients[name] = gradient_numbers(grad, self._shadows.twin(grad), scale)
                 self._gradient_tags[name] = self._ledger.tags.find(grad)
+                self._remedies.gradient(name, grad, scale)
 
     def _gradients_now(self) -> None:
         """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
@@ -443,6 +468,7 @@ class Sanitizer:
             first_bad=first_bad(s for s in suspects if s.destroyed),
             first_bad_reference=first_bad(s for s in suspects if s.destroyed_reference),
             facts=facts,
+            trials=self._remedies.trials(self._scale, total),
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
             suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),

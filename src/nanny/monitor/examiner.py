@@ -119,10 +119,17 @@ class Examiner:
 
     turn: ClassVar[threading.Lock] = threading.Lock()  # one step of a process is examined at a time
 
-    def __init__(self, recorder: Recorder, on_examination: Callable[[Examination], None], always: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        on_examination: Callable[[Examination], None],
+        always: bool = False,
+        try_remedies: bool = True,
+    ) -> None:
         self.plan = ExaminationPlan()
         self.off_because = ""
         self._always = always
+        self._tries = try_remedies
         self._recorder = recorder
         self._deliver = on_examination
         self._sanitizer: Sanitizer | None = None
@@ -158,7 +165,7 @@ class Examiner:
         self._recorder.hears_calls = self._again < MOST_AGAIN
         started = time.perf_counter()
         try:
-            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
+            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale), self._tries))
         except NotAgain as error:
             self.not_again = str(error)
         finally:
@@ -177,7 +184,15 @@ class Examiner:
         self._thread = threading.get_ident()
         self._opened, self._calls = time.perf_counter(), 0
         try:
-            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds_left()))
+            opened.append(
+                Sanitizer(
+                    self._recorder.models,
+                    step,
+                    weakly(self._scale),
+                    seconds=self._seconds_left(),
+                    try_remedies=self._tries,
+                )
+            )
             opened[0].open()
         except BaseException:
             self._release()

@@ -58,8 +58,8 @@ def find_alerts(
     return Alerts(sources[0], sort_by_step(found), bool(on_record) and not found, unknown, list(notes))
 
 
-def job_verdict(sources: Sequence[Source], found: Sequence[Finding]) -> Verdict:
-    """Of a job with these findings. The process that was first in trouble has the evidence."""
+def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool = True) -> Verdict:
+    """Of a job with these findings. The process that was first in trouble has the evidence; `tried`: its trials count."""
     first = first_culprit(sort_by_step(found))
     lead = sources[0]
     sick = next((source for source in sources if first is not None and source.run.rank == first.rank), lead)
@@ -71,8 +71,9 @@ def job_verdict(sources: Sequence[Source], found: Sequence[Finding]) -> Verdict:
     failure = str(lead.run.meta.get("failure") or "")
     evidence = stored_evidence(sick.db, sick.run)
     joint = tuple(f for f in found if f.code == "RANKS_APART")  # in no file, but between them
+    evidence = replace(evidence, findings=(*evidence.findings, *joint))
     return verdict_of(
-        replace(evidence, findings=(*evidence.findings, *joint)),
+        evidence if tried else evidence.without_trials(),
         steps=reader.steps(lead.db, lead.run.id),
         status=lead.run.status,
         failure=failure,

@@ -111,12 +111,12 @@ class CurveStats:
     last_step: int
 
 
-def summarize(sources: Sequence[Source], notes: Sequence[str] = ()) -> Summary:
-    """The summary of a job, of which `open_job` gives the processes and the notes."""
+def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool = True) -> Summary:
+    """The summary of a job, of which `open_job` gives the processes and the notes; `tried`: with remedies that were tried."""
     ranks = [_rank_state(source) for source in sources]
     apart = compare_ranks(sources)
     found = sort_by_step([*(finding for rank in ranks for finding in rank.findings), *apart.findings])
-    return Summary(ranks, job_verdict(sources, found), _by_code(found), list(notes), apart)
+    return Summary(ranks, job_verdict(sources, found, tried), _by_code(found), list(notes), apart)
 
 
 def _rank_state(source: Source) -> RankState:

@@ -21,6 +21,7 @@ from ..core.formats import BF16, FP16, FP32, Format, format_of
 from ..core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from ..core.plain_json import finding_object
 from ..core.step import Site
+from ..diagnose.describe import trial_in_words
 from ..diagnose.verdict import Verdict, first_culprit, severity_counts
 from ..show.findings import STYLES
 from ..show.spark import sparkline
@@ -120,6 +121,7 @@ def verdict_lines(verdict: Verdict) -> list[Line]:
         lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
         lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []
         lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
+        lines += [Line(f"    {trial_in_words(trial)}", indent=9) for trial in cause.tried]
     if first is not None:
         lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
     return lines

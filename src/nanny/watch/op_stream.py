@@ -246,6 +246,14 @@ def join(consumer: Consumer) -> None:
     stream.consumers = (*stream.consumers, consumer)
 
 
+def join_beside(consumer: Consumer, other: Consumer) -> None:
+    """From the next operation on, it is shown what another is shown that joined before; also from within an operation."""
+    stream = _joined.get(id(other))
+    if stream is not None:
+        _joined[id(consumer)] = stream
+        stream.consumers = (*stream.consumers, consumer)
+
+
 def leave(consumer: Consumer) -> None:
     """Idempotent."""
     stream = _joined.pop(id(consumer), None)

@@ -19,12 +19,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from ..core.command_line import LANGUAGES
 from ..core.finding import Finding, NannyError
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..core.terminal import visible
 from ..diagnose import knowledge
+from ..diagnose.describe import trial_in_words
+from ..diagnose.records import Diagnosis
 from ..runs.alerts import repeats
+from ..runs.card import cards
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import error_matrix, matrices_of
@@ -67,6 +71,7 @@ class PageData(TypedDict):
     comparison: dict[str, Any] | None
     figures: dict[str, Any]
     formats: list[dict[str, Any]]
+    card: dict[str, str]
     next: list[str]
     notes: list[str]
 
@@ -95,6 +100,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
+            card=cards(summary),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
         )
@@ -145,7 +151,11 @@ def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any
 
 def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
     one = summary.diagnosis
-    return [] if one is None else [{**finite(one.to_json()), "pages": _cause_pages(one.cause)}]
+    return [] if one is None else [{**finite(one.to_json()), **_tried(one), "pages": _cause_pages(one.cause)}]
+
+
+def _tried(one: Diagnosis) -> dict[str, Any]:
+    return {"tried": {language: [trial_in_words(t, language) for t in one.tried] for language in LANGUAGES}}
 
 
 def _cause_pages(cause: str) -> dict[str, Any]:

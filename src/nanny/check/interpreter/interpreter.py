@@ -241,13 +241,16 @@ class Interpreter:
         self.traces.append(body)
         self.run_block(Frame(self.options, module, body, module.env), module.tree.body)
         called = {path.rpartition(".")[2] for path in module.uses.called}
-        own = [f for f in module.functions if f.module is module]
-        for function in sorted(own, key=lambda f: f.called_as in called):  # entry points first: they run their helpers
-            if function.runs == 0:
-                self._run_entry(function, function.owner)
-        for function in own:
-            for owner in _heirs(function, module):
-                self._run_entry(function, owner)
+        tried: set[ast.AST] = set()
+        while waiting := [f for f in module.functions if f.module is module and f.node not in tried]:
+            for function in sorted(waiting, key=lambda f: f.called_as in called):  # entry points first: they run their helpers
+                ran = function.node in tried or any(f.runs for f in module.functions if f.node is function.node)
+                tried.add(function.node)
+                if not ran:
+                    self._run_entry(function, function.owner)
+            for function in waiting:
+                for owner in _heirs(function, module):
+                    self._run_entry(function, owner)
         return FileView(module, self.traces, self.options)
 
     def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
@@ -539,6 +542,7 @@ class Interpreter:
         for alias in node.names:
             name = alias.asname or alias.name
             if name == "*":
+                self._import_all(frame, target)
                 continue
             path = f"{node.module or ''}.{alias.name}".lstrip(".")
             frame.env[name] = Value("external", ref=path)
@@ -549,6 +553,16 @@ class Interpreter:
                 frame.env[name] = Value("lazy", ref=(inside, "", path))
             elif target is not None:
                 frame.env[name] = Value("lazy", ref=(target, alias.name, path))
+
+    def _import_all(self, frame: Frame, filename: str | None) -> None:
+        """`from lib import *`: every public name that the body of a file of the project binds."""
+        module = self._module(filename) if filename is not None else None
+        if module is None or module is frame.module:
+            return
+        self.load(frame, module)
+        for name, value in module.env.items():
+            if not name.startswith("_") and name.isidentifier():
+                frame.env[name] = value
 
     def run_delete(self, frame: Frame, node: ast.Delete) -> None:
         for target in node.targets:
@@ -1042,7 +1056,7 @@ class Interpreter:
         thing = value.thing
         assert thing is not None
         base = objects.optimizer_base(info)
-        if base and isinstance(node, ast.Call) and info.find("step") is None:
+        if base and isinstance(node, ast.Call):
             passed = thing.attrs.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
             return objects.new_optimizer(frame, node, base, list(passed.inputs) or args, passed.ref)
         for item in (*args, *kwargs.values()):

@@ -25,9 +25,9 @@ def builds_optimizer(path: str, last: str) -> bool:
 
 def optimizer_base(info: OwnClass) -> str:
     """`AdamW` for a class of the project that derives from torch.optim.AdamW; empty if it is no such class."""
-    names = [base for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
-    found = next((n.rpartition(".")[2] for n in names if n.rpartition(".")[2] != "Optimizer"), "")
-    return found or next((b for parent in info.parents if parent is not info and (b := optimizer_base(parent))), "")
+    names = [base.rpartition(".")[2] for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
+    names += [b for parent in info.parents if parent is not info and (b := optimizer_base(parent))]
+    return next((name for name in names if name != "Optimizer"), names[0] if names else "")
 
 
 def new_optimizer(frame: Frame, node: ast.Call, last: str, args: Args, kwargs: Kwargs) -> Value:

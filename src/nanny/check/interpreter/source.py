@@ -111,6 +111,13 @@ class SourceFile:
     def uses(self) -> Uses:
         return uses_in(self.tree)
 
+    @cached_property
+    def is_test(self) -> bool:
+        """Whether it is a test: it imports what tests are written with, at its top level."""
+        imported = {alias.name for s in self.tree.body if isinstance(s, ast.Import) for alias in s.names}
+        imported |= {s.module or "" for s in self.tree.body if isinstance(s, ast.ImportFrom)}
+        return any(name.partition(".")[0] in ("pytest", "unittest") or name.startswith("torch.testing") for name in imported)
+
 
 @dataclass(eq=False, repr=False)
 class WalkedFile:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
+from ..chains import link, node_link
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value, ancestors
@@ -100,7 +101,9 @@ def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
         if problem:
             text, severity = problem
             node = _argument_node(event.node, name) or value.node or event.node
-            yield Hit(node, f"{name}={value.const:g}: {text}", "the defaults are 65536, 2.0, 0.5 and 2000", severity)
+            chain = (node_link(node, event.file, f"{name}={value.const:g}"),)
+            hint = "the defaults are 65536, 2.0, 0.5 and 2000"
+            yield Hit(node, f"{name}={value.const:g}: {text}", hint, severity, chain=chain)
 
 
 def setting_problem(name: str, number: float) -> tuple[str, Severity] | None:
@@ -184,10 +187,16 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if any(v.kind == "scaler" for e in view.of("save") for v in ancestors(e.arg(0), 100)):  # saved whole
         return
+    first = used[0]
+    node, held = event.node, event.arg(0)
+    if event.file != first.file and held.node is not None:  # a helper saves what it is given: the dict is where to add it
+        node = held.node
     yield Hit(
-        event.node,
-        f"the checkpoint holds the optimizer's state but not that of the scaler used at line {used[0].line}",
+        node,
+        f"the checkpoint holds the optimizer's state but not that of the scaler used at "
+        f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
         'add "scaler": scaler.state_dict(), and load it when resuming',
+        chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
     )
 
 
@@ -228,6 +237,7 @@ def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"gradients of a scaled loss are used as they are (autograd.grad at line {event.line})",
+            "gradients of a scaled loss are used as they are: a penalty on them is 65,536 times too large",
             "divide them by scaler.get_scale() before building the penalty, and compute it in float32",
+            chain=(link(event, "gradients of the scaled loss, never divided by the scale"),),
         )

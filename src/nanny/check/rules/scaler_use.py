@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..chains import link, region_link
 from ..interpreter.guards import AMP
 from ..interpreter.torch_names import GRAD_SCALERS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
-from .protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
+from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, same_object, scaler_of
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -45,8 +46,9 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             step.node,
-            "scaler.step() without scaler.update() anywhere after it",
+            "scaler.step() without scaler.update() anywhere after it: the scale stays, and the next unscale_ raises RuntimeError",
             "call scaler.update() once per iteration, after step",
+            chain=(link(step, "the scaler steps, and nothing in this program updates it"),),
         )
 
 
@@ -84,8 +86,8 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     made = view.of("scaler.new")
     for index, event in trace.numbered("optimizer.step"):
-        owner = event.arg(0).thing
-        if owner is not None and owner.kind == "framework_optimizer":
+        owned = event.arg(0)
+        if owned.thing is not None and owned.thing.kind == "framework_optimizer":
             continue
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
         if last is None or not is_scaled(last) or _all_disabled(trace, made):
@@ -93,11 +95,24 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
         if "maybe_scaled" in last.arg(0).tags and (AMP, False) in event.at.guards:
             continue
         scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
-        beside = f", and scaler.step() already ran at {scaled.place_in(event.file)}" if scaled else ""
+        undone = next((e for e in before(trace, index) if e.op == "scaler.unscale_" and same_object(e.arg(1), owned)), None)
+        if scaled is not None:
+            harm = f"the same gradients are used twice, scaler.step() ran at {scaled.place_in(event.file)}"
+        elif undone is not None:
+            harm = "it does not skip infinite gradients, as scaler.step() would"
+        else:
+            harm = "they are 65,536 times too large"
         yield Hit(
             event.node,
-            f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}){beside}",
+            f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}): {harm}",
             "use scaler.step(optimizer), and drop the plain optimizer.step()",
+            chain=(
+                link(last, "backward of the scaled loss"),
+                *((link(undone, "unscale_ of this optimizer"),) if undone else ()),
+                *((link(scaled, "scaler.step() of this optimizer"),) if scaled else ()),
+                link(event, "the optimizer steps without the scaler"),
+            ),
+            unknown=doubt_of_scale(last, event),
         )
 
 
@@ -133,8 +148,10 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
                 yield Hit(
                     event.node,
-                    f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale",
+                    f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
+                    "the gradients come out 65,536 times too small",
                     "use scaler.scale(loss).backward()",
+                    chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                 )
 
 
@@ -174,8 +191,10 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"fp16 training without a loss scaler: {inside.at.region.label_in(event.file)}, plain backward at line {event.line}",
+            f"fp16 training without a loss scaler ({inside.at.region.label_in(event.file)}): "
+            "gradients below 6e-8 become 0, and nothing says so",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
+            chain=(region_link(inside.at.region, event.file), link(event, "backward of the plain loss")),
         )
 
 

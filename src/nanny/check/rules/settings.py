@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
+from ..chains import link, node_link
 from ..interpreter.torch_names import TRAINERS, TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value
@@ -62,7 +63,10 @@ def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
             nodes = [_keyword(event.node, name) for name in (first, second)]
             later = max(nodes, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
             yield Hit(
-                later, f"{first} and {second} are both on", "keep one: bf16 where the GPU has it (Ampere or later), else fp16"
+                later,
+                f"{first} and {second} are both on",
+                "keep one: bf16 where the GPU has it (Ampere or later), else fp16",
+                chain=tuple(node_link(n, event.file, f"{name} is on") for n, name in zip(nodes, (first, second))),
             )
 
 
@@ -230,19 +234,30 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
     framework = _framework(view)
     if framework is None:
         return
-    name, call, kind, line = framework
+    name, call, kind, made = framework
     if kind not in ("fp16", ""):
         return
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
         if (enabled is None or enabled.const is not False) and kind == "fp16":
-            yield Hit(event.node, f"{name} (line {line}) has a loss scaler of its own", f"remove this one and use {call}")
+            yield Hit(
+                event.node,
+                f"{name} ({made.place_in(event.file)}) has a loss scaler of its own: the loss is scaled twice",
+                f"remove this one and use {call}",
+                chain=(link(made, f"{name} scales the loss"), link(event, "a second scaler is made")),
+            )
     if view.of("scaler.new"):
         return
     for trace in view.traces:
         for event in trace.of("backward"):
             if _owned(trace, name) and kind == "fp16":
-                yield Hit(event.node, f"{name} (line {line}) scales the loss itself, this backward does not", f"use {call}")
+                yield Hit(
+                    event.node,
+                    f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: "
+                    "the step divides unscaled gradients by 65,536",
+                    f"use {call}",
+                    chain=(link(made, f"{name} in fp16"), link(event, "backward without it")),
+                )
 
 
 def _owned(trace: Trace, name: str) -> bool:
@@ -251,25 +266,25 @@ def _owned(trace: Trace, name: str) -> bool:
     return name != "Lightning" or (trace.owner is not None and trace.owner.is_lightning)
 
 
-def _framework(view: FileView) -> tuple[str, str, str, int] | None:
-    """Name, the call to use, the precision (empty: not known) and the line of the framework that owns the loss scale."""
+def _framework(view: FileView) -> tuple[str, str, str, Event] | None:
+    """Name, the call to use, the precision (empty: not known) of the framework that owns the loss scale, and where it is made."""
     for event in view.of("framework.new"):
         if event.out.ref == "accelerate":
-            return "Accelerator", "accelerator.backward(loss)", _precision(event.kwargs.get("mixed_precision")), event.line
+            return "Accelerator", "accelerator.backward(loss)", _precision(event.kwargs.get("mixed_precision")), event
         if event.out.ref == "fabric":
-            return "Fabric", "fabric.backward(loss)", _precision(event.kwargs.get("precision")), event.line
+            return "Fabric", "fabric.backward(loss)", _precision(event.kwargs.get("precision")), event
         if event.out.ref == "deepspeed":
             config = event.kwargs.get("config") or event.kwargs.get("config_params")
             section = (
                 config.ref.get("fp16") if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else None
             )
-            return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
+            return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event
     for event in view.of("external"):
         path = event.arg(0).path
         if event.arg(0).last in TRAINING_ARGUMENTS and _is_on(event.kwargs.get("fp16")):
-            return "Trainer", "self.accelerator.backward(loss)", "fp16", event.line
+            return "Trainer", "self.accelerator.backward(loss)", "fp16", event
         if event.arg(0).last == "Trainer" and path.partition(".")[0] in ("lightning", "pytorch_lightning"):
-            return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event.line
+            return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -41,12 +42,13 @@ def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if not event.op.endswith("_") and event.op != "setitem" and event.at.region is not None and event.op == "index_put":
         return
-    severity = Severity.ERROR if value.sure or event.at.region is not None else Severity.WARNING
+    made = (node_link(target.node, event.file, f"the tensor is {target.dtype}"),) if target.node is not None else ()
     yield Hit(
         event.node,
-        f"{value.dtype} values are written into a {target.dtype} tensor: {value.why}",
+        f"{value.dtype} values are written into a {target.dtype} tensor, which raises RuntimeError: {value.why}",
         "cast the values with .to(target.dtype)",
-        severity,
+        chain=(*made, *half_links(value, event.file), link(event, "they are written by index")),
+        unknown=unknown_link(value, event.file),
     )
 
 
