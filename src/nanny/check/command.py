@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from ..core.command_line import Parser, whole
 from ..core.finding import Finding, NannyError, Severity
+from ..core.numbers import counted
 from ..core.terminal import complain, say, visible_lines
 from ..show.findings import (
     errors_first,
@@ -167,8 +168,17 @@ def _statistics(report: Report, form: str, colour: bool) -> str:
     return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(report.findings)])
 
 
+def _also_read(report: Report) -> str:
+    """Names what was read only because a checked file imports it."""
+    if not report.read_too:
+        return ""
+    names = ", ".join(report.read_too[:5]) + (" ..." if len(report.read_too) > 5 else "")
+    who = "it imports" if len(report.files) == 1 else "they import"
+    return f"\nRead {counted(len(report.read_too), 'more file')} that {who}: {names}"
+
+
 def _ending(report: Report) -> str:
-    end = summary(report.findings, len(report.files))
+    end = summary(report.findings, len(report.files)) + _also_read(report)
     return f"{end}\nNext: nanny rule {worst_code(report.findings)}" if report.findings else end
 
 
