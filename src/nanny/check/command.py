@@ -207,8 +207,7 @@ def _statistics(report: Report, form: str, colour: bool) -> str:
 def _ending(report: Report, options: argparse.Namespace) -> str:
     next_step = f"Next: nanny rule {worst_code(report.findings)}" if report.findings else ""
     lines = (summary(report.findings, len(report.files)), _also_read(report), _can_be_fixed(report, options), next_step)
-    return "
-".join(line for line in lines if line)
+    return "\n".join(line for line in lines if line)
 
 
 def _also_read(report: Report) -> str:
