@@ -140,6 +140,8 @@ def _take(fixed: Fixed, may: _Allowed, unsafe: bool, refused: Collection[tuple[s
                 continue
             if _name(file, finding, change, fixed.texts[file]) in refused or any(_touch(change, c) for _, c in part):
                 continue
+            if any(start <= e.start <= end for start, end in change.rests_on for _, c in part for e in c.edits):
+                continue
             part.append((finding, change))
         if part:
             taken[file] = part

@@ -45,7 +45,7 @@ def _put_in(tree: Tree, finding: Finding) -> tuple[Expression, Expression | None
     pair = tree.at(finding, cst.BinaryOperation)
     if pair is not None:
         sides = (pair.left, pair.right)
-        numbers = [side for side in sides if _end(tree, side)]
+        numbers = [side for side in sides if _end(tree, side) == "min"]  # a large factor above 0 is no mask
         return (numbers[0], sides[0] if numbers[0] is sides[1] else sides[1], None) if len(numbers) == 1 else None
     call = tree.at(finding, cst.Call)
     if call is None:
