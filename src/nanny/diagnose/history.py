@@ -281,7 +281,8 @@ class RunHistory:
         return Evidence(self.facts, scalars, tuple(findings), tuple(self.examinations), self.limits)
 
     def add_examination(self, examination: Examination) -> None:
-        self.examinations.append(examination)
+        """A step that was made again is told by that examination."""
+        self.examinations = [*(e for e in self.examinations if e.step != examination.step), examination]
 
     def _add_curves(self, step: StepRecord) -> None:
         self.scalars = step_scalars(step)

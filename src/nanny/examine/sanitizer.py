@@ -391,11 +391,12 @@ class Sanitizer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While nothing that runs is the step's; operations are not seen either, if the modes are off."""
-        self._is_open = False
+        self._is_open, since = False, time.perf_counter()
         try:
             yield
         finally:
             self._is_open = True
+            self._started += time.perf_counter() - since
 
     def note(self, name: str, fact: Any) -> None:
         """A fact from outside."""
@@ -569,6 +570,11 @@ class Sanitizer:
     @property
     def is_spent(self) -> bool:
         return time.perf_counter() - self._started > self.seconds
+
+    @property
+    def has_ended(self) -> bool:
+        """Before the step: what comes is not examined."""
+        return bool(self._failure or self._left_out)
 
     def give_up(self) -> None:
         """Its time is over: what was seen stands, nothing more is looked at."""

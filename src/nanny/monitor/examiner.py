@@ -143,6 +143,7 @@ class Examiner:
         self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
+        self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
@@ -181,22 +182,26 @@ class Examiner:
         capture = self._recorder.capture
         if capture is None or self.off_because or not modes_may_change():
             return
-        if self._sanitizer is not None:
-            self._look_twice(made, root, self._sanitizer)
+        live = self._sanitizer
+        if live is not None and not live.has_ended:
+            self._look_twice(made, root, live)
             return
-        if self._again >= MOST_AGAIN or not self.turn.acquire(blocking=False):
+        if self._again >= MOST_AGAIN or (live is None and not self.turn.acquire(blocking=False)):
             return
         self._again += 1
         self._recorder.hears_calls = self._again < MOST_AGAIN
         started = time.perf_counter()
         try:
             step, scale = capture.record.step, weakly(self._scale)
-            seen = examine_again(made, self._recorder.models, step, scale, self._tries, root)
-            self._deliver(replace(seen, trials=(*seen.trials, *self._tried(made, root))))
+            with contextlib.nullcontext() if live is None else live.paused():
+                seen = examine_again(made, self._recorder.models, step, scale, self._tries, root)
+                self._deliver(replace(seen, trials=(*seen.trials, *self._tried(made, root))))
+            self._is_replaced = live is not None
         except NotAgain as error:
             self.not_again = str(error)
         finally:
-            self.turn.release()
+            if live is None:
+                self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
             seconds = time.perf_counter() - started
             self.plan.spent += seconds
@@ -207,6 +212,7 @@ class Examiner:
         if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
             return
         self._twice += 1
+        started = time.perf_counter()
         with contextlib.suppress(NotAgain), sanitizer.paused():
             found = {} if root is None else run_twice(made, self._recorder.models, root)
             if found:
@@ -214,6 +220,10 @@ class Examiner:
             for trial in self._tried(made, root):
                 sanitizer.note_trial(trial)
         self._recorder.calls_since_backward()
+        seconds = time.perf_counter() - started
+        self.plan.spent += seconds
+        self._recorder.seconds -= seconds
+        self._opened += seconds  # nothing that the plan has to reckon with
 
     def _tried(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
         """What other inputs, or a smaller loss scale, would have made of these calls."""
@@ -234,7 +244,7 @@ class Examiner:
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened, self._calls = time.perf_counter(), 0
+        self._opened, self._calls, self._is_replaced = time.perf_counter(), 0, False
         try:
             opened.append(
                 Sanitizer(
@@ -277,7 +287,7 @@ class Examiner:
 
     def finish(self, at_any_price: bool = False) -> None:
         examination = self.close(at_any_price)
-        if examination is not None:
+        if examination is not None and not self._is_replaced:
             self._deliver(examination)
 
     @property
