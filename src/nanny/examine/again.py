@@ -10,11 +10,14 @@ said.
 from __future__ import annotations
 
 import os
+import pickle
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
@@ -187,9 +190,10 @@ class _Again:
                 kept.callback(sanitizer.close)
                 sanitizer.open()
             try:
+                drawn = _drawn()
                 with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
                     self.results = [call.make_again(*self._inputs(call)) for call in self._calls]
-                self.untouched = all(state.is_untouched() for state in states)
+                self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
                 self._backward(sanitizer)
             except Stopped as error:
                 raise NotAgain(str(error)) from None
@@ -237,6 +241,11 @@ class _Again:
                     yield loss, torch.ones_like(loss)
                 elif self.root is None and i in call.gradients:
                     yield output, call.gradients[i] * self.shrink
+
+
+def _drawn() -> tuple[Any, bytes]:
+    """Where the random numbers of Python and numpy stand: to read them before every call of a model would cost too much."""
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 class _NoCollectives:

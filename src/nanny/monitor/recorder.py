@@ -186,6 +186,7 @@ class Recorder:
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
+        self._calls.catches = not self._own_scalers  # a scaler skips what is bad, and the step after it can be examined
         self._calls.begin()
 
     def _hear_gradients(self) -> None:
