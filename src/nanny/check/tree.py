@@ -167,6 +167,19 @@ class Tree:
         ]
         return min(names, key=len, default="")
 
+    def reach(self, path: str) -> tuple[str, list[Edit]]:
+        """How to write a path of torch here, with the import that this takes; an empty name where `torch` is something else."""
+        name = self.name_of(path)
+        if name or "torch" in self.bound_in(self.module):
+            return name, []
+        for line in self.module.body:
+            first = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+            is_future = isinstance(first, cst.ImportFrom) and first.module is not None and dotted(first.module) == "__future__"
+            if isinstance(first, (cst.Import, cst.ImportFrom)) and not is_future:
+                edit = self.before(first, "import torch")
+                return (path, [edit]) if edit is not None else ("", [])
+        return "", []
+
     def bound_in(self, scope: cst.CSTNode) -> dict[str, int]:
         """Names and attributes that a function (or the module) binds -> where it does so first."""
         found: dict[str, int] = {}
