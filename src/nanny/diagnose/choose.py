@@ -40,7 +40,7 @@ from ..core.ops import (
 from .evidence import Evidence
 from .knowledge import remedy_of
 from .records import Diagnosis
-from .registry import all_causes, less_sure
+from .registry import LIKELY, POSSIBLE, all_causes, less_sure
 from .signs import Signs
 
 # ---- 1. from a hazard to its cause ----
@@ -305,7 +305,15 @@ def fitting(evidence: Evidence) -> list[Diagnosis]:
         for one in all_causes().values()
         for seen in one.function(signs)
     ]
-    return best_first([_weighed_by_trials(one, signs) for one in found], signs.lead)
+    return best_first([_weighed_by_trials(one, signs) for one in _run_again(found)], signs.lead)
+
+
+def _run_again(found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Of a step that came out otherwise when it was run again, what an operation did in it proves nothing."""
+    chance = next((one for one in found if one.cause == "not_reproducible" and one.confidence >= LIKELY), None)
+    if chance is None:
+        return list(found)
+    return [replace(o, confidence=POSSIBLE) if o is not chance and o.step == chance.step else o for o in found]
 
 
 # ---- 4. what was tried on the step itself ----

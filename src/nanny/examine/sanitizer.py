@@ -22,6 +22,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     saturated_outputs share of the model's outputs that are exactly 0 or 1 and are not in FP32; if no loss was seen
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
+    not_reproducible  what gave other bits when it was run again: {op, site, where, device, rank, every_time, bad}: see again.py
     left_out          why twins or states were not kept (memory ran short), or from where on the step could not be examined
     failed            why the examination ended early
 """
@@ -31,8 +32,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -116,6 +117,7 @@ class Sanitizer:
         self._handles: list[Any] = []
         self._is_open = False
         self._failure = self._left_out = ""
+        self._noted: dict[str, Any] = {}
         self._operations = 0
         self._opened = ExitStack()
 
@@ -386,6 +388,23 @@ class Sanitizer:
         if tag is not None:
             self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While nothing that runs is the step's; operations are not seen either, if the modes are off."""
+        self._is_open = False
+        try:
+            yield
+        finally:
+            self._is_open = True
+
+    def note(self, name: str, fact: Any) -> None:
+        """A fact from outside."""
+        self._noted[name] = fact
+
+    def note_scale(self) -> None:
+        """Backward begins from gradients that are given, not from a loss."""
+        self._scale = self._scale_of() if self._scale_of is not None else None
+
     def _note_factor(self, op: Operation) -> None:
         numbers = [float(a) for a in op.args if not (isinstance(a, Tensor) and (a.requires_grad or a.numel() != 1))]
         self._loss_factor = next((n for n in numbers if abs(n) >= _HAND_MADE_SCALE), self._loss_factor)
@@ -435,7 +454,7 @@ class Sanitizer:
             return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
     def _assembled(self) -> Examination:
-        facts: dict[str, Any] = self._facts.facts()
+        facts: dict[str, Any] = {**self._facts.facts(), **self._noted}
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
         self._guarded(self._measure_consequences, facts)
         suspects = self._ledger.suspects

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,8 +25,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.examination import Examination
-from ..examine.again import NotAgain, examine_again
+from ..examine.again import NotAgain, examine_again, run_twice
 from ..examine.sanitizer import Sanitizer
+from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import many_processes
@@ -140,9 +141,12 @@ class Examiner:
         self._position = self._calls = 0
         self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
-        self._again = 0
+        self._again = self._twice = 0
+        self._made: list[ModelCall] = []  # in this step
+        self._made_at = -1
         recorder.hears_calls = True
         recorder.when_backward = self.backward_begins
+        recorder.when_bad_gradients = self.gradients_are_bad
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
@@ -154,10 +158,31 @@ class Examiner:
         self.off_because = self._obstacle()
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
 
-    def backward_begins(self, loss_is_bad: bool) -> None:
+    def backward_begins(self, loss_is_bad: bool, root: torch.Tensor) -> None:
         """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
         made, capture = self._recorder.calls_since_backward(), self._recorder.capture
-        if not loss_is_bad or capture is None or self.is_open or self.off_because or not modes_may_change():
+        if capture is None:
+            return
+        if self._made_at != capture.record.step:
+            self._made, self._made_at = [], capture.record.step
+        self._made = [*self._made, *made][:MOST_CALLS]
+        if loss_is_bad:
+            self._made = []
+            self._make_again(made, root)
+
+    def gradients_are_bad(self) -> None:
+        """The loss was finite: all that was called for it in this step is made again, backward too."""
+        made, self._made = self._made, []
+        if made:
+            self._make_again(made)
+
+    def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None) -> None:
+        capture = self._recorder.capture
+        if capture is None or self.off_because or not modes_may_change():
+            return
+        if self._sanitizer is not None:
+            if root is not None:
+                self._run_twice(made, root, self._sanitizer)
             return
         if self._again >= MOST_AGAIN or not self.turn.acquire(blocking=False):
             return
@@ -165,7 +190,8 @@ class Examiner:
         self._recorder.hears_calls = self._again < MOST_AGAIN
         started = time.perf_counter()
         try:
-            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale), self._tries))
+            step, scale = capture.record.step, weakly(self._scale)
+            self._deliver(examine_again(made, self._recorder.models, step, scale, self._tries, root))
         except NotAgain as error:
             self.not_again = str(error)
         finally:
@@ -174,6 +200,17 @@ class Examiner:
             seconds = time.perf_counter() - started
             self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
+
+    def _run_twice(self, made: Sequence[ModelCall], root: torch.Tensor, sanitizer: Sanitizer) -> None:
+        """A bad step that is being examined as it runs: is it bad again?"""
+        if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
+            return
+        self._twice += 1
+        with contextlib.suppress(NotAgain), sanitizer.paused():
+            found = run_twice(made, self._recorder.models, root)
+            if found:
+                sanitizer.note("not_reproducible", found)
+        self._recorder.calls_since_backward()
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""

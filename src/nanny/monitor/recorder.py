@@ -35,6 +35,7 @@ from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
+SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -78,7 +79,8 @@ class Recorder:
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
         self._updates = 0  # optimizer steps so far
-        self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
+        self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
+        self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -329,6 +331,13 @@ class Recorder:
             if bad and capture.graph is not None and capture.record.autopsy is None:
                 capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
+            if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
+                self.when_bad_gradients()
+
+    def _scale_is_sought(self) -> bool:
+        capture = self.capture
+        scaled = capture is not None and capture.backward_scaled and capture.scale is not None
+        return scaled and float(capture.scale) >= SCALE_SOUGHT  # type: ignore[union-attr, arg-type]
 
     # events
 
@@ -368,7 +377,7 @@ class Recorder:
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and looks:
-            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
+            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
 
     @guarded

@@ -724,8 +724,8 @@ _PLURALS = {"output_grad": "gradients of outputs", "grad": "gradients of weights
 
 def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
     headline, reasons = what_if_headline(result), what_if_reasons(result)
-    good = result.survives if result.broken_from is None else False
-    opens = "" if result.survives else ":"
+    good = False if result.died else result.survives
+    opens = "" if headline.endswith(".") else ":"
     lines = [Line(f"{headline}{opens}", {True: "good", None: "warning", False: "error"}[good], 4)]
     lines += [Line(f"  - {reason}", indent=4) for reason in reasons]
     remarks = what_if_remarks(result)
@@ -748,20 +748,28 @@ def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
 def what_if_headline(result: WhatIf) -> str:
     """What became of the run as it was, if it died, and what would have become of it."""
     died = how_it_died(result)
+    if died and result.own_format:
+        return f"{died[:-1]}, and could not, because" if result.reasons else died
     return f"{died} Of what came before: {what_if_verdict(result)}" if died else what_if_verdict(result)
 
 
 def how_it_died(result: WhatIf) -> str:
     """What to know before any verdict on another format, or nothing."""
+    was = _recorded_format(result)
+    if result.sick is not None:
+        return f"This {was} run went wrong at step {result.sick.step} as it would in any format: {result.sick.cause}."
     if result.broken_from is None:
         return ""
-    was = _recorded_format(result)
     return f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {result.broken_from} on."
 
 
 def what_if_verdict(result: WhatIf) -> str:
     run = f"This {_recorded_format(result)} run"
     name = _upper(result.target)
+    if result.died and result.own_format:
+        return f"{run} did NOT SURVIVE in {name}."
+    if result.unknown:
+        return f"{run} stayed within {name} until then; whether it would have gone on is not known."
     if result.survives is False:
         return f"{run} WOULD NOT SURVIVE in {name}, because"
     if result.survives is None:
@@ -922,6 +930,7 @@ def _what_if_data(result: WhatIf) -> dict[str, Any]:
         "dtype": result.target.name,
         "survives": result.survives is not False,
         "with_losses": result.survives is None,
+        "unknown": result.unknown,
         "loss_scale": scales,
         "layers": [vars(outcome) for outcome in result.outcomes],
     }

@@ -97,7 +97,11 @@ _OUTSIDE = _Scope(Place(phase="loop"), Place(phase="backward"), "")
 
 def running_derivative() -> str:
     """The forward operation whose derivative autograd computes now: `acos` in `AcosBackward0`; "" outside, or of a custom one."""
-    node: Any = _node()
+    return derivative_of(_node())
+
+
+def derivative_of(node: Any) -> str:
+    """The forward operation that a node of the graph belongs to."""
     found = re.fullmatch(r"([A-Z]\w*?)Backward\d+", node.name()) if node is not None else None
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found[1]).lower() if found else ""
 

@@ -87,7 +87,7 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     When not: never for speed or accuracy; it is only tolerated.
     """
     region = event.at.region
-    if region is None:
+    if region is None or region.is_framework:  # Lightning itself steps inside its region
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
     yield Hit(
