@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import time
 import traceback
 import weakref
@@ -31,6 +32,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from ..core.command_line import examine_command
 from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
@@ -436,6 +438,7 @@ class MixedPrecisionNanny:
             "traced_steps": self._traced,
             "steps": self._steps,
             "failure": self._failure or "",
+            "not_again": self._examiner.not_again if self._examiner is not None else "",
             "repeats": [[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
         }
 
@@ -457,7 +460,11 @@ class MixedPrecisionNanny:
             self._say(best)
         located = best is not None and bool(best.where)
         if not located and self._examiner is not None and self._examiner.not_again:
-            self._live.say(f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}")
+            step = verdict.first.step if verdict.first is not None else None
+            self._live.say(
+                f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}; "
+                f"to see it: {examine_command(sys.argv, step)}"
+            )
         for text in closing_lines(
             verdict,
             self.findings,
