@@ -44,7 +44,7 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for culprit in _if_code("NAN", step):
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
-        yield Observation(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence)
+        yield Observation(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence)
     first = culprit_of(step)
     turned = turned_to_nan(step, first) if first is not None else None
     if first is not None and turned is not None:
