@@ -280,7 +280,7 @@ class MixedPrecisionNanny:
 
     def _finish(self, wait: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order."""
-        capture = self._recorder.take()
+        capture = self._recorder.take(last=wait)
         if capture is not None:
             self._waiting.append(capture)
         while self._waiting and (wait or self._waiting[0].ready()):
