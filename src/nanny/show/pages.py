@@ -104,7 +104,7 @@ def all_pages(lang: str = "en") -> dict[str, Page]:
 def page_of(name: str, lang: str = "en") -> Page:
     """The one page of this name."""
     pages = all_pages(lang)
-    found = pages.get(name.strip().upper()) or pages.get(name.strip().lower())
+    found = pages.get(name.strip()) or pages.get(name.strip().upper()) or pages.get(name.strip().lower())
     if found is None:
         raise NannyError(f"no rule or cause is called {name!r}{nearest(name, pages)}; `nanny rule` lists all")
     return found
