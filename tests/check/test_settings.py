@@ -179,4 +179,4 @@ def test_a_named_file_that_cannot_be_judged_is_told_and_others_are_not(tmp_path)
 def test_missing_pyyaml_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     note = check_settings("trainer:\n  precision: 16-true\n", "x.yaml", "yaml", named=False)
-    assert note == "x.yaml: skipped, reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
+    assert note == "x.yaml: skipped, reading YAML needs pyyaml; type: pip install pyyaml"

@@ -16,17 +16,19 @@ _PYTHON_2 = (
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
-def broken_code(error: SyntaxError, path: str, reader: str = PYTHON) -> Finding:
+def broken_code(error: SyntaxError, path: str, reader: str = PYTHON, cell: int | None = None) -> Finding:
     reason = error.msg or "invalid syntax"
     hint = "Correct the line, or name the file under `exclude` in [tool.nanny] of pyproject.toml."
     if _is_python_2(error):
         hint = f"This looks like Python 2: convert the file (2to3), or leave it out. {hint}"
     return Finding(
         code="SYNTAX_ERROR",
-        severity=Severity.ERROR,
-        message=f"nothing in this file was checked: {f'{reader} cannot read it, ' if reader else ''}{reason.rstrip('.?')}",
+        severity=Severity.ERROR if cell is None else Severity.WARNING,  # the other cells of a notebook are checked
+        message=f"nothing in this {'file' if cell is None else 'cell'} was checked: "
+        f"{f'{reader} cannot read it, ' if reader else ''}{reason.rstrip('.?')}",
         hint=hint,
         file=path,
+        cell=cell,
         line=error.lineno or 1,
         column=max(error.offset or 1, 1),
         end_line=error.end_lineno if error.end_lineno and error.end_offset else None,

@@ -237,6 +237,11 @@ class StepRecord:
     clipped_scaled: bool = False
     stepped_scaled: bool = False  # an optimizer ran by itself, on gradients that nobody had unscaled through the scaler
     stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
+    local_bad: tuple[str, ...] = ()  # of many processes: gradients that were not finite here, before they met those of others
+    updates_before: int | None = field(
+        default=None, metadata=_curve("updates")
+    )  # of many processes: how often weights had changed
+    from_others: bool = False  # the bad gradients of this step came from another process: its own were finite
     grads: SiteTable | None = field(default=None, metadata=_TABLE)
     outputs: SiteTable | None = field(default=None, metadata=_TABLE)
     output_grads: SiteTable | None = field(default=None, metadata=_TABLE)

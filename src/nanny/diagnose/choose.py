@@ -6,6 +6,8 @@
    the surer one (certain, likely, possible); among equals the one that `PRECEDENCE` puts before the other; then the one that
    most examined steps put first; then the one that was there first.
 
+4. `TRIED_FOR`: which remedies, tried on the step itself, speak for a cause, and against it if they were in vain.
+
 The monitor asks the same functions while a run goes on.
 """
 
@@ -38,7 +40,7 @@ from ..core.ops import (
 from .evidence import Evidence
 from .knowledge import remedy_of
 from .records import Diagnosis
-from .registry import all_causes
+from .registry import LIKELY, POSSIBLE, all_causes, less_sure
 from .signs import Signs
 
 # ---- 1. from a hazard to its cause ----
@@ -307,7 +309,41 @@ def fitting(evidence: Evidence) -> list[Diagnosis]:
         for one in all_causes().values()
         for seen in one.function(signs)
     ]
-    return best_first(found, signs.lead)
+    return best_first([_weighed_by_trials(one, signs) for one in _run_again(found)], signs.lead)
+
+
+def _run_again(found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Of a step that came out otherwise when it was run again, what an operation did in it proves nothing."""
+    chance = next((one for one in found if one.cause == "not_reproducible" and one.confidence >= LIKELY), None)
+    if chance is None:
+        return list(found)
+    return [replace(o, confidence=POSSIBLE) if o is not chance and o.step == chance.step else o for o in found]
+
+
+# ---- 4. what was tried on the step itself ----
+
+_FP32 = ("fp32",)
+TRIED_FOR = {  # cause -> changes of a step (examine/remedies.py) that are its remedy; the other causes have none
+    "activation_overflow_fp16": _FP32,
+    "attention_logit_overflow_fp16": ("scaled_first", "fp32"),
+    "exp_overflow_fp16": _FP32,
+    "input_out_of_range_fp16": _FP32,
+    "loss_computed_in_fp16": _FP32,
+    "norm_square_overflow_fp16": _FP32,
+    "product_overflow_fp16": _FP32,
+    "reduction_overflow_fp16": _FP32,
+    "eps_underflow_fp16": ("larger_eps",),
+}
+
+
+def _weighed_by_trials(one: Diagnosis, signs: Signs) -> Diagnosis:
+    """A cause whose remedies were tried and all in vain is less sure, and they are not recommended."""
+    changes = TRIED_FOR.get(one.cause, ())
+    made = [t for exam in signs.evidence.examinations if exam.step == one.step for t in exam.trials if t.change in changes]
+    if not made:
+        return one
+    tried = replace(one, tried=tuple(sorted(made, key=lambda t: (t.helped is not True, changes.index(t.change)))))
+    return replace(tried, confidence=less_sure(one.confidence), remedy="") if tried.remedy_failed else tried
 
 
 def diagnoses_of(evidence: Evidence) -> list[Diagnosis]:

@@ -55,7 +55,8 @@ class Signs:
     @cached_property
     def losing_steps(self) -> Sequence[StepRecord]:
         """Bad steps that the loss scale's search does not explain: the forward pass was bad, or nobody skipped the update."""
-        return [i for i in self.facts.incidents if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.bad_calls)]
+        own = [i for i in self.facts.incidents if not i.from_others]
+        return [i for i in own if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.bad_calls)]
 
     @cached_property
     def skips(self) -> tuple[int, int, int]:

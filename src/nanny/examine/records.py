@@ -72,6 +72,7 @@ class Suspect:
     after: frozenset[str] = frozenset()  # operations that it descends from, the recent ones
     wide_angle: bool = False  # the angle that it is taken of was made in FP32
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    exponents: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # ran, fp32 -> binary order of the result -> values
 
     # what became of it, known at the end of the step
     met: dict[str, None] = field(default_factory=dict)  # operations that met its damage, in order

@@ -22,6 +22,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     saturated_outputs share of the model's outputs that are exactly 0 or 1 and are not in FP32; if no loss was seen
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
+    not_reproducible  what gave other bits when it was run again: {op, site, where, device, rank, every_time, bad}: see again.py
     left_out          why twins or states were not kept (memory ran short), or from where on the step could not be examined
     failed            why the examination ended early
 """
@@ -31,8 +32,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,7 @@ from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
+from ..watch.ranks import many_processes
 from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import (
     LOW,
@@ -67,10 +69,20 @@ from .follow import Follower
 from .measure import GradientNumbers, extent, gradient_errors, gradient_numbers
 from .nonfinite import check_given, first_bad, overflowed_by_scale, poisoned_buffer
 from .records import Suspect, plain_suspects
+from .remedies import Remedies
 from .states import States
 from .tags import Ledger, Tag
 
-_OF_THE_STEP = ("_shadows", "_follower", "_ledger", "_states", "_overwritten", "_outputs", "_hooks")  # not kept after it
+_OF_THE_STEP = (
+    "_shadows",
+    "_follower",
+    "_ledger",
+    "_states",
+    "_overwritten",
+    "_outputs",
+    "_hooks",
+    "_remedies",
+)  # not kept after it
 _CHECK_OPS = 64
 _CHECK_SHARE = 8  # or when this part of the budget has been made since
 _STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
@@ -92,6 +104,7 @@ class Sanitizer:
         twin_bytes: int | None = None,
         strict: bool = False,
         seconds: float = math.inf,
+        try_remedies: bool = True,
     ) -> None:
         self._models = [(unwrapped(model), prefix) for model, prefix in models]
         self._step = step
@@ -100,9 +113,11 @@ class Sanitizer:
         self._twin_bytes = twin_bytes
         self.seconds = seconds
         self._strict = strict
+        self._tries = try_remedies
         self._handles: list[Any] = []
         self._is_open = False
         self._failure = self._left_out = ""
+        self._noted: dict[str, Any] = {}
         self._operations = 0
         self._opened = ExitStack()
 
@@ -136,6 +151,7 @@ class Sanitizer:
             on_trouble=None if self._strict else self._end,
             on_interrupt=self._stop,
         )
+        self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
         devices = [p.device for model, _ in self._models for p in model.parameters()]
@@ -163,6 +179,7 @@ class Sanitizer:
         self._places.open()
         self._opened.callback(self._shadows.__exit__, None, None, None)
         self._shadows.__enter__()
+        self._opened.callback(self._remedies.close)
 
     def close(self) -> Examination:
         """Ends the examination; a second call changes nothing."""
@@ -224,8 +241,9 @@ class Sanitizer:
         """Our own trouble. What was kept beside the program is given back at once: it may be memory that is missing."""
         if self._is_open and not self._failure:
             self._failure = f"{type(error).__name__}: {error}"
-            if "_shadows" in vars(self):
+            if "_remedies" in vars(self):
                 self._shadows.release()
+                self._remedies.drop()
             self._overwritten = {}
 
     def _stop(self, why: str) -> None:
@@ -233,6 +251,7 @@ class Sanitizer:
         if self._is_open and not self._left_out:
             self._left_out = f"{why}; from there on the step was not examined"
             self._shadows.release()
+            self._remedies.drop()
             self._overwritten = {}
             self._unhook()
 
@@ -246,6 +265,8 @@ class Sanitizer:
         if self._is_open:
             self._dirty.add(name)
             self._accumulated[name] += 1
+            if many_processes():  # now: next, those of the others are added to it, and they have no twins here
+                self._guarded(self._measure_gradients)
 
     def _on_input(self, module: nn.Module, args: Any) -> None:
         prefix = self._roots.get(id(module))
@@ -264,6 +285,7 @@ class Sanitizer:
             leaves = [leaf for leaf in list(float_leaves(output))[:8] if has_storage(leaf)]
             tags = [self._ledger.tags.find(leaf) for leaf in leaves]
             self._saturation = max((self._saturated(leaf) for leaf in leaves), default=0.0)
+            self._remedies.outputs(leaves)
         self._outputs = [tag for tag in tags if tag is not None]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
@@ -291,7 +313,10 @@ class Sanitizer:
         if spot.place.phase == "optimizer" and not self._updating:
             self._updating = True
             self._gradients_now()
+            self._remedies.close()
         self._follower.see(op, spot, self._overwritten)
+        if self._tries and self._ledger.has_broken:
+            self._remedies.broke(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
         self._facts.see(op, spot)
         if self._overwritten:
             self._states.note(op, spot, self._ledger.order, self._overwritten)
@@ -312,8 +337,11 @@ class Sanitizer:
             self._mind_memory()
 
     def _mind_memory(self) -> None:
-        held = self._shadows.bytes_held
+        held = self._shadows.bytes_held + self._remedies.bytes_held
         self._allowed = self._budget.allowed(held)
+        if held > self._allowed:
+            self._remedies.drop()
+            held = self._shadows.bytes_held
         if held > self._allowed:
             self._shadows.start_over()
         self._made_at_check = self._shadows.bytes_made
@@ -356,8 +384,26 @@ class Sanitizer:
         self._losses.append(
             {"value": float(loss.detach()) / scale, "reference": float(twin.detach()) / scale, "dtype": short_dtype(loss.dtype)}
         )
+        self._remedies.loss(loss, scale)
         if tag is not None:
             self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While nothing that runs is the step's; operations are not seen either, if the modes are off."""
+        self._is_open = False
+        try:
+            yield
+        finally:
+            self._is_open = True
+
+    def note(self, name: str, fact: Any) -> None:
+        """A fact from outside."""
+        self._noted[name] = fact
+
+    def note_scale(self) -> None:
+        """Backward begins from gradients that are given, not from a loss."""
+        self._scale = self._scale_of() if self._scale_of is not None else None
 
     def _note_factor(self, op: Operation) -> None:
         numbers = [float(a) for a in op.args if not (isinstance(a, Tensor) and (a.requires_grad or a.numel() != 1))]
@@ -385,6 +431,7 @@ class Sanitizer:
                 self._known(grad, "gradient", name)
                 self._gradients[name] = gradient_numbers(grad, self._shadows.twin(grad), scale)
                 self._gradient_tags[name] = self._ledger.tags.find(grad)
+                self._remedies.gradient(name, grad, scale)
 
     def _gradients_now(self) -> None:
         """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
@@ -407,7 +454,7 @@ class Sanitizer:
             return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
     def _assembled(self) -> Examination:
-        facts: dict[str, Any] = self._facts.facts()
+        facts: dict[str, Any] = {**self._facts.facts(), **self._noted}
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
         self._guarded(self._measure_consequences, facts)
         suspects = self._ledger.suspects
@@ -440,6 +487,7 @@ class Sanitizer:
             first_bad=first_bad(s for s in suspects if s.destroyed),
             first_bad_reference=first_bad(s for s in suspects if s.destroyed_reference),
             facts=facts,
+            trials=self._remedies.trials(self._scale, total),
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
             suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),

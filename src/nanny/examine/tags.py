@@ -93,6 +93,11 @@ class Ledger:
         self.low_dtype: torch.dtype | None = None
         self.purpose = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
 
+    @property
+    def has_broken(self) -> bool:
+        """The last operation has made NaN or infinity of finite numbers."""
+        return any(s.order == self.order and s.trouble == "nonfinite" and s.count for s in self.suspects[-4:])
+
     def unit_roundoff(self, dtype: torch.dtype) -> float:
         low = dtype if dtype in LOW else self.low_dtype
         return format_of(low).unit_roundoff if low is not None else 0.0
@@ -133,6 +138,10 @@ class Ledger:
             source = next((self.tags.find(t) for t in step.inputs if t.is_floating_point()), None)
             return source.producer if source is not None else ""
         return step.name
+
+    def maker_of(self, tensor: Tensor) -> str:
+        tag = self.tags.find(tensor)
+        return tag.producer if tag is not None else ""
 
     def made(self, step: TaggedOp) -> int:
         return step.tags[0].made if step.name in SAME_VALUE and step.tags else self.order

@@ -23,7 +23,7 @@ from ..measure.flatten import as_line, thin
 from ..watch.names import Held, unwrapped
 from ..watch.places import users_line
 from ..watch.tensors import gradient_of, is_readable, short_dtype, tensors_in
-from .trace import StepTrace, checksum
+from .trace import StepTrace, fingerprint
 from .updates import UpdateProbe
 
 EARLY = 64  # steps that are looked at one by one
@@ -560,7 +560,7 @@ class Draws:
             self.batches = len(iterator._index_sampler)
         except (TypeError, AttributeError, NotImplementedError):
             self.batches = 0
-        sums = [checksum(t) for t in tensors_in(batch)[:4] if t.device.type == "cpu" and not t.is_sparse and t.numel()]
+        sums = [fingerprint(t) for t in tensors_in(batch)[:4] if t.device.type == "cpu" and not t.is_sparse and t.numel()]
         if not sums:
             return
         self.drawn += 1

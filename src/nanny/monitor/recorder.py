@@ -20,19 +20,23 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.step import StepRecord
 from ..measure import transfer
+from ..measure.checksum import checksum
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
+from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
+from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
-from .capture import GradientRead, Site, Sites, StepCapture
+from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
 from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
+SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,7 +78,11 @@ class Recorder:
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
         self._stop_hearing: Callable[[], Any] = lambda: None
-        self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
+        self._local: LocalGradients | None = None
+        self.replicas: Replicas | None = None
+        self._updates = 0  # optimizer steps so far
+        self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
+        self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -146,6 +154,9 @@ class Recorder:
         events.leave(self)
         self._stop_hearing()
         self._calls = None
+        if self._local is not None:
+            self._local.close()
+            self._local = None
         if self.capture is not None and self.capture.trace is not None:
             self.capture.trace.close()
 
@@ -165,7 +176,9 @@ class Recorder:
         if traced:
             self.find_parts()
         self.invariants.begin(self.capture.record, self.models, self.parameters, self._owners, quiet)
+        self._hear_gradients()
         if traced:
+            self._find_replicas()
             self._measure_weights()
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
@@ -181,6 +194,27 @@ class Recorder:
         self._calls.begin()
         quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
         return quiet
+
+    def _hear_gradients(self) -> None:
+        """Of this process alone: at the optimizer they are those of all."""
+        if self._local is not None and not self._local.are_of(self.parameters):
+            self._local.close()
+            self._local = None
+        if self._local is None and many_processes() and not compiles_backward():
+            self._local = LocalGradients(self.parameters, self._owners, self.hear)
+        if self._local is not None:
+            self._local.begin()
+
+    def _find_replicas(self) -> None:
+        if self.replicas is not None and self.replicas.are_of(self.parameters):
+            return
+        self.replicas = Replicas(self.parameters) if many_processes() else None
+
+    def _bits(self, held: Mapping[str, Tensor]) -> Bits:
+        """For whoever compares the files of all ranks."""
+        assert self.replicas is not None
+        groups = [self.replicas.group_of(name, tensor) for name, tensor in held.items()]
+        return Bits(PendingRead([torch.stack([checksum(tensor) for tensor in held.values()])]), groups)
 
     def calls_since_backward(self) -> tuple[ModelCall, ...]:
         """Of the models; asked again, they are forgotten."""
@@ -204,6 +238,8 @@ class Recorder:
             scaled = self.capture.backward_scaled and not self.capture.unscaled
             self._read_gradients(mine, self.capture.scale if scaled else None)
             self.capture.provisional = True
+            for read in self.capture.reads:
+                read.bits = None  # nobody knows whether they are complete
 
     @guarded
     def take(self) -> StepCapture | None:
@@ -222,6 +258,7 @@ class Recorder:
             )
         self.invariants.finish(record, capture.trace, capture.backward_scaled)
         record.root_site, capture.graph = self.root_site, None
+        capture.local = None if self._local is None else self._local.take()
         record.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
@@ -236,6 +273,9 @@ class Recorder:
         rows.add_all(list(held.values()))
         sites = [(name, short_dtype(p.dtype), tuple(p.shape)) for name, p in held.items()]
         self.capture.weights = (sites, rows)
+        if self.replicas is not None and len({p.device for p in held.values()}) == 1:
+            self.capture.weight_bits = self._bits(held)
+            self.capture.record.updates_before = self._updates
 
     def _measure_buffers(self, capture: StepCapture) -> None:
         rows = RowBuffer()
@@ -283,6 +323,8 @@ class Recorder:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
                 rows.add_all(grads)
                 one = GradientRead(sites, rows=rows, scale=scale)
+                if self.replicas is not None and capture.synced:
+                    one.bits = self._bits(dict(zip(names_of(sites), grads)))
                 bad = [i for i in range(len(grads)) if rows.is_bad(i)]
             else:
                 counts, read = pack_gradients(grads)
@@ -297,6 +339,13 @@ class Recorder:
             if bad and capture.graph is not None and capture.record.autopsy is None:
                 capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
+            if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
+                self.when_bad_gradients()
+
+    def _scale_is_sought(self) -> bool:
+        capture = self.capture
+        scaled = capture is not None and capture.backward_scaled and capture.scale is not None
+        return scaled and float(capture.scale) >= SCALE_SOUGHT  # type: ignore[union-attr, arg-type]
 
     # events
 
@@ -320,6 +369,7 @@ class Recorder:
             return
         root = roots[0]
         capture.graph = root.grad_fn
+        capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
         if root.numel() == 1 and root.is_floating_point():
             scaled = self._scaled is not None and self._scaled[0]() is root
@@ -337,7 +387,7 @@ class Recorder:
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and looks:
-            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
+            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
 
     @guarded
@@ -424,6 +474,9 @@ class Recorder:
             self._note("step")
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
         self._note_optimizer(optimizer)
+        self._updates += 1
+        if self.replicas is not None and capture.backwards and not capture.synced:
+            self.replicas.drift_on_purpose = True  # an update of this rank alone
         capture.ran = True
         self._has_closure = has_closure
         if not has_closure:

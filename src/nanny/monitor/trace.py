@@ -63,7 +63,7 @@ def recomputing() -> bool:
     return task is not None and task() != -1
 
 
-def checksum(tensor: Tensor) -> int:
+def fingerprint(tensor: Tensor) -> int:
     """Of a sample of the elements, by their bits."""
     line = tensor.detach().reshape(-1)
     part = line[:: max(1, line.numel() // 512)].contiguous().cpu()
@@ -139,7 +139,9 @@ class StepTrace:
         if first is not None:
             self.given.setdefault(name, (id(first), first.numel()))
         if id(module) in self.roots:
-            self.root_inputs |= {checksum(t) for t in tensors_in((args, kwargs))[:4] if t.numel() and t.layout is torch.strided}
+            self.root_inputs |= {
+                fingerprint(t) for t in tensors_in((args, kwargs))[:4] if t.numel() and t.layout is torch.strided
+            }
         if isinstance(module, LOWERED):
             out = next(float_leaves(output), None)
             if out is not None:

@@ -20,9 +20,10 @@ def main(argv: Sequence[str]) -> int:
     add_run(parser)
     add_format(parser, ("text", "json", "markdown"))
     add_language(parser, "the remedy", "en")
+    parser.add_argument("--no-try", action="store_true", help="leave out what remedies did when they were tried on the bad step")
     options = parser.parse_args(list(argv))
     with open_job(options.db, options.run) as (sources, notes):
-        summary = summarize(sources, notes)
+        summary = summarize(sources, notes, tried=not options.no_try)
     verdict, source = summary.verdict, summary.culprit_rank.source
     cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(options.lang)
     title = f"run {options.run} in {source.path}" if options.run else str(source.path)
@@ -30,7 +31,9 @@ def main(argv: Sequence[str]) -> int:
     if options.format == "json":
         say(to_text([cause.to_json()] if cause is not None else []))
     elif options.format == "markdown":
-        say(render_markdown(verdict, cause, title, prove))
+        say(render_markdown(verdict, cause, title, prove, options.lang))
     else:
-        say(render_text(verdict, cause, title, prove, min(width_of(sys.stdout), 120)).rstrip())
+        say(render_text(verdict, cause, title, prove, min(width_of(sys.stdout), 120), options.lang).rstrip())
+        if options.no_try:
+            say("   remedies that were tried on the step are left out: --no-try")
     return int(verdict.healthy is False)

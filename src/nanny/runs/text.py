@@ -21,6 +21,7 @@ from ..core.formats import BF16, FP16, FP32, Format, format_of
 from ..core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from ..core.plain_json import finding_object
 from ..core.step import Setup, Site
+from ..diagnose.describe import trial_in_words
 from ..diagnose.verdict import Verdict, first_culprit, severity_counts
 from ..show.findings import STYLES
 from ..show.spark import sparkline
@@ -28,6 +29,7 @@ from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
 from ..store.damage import words_of
 from ..store.files import DEFAULT_FOLDER, store_name
+from ..store.packing import BITS
 from .alerts import Alerts, repeats
 from .source import Source, title_of
 
@@ -59,7 +61,7 @@ TITLES = {
     "update": "updates",
     "buffer": "buffers",
 }
-NOT_SHOWN = ("count", "nan", "posinf", "neginf")  # statistics that a table leaves to its notes
+NOT_SHOWN = ("count", "nan", "posinf", "neginf", *BITS)  # statistics that a table leaves to its notes
 
 
 def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
@@ -119,6 +121,7 @@ def verdict_lines(verdict: Verdict) -> list[Line]:
         lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
         lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []
         lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
+        lines += [Line(f"    {trial_in_words(trial)}", indent=9) for trial in cause.tried]
     if first is not None:
         lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
     return lines
@@ -278,6 +281,9 @@ def _rank_lines(summary: Summary) -> list[Line]:
     lines = [_fact("ranks", f"{len(ranks)} of {world} on record, {len(sick)} with warnings or errors")]
     if culprit is not None and culprit.rank is not None and len(ranks) > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
+    if summary.apart.last_step is not None and not summary.apart.findings:
+        alike = f"{counted(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
+        lines.append(_fact("", f"{alike}, last compared at step {summary.apart.last_step}"))
     return lines
 
 
@@ -744,8 +750,8 @@ _PLURALS = {"output_grad": "gradients of outputs", "grad": "gradients of weights
 
 def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
     headline, reasons = what_if_headline(result), what_if_reasons(result)
-    good = result.survives if result.broken_from is None else False
-    opens = "" if result.survives else ":"
+    good = False if result.died else result.survives
+    opens = "" if headline.endswith(".") else ":"
     lines = [Line(f"{headline}{opens}", {True: "good", None: "warning", False: "error"}[good], 4)]
     lines += [Line(f"  - {reason}", indent=4) for reason in reasons]
     remarks = what_if_remarks(result)
@@ -768,20 +774,28 @@ def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
 def what_if_headline(result: WhatIf) -> str:
     """What became of the run as it was, if it died, and what would have become of it."""
     died = how_it_died(result)
+    if died and result.own_format:
+        return f"{died[:-1]}, and could not, because" if result.reasons else died
     return f"{died} Of what came before: {what_if_verdict(result)}" if died else what_if_verdict(result)
 
 
 def how_it_died(result: WhatIf) -> str:
     """What to know before any verdict on another format, or nothing."""
+    was = _recorded_format(result)
+    if result.sick is not None:
+        return f"This {was} run went wrong at step {result.sick.step} as it would in any format: {result.sick.cause}."
     if result.broken_from is None:
         return ""
-    was = _recorded_format(result)
     return f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {result.broken_from} on."
 
 
 def what_if_verdict(result: WhatIf) -> str:
     run = f"This {_recorded_format(result)} run"
     name = _upper(result.target)
+    if result.died and result.own_format:
+        return f"{run} did NOT SURVIVE in {name}."
+    if result.unknown:
+        return f"{run} stayed within {name} until then; whether it would have gone on is not known."
     if result.survives is False:
         return f"{run} WOULD NOT SURVIVE in {name}, because"
     if result.survives is None:
@@ -942,6 +956,7 @@ def _what_if_data(result: WhatIf) -> dict[str, Any]:
         "dtype": result.target.name,
         "survives": result.survives is not False,
         "with_losses": result.survives is None,
+        "unknown": result.unknown,
         "loss_scale": scales,
         "layers": [vars(outcome) for outcome in result.outcomes],
     }

@@ -52,6 +52,14 @@ def monitor_pages() -> Iterator[Page]:
         yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny run")
 
 
+def rank_pages() -> Iterator[Page]:
+    """What is told from the files of several processes together."""
+    from ..runs.ranks import PAGES
+
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "nanny summary")
+
+
 def tensor_pages() -> Iterator[Page]:
     from ..tensor.judge import PAGES
 
@@ -84,6 +92,7 @@ def op_pages() -> Iterator[Page]:
 SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (
     checker_pages,
     monitor_pages,
+    rank_pages,
     tensor_pages,
     diff_pages,
     op_pages,

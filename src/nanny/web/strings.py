@@ -17,6 +17,8 @@ _TABLE: dict[str, tuple[str, str]] = {
     "reason.findings": ("{0} errors, {1} warnings", "{0} 个错误，{1} 个警告"),
     "first culprit": ("The first culprit", "首个元凶"),
     "first warning": ("The first warning", "首个警告"),
+    "save picture": ("save this picture (SVG)", "保存此图（SVG）"),
+    "not known": ("not known", "未知"),
     "at step": ("at step {0}", "第 {0} 步"),
     "in layer": (" in ", "，位于 "),
     "times": ("{0} times, last at step {1}", "共 {0} 次，最后在第 {1} 步"),

@@ -15,6 +15,7 @@ from ...core.ops import (
     SUM_FUNCTIONS,
     autocast_list,
 )
+from ..chains import half_links, link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -323,5 +324,10 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op in FFT_FUNCTIONS and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
         return
-    severity = Severity.ERROR if value.sure else Severity.WARNING
-    yield Hit(event.node, f"{event.op} does not take {value.dtype}: {value.why}", "cast the input with .float()", severity)
+    yield Hit(
+        event.node,
+        f"{event.op} does not take {value.dtype} and raises: {value.why}",
+        "cast the input with .float()",
+        chain=(*half_links(value, event.file), link(event, event.op)),
+        unknown=unknown_link(value, event.file),
+    )
