@@ -267,6 +267,10 @@ PRECEDENCE = (
     Precedence("vanishing_architecture", "precision_loss", "the gradient is gone in FP32 too"),
     Precedence("vanishing_architecture", "dead_relu", "a fade through all layers leaves the first units off, too"),
     Precedence("adam_eps_dominates", "precision_loss", "steps that eps makes short are short in FP32 too"),
+    Precedence("gradient_never_cleared", "not_precision", "sums of all gradients so far run away at any learning rate"),
+    Precedence("gradient_never_cleared", "overflow", "the gradients grew first, numbers left their range afterwards"),
+    Precedence("step_without_backward", "step_changes_nothing", "a step without a gradient has nothing to change"),
+    Precedence("no_gradient_arrives", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("train_infer_mismatch", "logprob_rounding", "a ratio off 1 on unchanged weights is the proof itself"),
 )
 
