@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from ...core.finding import Finding, Link, NannyError
@@ -24,7 +24,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
     """Findings; a sentence if the user's own choice of file cannot be judged; None for a file of another purpose."""
     if not _WORTH_IT.search(text):
         return f"{path}: says nothing about precision, so there is nothing to check" if named else None
-    if kind == "yaml" and find_spec("yaml") is None:
+    if kind == "yaml" and importlib.util.find_spec("yaml") is None:
         if named:
             raise NannyError(f"{path}: {NEEDS_YAML}")
         return f"{path}: skipped, {NEEDS_YAML}"
@@ -43,7 +43,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
 def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Span]] | None:
     """A settings file that code in `importer` names, looked for beside it and in the folders above."""
     kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
-    if kind not in ("json", "yaml", "toml") or os.path.isabs(name) or (kind == "yaml" and not find_spec("yaml")):
+    if kind not in ("json", "yaml", "toml") or os.path.isabs(name) or (kind == "yaml" and not importlib.util.find_spec("yaml")):
         return None
     for folder in folders_up(importer):
         path = os.path.normpath(os.path.join(folder, name))
