@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from ...core.finding import Finding, Link
@@ -38,7 +37,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
 def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Span]] | None:
     """A settings file that code in `importer` names, looked for beside it and in the folders above."""
     kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
-    if kind not in ("json", "yaml", "toml") or os.path.isabs(name) or (kind == "yaml" and not find_spec("yaml")):
+    if kind not in ("json", "yaml", "toml") or os.path.isabs(name):
         return None
     for folder in folders_up(importer):
         path = os.path.normpath(os.path.join(folder, name))
