@@ -3,6 +3,7 @@
     nanny = MixedPrecisionNanny(model, optimizer, scaler)
     for step, (x, y) in enumerate(loader):
         with nanny.step(step):
+            optimizer.zero_grad()
             loss = criterion(model(x), y)
             loss.backward()
         optimizer.step()
@@ -53,7 +54,7 @@ from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
-from .registry import all_rules, judge_step
+from .registry import all_rules, is_of_loop, judge_step
 from .trace import BadOutput
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
@@ -70,7 +71,7 @@ def should_trace(step: int, every: int, dense_until: int) -> bool:
 def looks_wrong(found: Sequence[Finding]) -> bool:
     """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not, nor what came
     from another process."""
-    found = [f for f in found if not is_from_others(f)]
+    found = [f for f in found if not is_from_others(f) and not is_of_loop(f.code)]
     return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
@@ -280,7 +281,7 @@ class MixedPrecisionNanny:
 
     def _finish(self, wait: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order."""
-        capture = self._recorder.take()
+        capture = self._recorder.take(last=wait)
         if capture is not None:
             self._waiting.append(capture)
         while self._waiting and (wait or self._waiting[0].ready()):

@@ -118,6 +118,7 @@ class ModelCalls:
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.made: list[ModelCall] = []
         self.catches = False  # gradients of the outputs
+        self.in_train_mode = 0  # calls without gradients of a model in train mode
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -147,6 +148,7 @@ class ModelCalls:
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
+        self.in_train_mode += module.training and not torch.is_grad_enabled() and not in_backward()
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
         has_modes = has_other_modes()
