@@ -341,7 +341,7 @@ TRIED_FOR = {  # cause -> changes of a step (examine/remedies.py) that are its r
     "product_overflow_fp16": _FP32,
     "reduction_overflow_fp16": _FP32,
     "eps_underflow_fp16": ("larger_eps",),
-    "bf16_update_lost": ("master_weights",),
+    "update_lost": ("master_weights",),
     "weight_decay_lost": ("master_weights",),
     "data_nan": ("rows_left_out",),
     "static_loss_scale_overflow": ("smaller_scale",),
