@@ -87,6 +87,7 @@ class Invariants:
         # gradients
         self._arrived: set[str] = set()
         self._missing: dict[str, int] = {}  # looks at which there was none, or only zeros
+        self._zero: set[str] = set()  # of them those that had one, of zeros
         self._ran: set[str] = set()
         self._ran_without_grad: set[str] = set()
         self._experts: tuple[str, ...] = ()
@@ -317,6 +318,7 @@ class Invariants:
                 self._missing.pop(name, None)
             else:
                 self._missing[name] = self._missing.get(name, 0) + 1
+                self._zero.add(name)
 
     def _look_at_updates(self, probes: Sequence[UpdateProbe]) -> None:
         updates = [u for probe in probes for u in probe.updates(probe.pending()) if u.count]
@@ -449,7 +451,8 @@ class Invariants:
             if looks >= self._closely and alone and not chosen:
                 kinds.setdefault(kind, []).append(name)
         for kind, names in kinds.items():
-            yield self._breach("no_gradient", names, self._total, self._total, (kind,))
+            traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
+            yield self._breach("no_gradient", names, self._total, self._total, traits)
 
     @property
     def _root_site(self) -> str:
@@ -658,6 +661,10 @@ def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Ite
                 given = _given(path, trace)
                 if alike and (given is None or given[1] == 0 or any(_given(other, trace) == given for other in alike)):
                     yield path
+            parent = name.rpartition(".")[0]
+            for key, child in unwrapped(model).get_submodule(parent).named_children():
+                if isinstance(child, nn.Linear) and child.out_features == len(members) > 1:  # it chooses among them
+                    yield prefix + (f"{parent}.{key}" if parent else key)
 
 
 def _given(path: str, trace: StepTrace) -> tuple[int, int] | None:
