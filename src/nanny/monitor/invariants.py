@@ -64,7 +64,7 @@ class ThisStep:
     other_optimizers: int = 0  # steps of optimizers of other parameters
     autocast: str = ""  # entered, with which format
     evaluates: bool = False  # the models that are stepped are in evaluation mode
-    thrown_away: bool = False  # gradients were cleared on which nobody had stepped
+    thrown_away: int = 0  # times that gradients were cleared on which nobody had stepped
     probes: list[UpdateProbe] = field(default_factory=list)
 
 
@@ -117,27 +117,22 @@ class Invariants:
 
     # a step
 
-    def begin(
-        self,
-        record: StepRecord,
-        models: Sequence[tuple[nn.Module, str]],
-        parameters: Mapping[int, str],
-        owners: Mapping[int, Held],
-        quiet_calls: int,
-    ) -> None:
+    def know(self, models: Sequence[tuple[nn.Module, str]], parameters: Mapping[int, str], owners: Mapping[int, Held]) -> None:
+        """Everything that has a name, whenever it was found anew."""
+        self._models, self._parameters, self._owners = models, parameters, owners
+        inner = [unwrapped(model) for model, _ in models]
+        self._homes = {id(p): weakref.ref(m) for model in inner for m in model.modules() for p in m._parameters.values()}
+
+    def begin(self, record: StepRecord, quiet_calls: int) -> None:
         self.position += 1
         self.is_early = self.position < EARLY or record.traced
         self.is_close = looks_closely(self.position, record.traced)
         self.step = ThisStep()
-        self._models, self._parameters, self._owners = models, parameters, owners
         self._frozen = []
         self._is_quiet = quiet_calls > 0 and self.position > 1
         if self._is_quiet:
             self._quiet_steps += 1
             self._quiet_calls += quiet_calls
-        if record.traced:
-            inner = [unwrapped(model) for model, _ in models]
-            self._homes = {id(p): weakref.ref(m) for model in inner for m in model.modules() for p in m._parameters.values()}
 
     def before_backward(self, root: Tensor) -> None:
         step = self.step
@@ -157,7 +152,7 @@ class Invariants:
     def cleared(self) -> None:
         """By an optimizer of these models."""
         if self.step.backwards and not self.step.stepped:
-            self.step.thrown_away = True
+            self.step.thrown_away += 1
         elif self._pending and not self.step.backwards:
             self._pending = False
             self._lost += 1
@@ -175,7 +170,7 @@ class Invariants:
             return
         one = self._stepping(optimizer)
         one.steps += 1
-        step.stepped, step.closure, self._pending, step.thrown_away = True, step.closure or has_closure, False, False
+        step.stepped, step.closure, self._pending, step.thrown_away = True, step.closure or has_closure, False, 0
         if has_closure:
             one.backwards, one.held, one.uncleared, one.gradients = 0, False, 0, None
             return
@@ -191,7 +186,7 @@ class Invariants:
 
     def before_scaler_step(self) -> None:
         """The scaler may refuse the step; the gradients were not for nothing."""
-        self.step.stepped, self._pending, self.step.thrown_away = True, False, False
+        self.step.stepped, self._pending, self.step.thrown_away = True, False, 0
 
     @property
     def wants_probe(self) -> bool:
@@ -223,6 +218,7 @@ class Invariants:
             record.experts = self._experts = tuple(experts_of(self._models, trace))
             self._note_data(trace)
             self._products = trace.products
+            step.autocast = step.autocast or (trace.amp[1] if trace.amp is not None else "")  # entered before the step began
             self._meant = step.autocast or ("float16" if scaled else "")
         if self.is_early:
             record.breaches = tuple(self._breaches(record, trace))
@@ -234,10 +230,12 @@ class Invariants:
 
     def _count(self, step: ThisStep, record: StepRecord) -> None:
         if self.is_early:
-            self._passes += bool(step.backwards)
+            # a loop that never steps may be one step to whoever finds steps by their optimizers
+            self._passes += bool(step.backwards) if self._known else step.backwards
             self._looked += step.stepped
         if step.backwards and not step.stepped and not step.other_optimizers:
-            self._lost += step.thrown_away and self.is_early
+            if self.is_early:
+                self._lost += min(step.thrown_away, 1) if self._known else step.thrown_away
             self._pending = not step.thrown_away
         if step.stepped and not step.closure and not record.skipped and self.is_early:
             self._again += step.again
