@@ -64,7 +64,7 @@ class ThisStep:
     other_optimizers: int = 0  # steps of optimizers of other parameters
     autocast: str = ""  # entered, with which format
     evaluates: bool = False  # the models that are stepped are in evaluation mode
-    thrown_away: bool = False  # gradients were cleared on which nobody had stepped
+    thrown_away: int = 0  # times that gradients were cleared on which nobody had stepped
     probes: list[UpdateProbe] = field(default_factory=list)
 
 
@@ -87,6 +87,7 @@ class Invariants:
         # gradients
         self._arrived: set[str] = set()
         self._missing: dict[str, int] = {}  # looks at which there was none, or only zeros
+        self._zero: set[str] = set()  # of them those that had one, of zeros
         self._ran: set[str] = set()
         self._ran_without_grad: set[str] = set()
         self._experts: tuple[str, ...] = ()
@@ -116,27 +117,22 @@ class Invariants:
 
     # a step
 
-    def begin(
-        self,
-        record: StepRecord,
-        models: Sequence[tuple[nn.Module, str]],
-        parameters: Mapping[int, str],
-        owners: Mapping[int, Held],
-        quiet_calls: int,
-    ) -> None:
+    def know(self, models: Sequence[tuple[nn.Module, str]], parameters: Mapping[int, str], owners: Mapping[int, Held]) -> None:
+        """Everything that has a name, whenever it was found anew."""
+        self._models, self._parameters, self._owners = models, parameters, owners
+        inner = [unwrapped(model) for model, _ in models]
+        self._homes = {id(p): weakref.ref(m) for model in inner for m in model.modules() for p in m._parameters.values()}
+
+    def begin(self, record: StepRecord, quiet_calls: int) -> None:
         self.position += 1
         self.is_early = self.position < EARLY or record.traced
         self.is_close = looks_closely(self.position, record.traced)
         self.step = ThisStep()
-        self._models, self._parameters, self._owners = models, parameters, owners
         self._frozen = []
         self._is_quiet = quiet_calls > 0 and self.position > 1
         if self._is_quiet:
             self._quiet_steps += 1
             self._quiet_calls += quiet_calls
-        if record.traced:
-            inner = [unwrapped(model) for model, _ in models]
-            self._homes = {id(p): weakref.ref(m) for model in inner for m in model.modules() for p in m._parameters.values()}
 
     def before_backward(self, root: Tensor) -> None:
         step = self.step
@@ -156,7 +152,7 @@ class Invariants:
     def cleared(self) -> None:
         """By an optimizer of these models."""
         if self.step.backwards and not self.step.stepped:
-            self.step.thrown_away = True
+            self.step.thrown_away += 1
         elif self._pending and not self.step.backwards:
             self._pending = False
             self._lost += 1
@@ -174,7 +170,7 @@ class Invariants:
             return
         one = self._stepping(optimizer)
         one.steps += 1
-        step.stepped, step.closure, self._pending, step.thrown_away = True, step.closure or has_closure, False, False
+        step.stepped, step.closure, self._pending, step.thrown_away = True, step.closure or has_closure, False, 0
         if has_closure:
             one.backwards, one.held, one.uncleared, one.gradients = 0, False, 0, None
             return
@@ -190,7 +186,7 @@ class Invariants:
 
     def before_scaler_step(self) -> None:
         """The scaler may refuse the step; the gradients were not for nothing."""
-        self.step.stepped, self._pending, self.step.thrown_away = True, False, False
+        self.step.stepped, self._pending, self.step.thrown_away = True, False, 0
 
     @property
     def wants_probe(self) -> bool:
@@ -222,6 +218,7 @@ class Invariants:
             record.experts = self._experts = tuple(experts_of(self._models, trace))
             self._note_data(trace)
             self._products = trace.products
+            step.autocast = step.autocast or (trace.amp[1] if trace.amp is not None else "")  # entered before the step began
             self._meant = step.autocast or ("float16" if scaled else "")
         if self.is_early:
             record.breaches = tuple(self._breaches(record, trace))
@@ -233,10 +230,12 @@ class Invariants:
 
     def _count(self, step: ThisStep, record: StepRecord) -> None:
         if self.is_early:
-            self._passes += bool(step.backwards)
+            # a loop that never steps may be one step to whoever finds steps by their optimizers
+            self._passes += bool(step.backwards) if self._known else step.backwards
             self._looked += step.stepped
         if step.backwards and not step.stepped and not step.other_optimizers:
-            self._lost += step.thrown_away and self.is_early
+            if self.is_early:
+                self._lost += min(step.thrown_away, 1) if self._known else step.thrown_away
             self._pending = not step.thrown_away
         if step.stepped and not step.closure and not record.skipped and self.is_early:
             self._again += step.again
@@ -317,6 +316,7 @@ class Invariants:
                 self._missing.pop(name, None)
             else:
                 self._missing[name] = self._missing.get(name, 0) + 1
+                self._zero.add(name)
 
     def _look_at_updates(self, probes: Sequence[UpdateProbe]) -> None:
         updates = [u for probe in probes for u in probe.updates(probe.pending()) if u.count]
@@ -449,7 +449,8 @@ class Invariants:
             if looks >= self._closely and alone and not chosen:
                 kinds.setdefault(kind, []).append(name)
         for kind, names in kinds.items():
-            yield self._breach("no_gradient", names, self._total, self._total, (kind,))
+            traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
+            yield self._breach("no_gradient", names, self._total, self._total, traits)
 
     @property
     def _root_site(self) -> str:
@@ -658,6 +659,10 @@ def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Ite
                 given = _given(path, trace)
                 if alike and (given is None or given[1] == 0 or any(_given(other, trace) == given for other in alike)):
                     yield path
+            parent = name.rpartition(".")[0]
+            for key, child in unwrapped(model).get_submodule(parent).named_children():
+                if isinstance(child, nn.Linear) and child.out_features == len(members) > 1:  # it chooses among them
+                    yield prefix + (f"{parent}.{key}" if parent else key)
 
 
 def _given(path: str, trace: StepTrace) -> tuple[int, int] | None:

@@ -145,6 +145,7 @@ class Recorder:
         self._called = [inner for model, _ in self.models if _is_read_freely(inner := unwrapped(model))]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
+        self.invariants.know(self.models, self.parameters, self._owners)
         self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
 
     def open(self) -> None:
@@ -177,7 +178,7 @@ class Recorder:
         quiet = self._hear_calls()
         if traced:
             self.find_parts()
-        self.invariants.begin(self.capture.record, self.models, self.parameters, self._owners, quiet)
+        self.invariants.begin(self.capture.record, quiet)
         self._hear_gradients()
         if traced:
             self._find_replicas()

@@ -54,10 +54,11 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
 
 
 def _has_gradient(step: StepRecord, run: RunHistory) -> bool:
-    """More than the rounding noise of a loss that is flat: else there is nothing to move for."""
+    """More than the rounding noise of a loss that is flat, and not so much that an optimizer's own squares overflow."""
     if step.grads is None or step.grads.whole_norm is None:
         return False
-    return step.grads.whole_norm > run.limits.still_gradient * float(np.sum(step.grads.columns["count"])) ** 0.5
+    rms = step.grads.whole_norm / float(np.sum(step.grads.columns["count"])) ** 0.5
+    return run.limits.still_gradient < rms < 1e15
 
 
 @rule("IN_NO_OPTIMIZER", Severity.WARNING, cause="in_no_optimizer", once=True)
@@ -107,6 +108,14 @@ _WHY_NONE = {
 }
 
 
+def _has_dead_output(traced: StepRecord | None) -> bool:
+    """A module put out nothing but 0: units that are off have no gradient, and DEAD_LAYER tells of them."""
+    if traced is None or traced.outputs is None:
+        return False
+    low, high = (np.asarray(traced.outputs.columns[name]) for name in ("min", "max"))
+    return bool(((low == 0) & (high == 0)).any())
+
+
 @rule("NO_GRADIENT_ARRIVES", Severity.WARNING, cause="no_gradient_arrives", once=True)
 def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Parameters that are trainable and in an optimizer have had no gradient, or exactly 0, from the first step on.
@@ -121,6 +130,8 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
                     f"no parameter has had a gradient at {counted(one.steps, 'step')}: the loss does not depend on the model",
                     "loss", severity=Severity.ERROR, value=float(one.steps), evidence=evidence_of(one), where=one.where,
                 )  # fmt: skip
+            continue
+        if "zero" in one.traits and _has_dead_output(run.last_trace):
             continue
         needed = run.limits.idle_steps if "idle" in one.traits else run.limits.no_gradient_steps
         if one.steps >= needed:
