@@ -1,6 +1,7 @@
 """How often a diagnosis is right: the programs of tests/corpus under the monitor with its defaults, then `diagnose`.
 
-Goals: cause 90 %, culprit 85 %, precision_caused 95 %, no false alarm; and what is told 90 % sure is right so often. `python -m benchmarks diagnose`; with NAMES in the
+Goals: cause 90 %, culprit 85 %, precision_caused 95 %, no false alarm;
+what is told 90 % sure is right so often. `python -m benchmarks diagnose`; with NAMES in the
 environment variable NANNY_CASES (comma separated) only those.
 """
 
