@@ -85,11 +85,12 @@ def scales(*numbers: float) -> list[Finding]:
 
 
 def test_a_scale_that_has_sunk_is_a_warning_and_the_search_for_one_is_not():
-    assert [f.severity for f in scales(1024, 1024, 512, 256, 128, 64)] == [Severity.WARNING]
-    assert [f.value for f in scales(2**20, 2**20, 2**19, *(2.0**i for i in range(18, 12, -1)))] == [2.0**13]
+    assert [f.severity for f in scales(*[1024] * 20, 512, 256, 128, 64)] == [Severity.WARNING]
+    assert [f.value for f in scales(*[2**20] * 20, 2**19, *(2.0**i for i in range(18, 12, -1)))] == [2.0**13]
+    assert scales(1024, 1024, 512, 256, 128, 64, 64) == []  # so early it is still looking
     assert scales(2**26, *(2.0**i for i in range(25, 15, -1)), 2**16, 2**16) == []  # no step had passed before
-    assert scales(64, 64, 32, 16) == []  # a hundredth of 64 is far
-    assert scales(128, 128, 64) == []
+    assert scales(*[64] * 30, 32, 16) == []  # a hundredth of 64 is far
+    assert scales(*[128] * 30, 64) == []
 
 
 def test_a_loss_is_compared_with_sums_over_as_many_terms():

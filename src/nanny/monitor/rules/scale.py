@@ -146,6 +146,8 @@ def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     scale, began = step.scale_after, run.first_good_scale
     if scale is None or began is None or 2 * scale >= began:  # one step back is how it finds its scale
         return
+    if len(run.scales) < run.limits.baseline_steps:  # and the first steps are the search for it
+        return
     limit = max(run.limits.scale_low_warn if began >= run.limits.scale_low_warn else 0.0, run.limits.scale_sunk * began)
     if scale < limit:
         yield Observation(f"loss scale is {scale:g}, the first steps passed at {began:g}", "scaler", value=scale, limit=limit)
