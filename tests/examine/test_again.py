@@ -216,4 +216,6 @@ def test_why_a_bad_step_was_not_run_again_is_said(capsys: pytest.CaptureFixture[
     watched.close()
     (found,) = watched.diagnoses()
     assert found.confidence < 0.7
-    assert "not run again beside FP32: the model has hooks" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "not run again beside FP32: the model has hooks" in told
+    assert "to see it: nanny trace --sanitize --start-step 23 " in told

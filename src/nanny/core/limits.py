@@ -251,6 +251,21 @@ class Limits:
     )
     policy_ratio_error: float = _limit(0.2, "decisions", "PPO's usual clip range: the mismatch alone clips")
 
+    # loops
+    still_looks: float = _limit(3, "loops", "a choice: steps that moved nothing; the first may be of a warm-up")
+    still_steps: float = _limit(10, "loops", "with a learning rate of 0: a warm-up from 0 has one such step")
+    still_gradient: float = _limit(1e-7, "loops", "rms; the rounding noise of a flat loss is 1e-9")
+    unowned_steps: float = _limit(3, "loops", "a choice: a gradient at three steps, and bits that stay")
+    uncleared_steps: float = _limit(2, "loops", "a choice: once may be a step that is made to try")
+    no_gradient_steps: float = _limit(10, "loops", "a zero-initialised gate passes none at one or two steps")
+    idle_steps: float = _limit(128, "loops", "a choice: a branch that is not called may be called later")
+    lost_steps: float = _limit(6, "loops", "a choice: backward passes for nothing, and half of all")
+    stale_steps: float = _limit(3, "loops", "a choice: one step without a gradient is an odd batch")
+    mode_steps: float = _limit(3, "loops", "a choice: three trained steps in evaluation mode")
+    same_batches: float = _limit(8, "loops", "by chance 6e-5, for a data set of four different samples")
+    gone_history: float = _limit(10, "loops", "a choice: steps with a gradient before the one without")
+    gone_loss: float = _limit(1e-3, "loops", "of its median: a loss that is nearly 0 may have no gradient")
+
     # static checker
     init_scale_low: float = _limit(8.0, "loss-scaling", "saves only gradients within 3 bits of the point where they become 0")
     init_scale_high: float = _limit(2.0**24, "loss-scaling", "a healthy start from 2**24 skips 6 steps; above is waste")

@@ -267,6 +267,10 @@ PRECEDENCE = (
     Precedence("vanishing_architecture", "precision_loss", "the gradient is gone in FP32 too"),
     Precedence("vanishing_architecture", "dead_relu", "a fade through all layers leaves the first units off, too"),
     Precedence("adam_eps_dominates", "precision_loss", "steps that eps makes short are short in FP32 too"),
+    Precedence("gradient_never_cleared", "not_precision", "sums of all gradients so far run away at any learning rate"),
+    Precedence("gradient_never_cleared", "overflow", "the gradients grew first, numbers left their range afterwards"),
+    Precedence("step_without_backward", "step_changes_nothing", "a step without a gradient has nothing to change"),
+    Precedence("no_gradient_arrives", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("train_infer_mismatch", "logprob_rounding", "a ratio off 1 on unchanged weights is the proof itself"),
 )
 
@@ -337,16 +341,25 @@ TRIED_FOR = {  # cause -> changes of a step (examine/remedies.py) that are its r
     "product_overflow_fp16": _FP32,
     "reduction_overflow_fp16": _FP32,
     "eps_underflow_fp16": ("larger_eps",),
+    "bf16_update_lost": ("master_weights",),
+    "weight_decay_lost": ("master_weights",),
+    "data_nan": ("rows_left_out",),
+    "static_loss_scale_overflow": ("smaller_scale",),
 }
 
 
 def _weighed_by_trials(one: Diagnosis, signs: Signs) -> Diagnosis:
     """A cause whose remedies were tried and all in vain is less sure, and they are not recommended."""
     changes = TRIED_FOR.get(one.cause, ())
-    made = [t for exam in signs.evidence.examinations if exam.step == one.step for t in exam.trials if t.change in changes]
+    made = {  # of a fault that is there at every step, the last
+        trial.change: trial
+        for exam in signs.evidence.examinations
+        for trial in exam.trials
+        if trial.change in changes and (exam.step == one.step or not trial.was_bad)
+    }
     if not made:
         return one
-    tried = replace(one, tried=tuple(sorted(made, key=lambda t: (t.helped is not True, changes.index(t.change)))))
+    tried = replace(one, tried=tuple(sorted(made.values(), key=lambda t: (t.helped is not True, changes.index(t.change)))))
     return replace(tried, confidence=less_sure(one.confidence), remedy="") if tried.remedy_failed else tried
 
 

@@ -197,6 +197,7 @@ class RunHistory:
         self.limits = limits or Limits()
         depth = int(self.limits.history_steps)
         self.steps = 0
+        self.told: set[str] = set()  # codes that are told once
         self.losses = Recent(depth)
         self.first_losses: list[float] = []
         self.first_norms: list[float] = []

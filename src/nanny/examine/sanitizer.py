@@ -43,7 +43,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..core.examination import Examination
+from ..core.examination import Examination, Place, Trial
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..core.ops import bare_op
@@ -413,6 +413,9 @@ class Sanitizer:
         """A fact from outside."""
         self._noted[name] = fact
 
+    def note_trial(self, trial: Trial) -> None:
+        self._remedies.note(trial)
+
     def note_scale(self) -> None:
         """Backward begins from gradients that are given, not from a loss."""
         self._scale = self._scale_of() if self._scale_of is not None else None
@@ -560,6 +563,13 @@ class Sanitizer:
                     if not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.suspects(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
+            lost = next((s for s in still if s.operands[0].role == "parameter"), None)
+            if lost is not None and self._tries:
+                before, moved = self._states.moved(self._shadows.twin)
+                place = Place(phase="optimizer")
+                self._remedies.note(
+                    Trial("master_weights", lost.op, place, lost.order, was_bad=False, moved=moved, moved_before=before)
+                )
         self._ledger.suspects += [s for s in still if not self._had_no_update(s)]
         given = [s.operands[0] for s in self._ledger.suspects if s.trouble == "given"]
         if given:

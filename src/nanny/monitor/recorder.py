@@ -30,6 +30,7 @@ from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_proc
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
+from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
@@ -62,6 +63,7 @@ class Recorder:
         self._busy = 0  # the thread that is at work in here
         self.models: list[tuple[nn.Module, str]] = []
         self.root_site = ""
+        self.invariants = Invariants()
         self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
@@ -143,6 +145,7 @@ class Recorder:
         self._called = [inner for model, _ in self.models if _is_read_freely(inner := unwrapped(model))]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
+        self.invariants.know(self.models, self.parameters, self._owners)
         self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
 
     def open(self) -> None:
@@ -172,23 +175,28 @@ class Recorder:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
         self.stepped_late = False
         self._scaled, self._probe = [], None
-        self._hear_calls()
+        quiet = self._hear_calls()
         if traced:
             self.find_parts()
+        self.invariants.begin(self.capture.record, quiet)
         self._hear_gradients()
         if traced:
             self._find_replicas()
             self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
+            self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
             self.capture.trace.open(self.hear)
 
-    def _hear_calls(self) -> None:
+    def _hear_calls(self) -> int:
+        """Gives how often the models were called in train mode without gradients since the last step began."""
         models = self._called if self.hears_calls else []
         if self._calls is None or not self._calls.are_of(models):
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
         self._calls.begin()
+        quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
+        return quiet
 
     def _hear_gradients(self) -> None:
         """Of this process alone: at the optimizer they are those of all."""
@@ -255,6 +263,7 @@ class Recorder:
             record.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
+        self.invariants.finish(record, capture.trace, capture.backward_scaled)
         record.root_site, capture.graph = self.root_site, None
         capture.local = None if self._local is None else self._local.take()
         record.seconds = time.perf_counter() - capture.started
@@ -360,6 +369,8 @@ class Recorder:
     @guarded
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         capture = self.capture
+        if capture is not None and roots:
+            self.invariants.before_backward(roots[0])
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
@@ -436,6 +447,7 @@ class Recorder:
         if capture is None or not mine:
             return
         self._in_scaler_step = optimizer
+        self.invariants.before_scaler_step()
         self._note("scaler.step")
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
@@ -472,6 +484,8 @@ class Recorder:
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         capture = self.capture
         mine = self._mine(optimizer)
+        if capture is not None:
+            self.invariants.before_step(optimizer, mine, has_closure)
         if capture is None or not mine:
             return
         if self._in_scaler_step is not optimizer:
@@ -485,7 +499,8 @@ class Recorder:
         self._has_closure = has_closure
         if not has_closure:
             self._read_gradients(mine, None)
-        if (capture.record.traced or capture.record.examined) and not has_closure:
+        probed = capture.record.traced or capture.record.examined or self.invariants.wants_probe
+        if probed and not has_closure:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -495,8 +510,12 @@ class Recorder:
             return
         if self._probe is not None:
             self._probe.after()
-            capture.probes.append(self._probe)
+            if capture.record.traced or capture.record.examined:
+                capture.probes.append(self._probe)
+            if self.invariants.wants_probe:
+                self.invariants.step.probes.append(self._probe)
             self._probe = None
+        self.invariants.after_step()
         if self._has_closure:
             self._read_gradients(self._mine(optimizer), None)  # what it left
         self.stepped_late = capture.ended
@@ -509,7 +528,17 @@ class Recorder:
     def _cleared(self, optimizer: Optimizer) -> None:
         if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
+        if self._has_mine(optimizer):
+            self.invariants.cleared()
         self._note("zero_grad")
+
+    def autocast_entered(self) -> None:
+        if self.capture is not None and not self.capture.ended and not self.is_busy:
+            self.run(self.invariants.autocast_entered)
+
+    @guarded
+    def batch_drawn(self, iterator: Any, batch: Any) -> None:
+        self.invariants.batch_drawn(iterator, batch)
 
     def forked(self) -> None:
         self.off = True

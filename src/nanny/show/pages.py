@@ -122,8 +122,9 @@ def page_of(name: str, lang: str = "en") -> Page:
     """The one page of this name."""
     from ..diagnose.knowledge import current_name
 
-    pages, plain = all_pages(lang), name.strip().lower()
-    found = pages.get(plain.upper()) or pages.get(plain) or pages.get(current_name(plain))
+    pages, bare = all_pages(lang), name.strip()
+    names = (bare, bare.upper(), bare.lower(), current_name(bare.lower()))
+    found = next((pages[one] for one in names if one in pages), None)
     if found is None:
         raise NannyError(f"no rule or cause is called {name!r}{nearest(name, pages)}; `nanny rule` lists all")
     return found

@@ -61,8 +61,8 @@ class ModelCall:
         """Nobody has written into the inputs since."""
         return self._versions == [t._version for t in self.inputs if not t.is_inference()]
 
-    def make_again(self) -> Any:
-        """The same call; the random state is set, and left where the call leaves it."""
+    def make_again(self, args: Any = None, kwargs: Any = None) -> Any:
+        """The same call, or one with other inputs; the random state is set, and left where the call leaves it."""
         torch.set_rng_state(self._random)
         if self._random_cuda:
             torch.cuda.set_rng_state_all(self._random_cuda)
@@ -72,7 +72,7 @@ class ModelCall:
             settings.enter_context(torch.set_grad_enabled(self._grad))
             for device, dtype, enabled in self._autocast:
                 settings.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-            return self.module(*self.args, **self.kwargs)
+            return self.module(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
 
     def over(self, out: Any) -> None:
         """What it gave is known, and the gradients that it will get are caught when backward comes by."""
@@ -120,6 +120,7 @@ class ModelCalls:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.made: list[ModelCall] = []
+        self.in_train_mode = 0  # calls without gradients of a model in train mode
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -149,6 +150,7 @@ class ModelCalls:
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
+        self.in_train_mode += module.training and not torch.is_grad_enabled() and not in_backward()
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
         has_modes = has_other_modes()

@@ -356,6 +356,12 @@ def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
     return None
 
 
+def users_line() -> str:
+    """`train.py:31`: the line of the program that is now being run."""
+    found = _user_frame(sys._getframe(1))
+    return "" if found is None else f"{_near(found[0].co_filename)}:{_line_of(*found)}"
+
+
 def _is_user_file(name: str) -> bool:
     if name == _DEMO:
         return True

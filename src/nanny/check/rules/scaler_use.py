@@ -121,7 +121,7 @@ def _all_disabled(trace: Trace, made: list[Event]) -> bool:
     return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
 
 
-@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace", extra=True)
+@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace")
 def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`loss.backward()` without `scaler.scale`, although the scaler steps the optimizer.
 
@@ -145,7 +145,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         for event in before(trace, index):
             if event.op in ("optimizer.step", "scaler.update", "framework.backward", "optimizer.zero_grad", "module.zero_grad"):
                 break  # stepped, or thrown away
-            if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
+            if event.op == "backward" and not is_scaled(event) and event.at.loops == step.at.loops:
                 yield Hit(
                     event.node,
                     f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
@@ -256,7 +256,9 @@ def scaler_without_autocast(view: FileView) -> Iterator[Hit]:
         return
     for event in scaled[:1]:
         models = [v for v in ancestors(event.arg(1), 200) if v.op == "module_call"]
-        seen = bool(models) and all(any(i.kind in ("instance", "module") for i in v.inputs) for v in models)
+        if not models:
+            continue  # a helper that scales the loss of others
+        seen = all(any(i.kind in ("instance", "module") for i in v.inputs) for v in models)
         yield Hit(
             event.node,
             "the loss is scaled, but nothing in this program runs in half: no autocast, no cast",

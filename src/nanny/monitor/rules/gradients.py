@@ -240,6 +240,8 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for layer, members in layers.items():
         steps = min(int(run.grads.zero_steps[at[step.grads.names[i]]]) + 1 for i in members)
         usual = max(int(run.grads.zero_record[at[step.grads.names[i]]]) for i in members)
+        if any(f"{layer}.".startswith(f"{expert}.") for expert in step.experts):
+            continue
         if layer in step.called and all(norms[i] == 0 for i in members) and steps >= max(run.limits.dead_steps, 4 * usual):
             dead[layer] = steps
     if dead:
