@@ -13,6 +13,7 @@ from ..describe import by_first_bad, by_hazard, number
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
+from .early import entropy_falls
 
 
 @cause("lr_too_high", family="not_precision", precision=False)
@@ -249,6 +250,7 @@ def attention_entropy_collapse(signs: Signs) -> Iterator[Diagnosis]:
     """
     collapsed = signs.one_hot_attention
     if collapsed is None or signs.harmed:
+        yield from entropy_falls(signs)
         return
     site, entropy, largest, exams = collapsed
     yield Diagnosis(

@@ -9,6 +9,7 @@ from ..describe import by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
+from .early import updates_shrink
 
 
 @cause("update_lost", family="update_stagnation")
@@ -17,6 +18,7 @@ def update_lost(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: count the elements with a non-zero gradient that the step left bit-identical: more than half.
     """
+    yield from updates_shrink(signs)
     facts = signs.facts
     narrow = [u for u in facts.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
     total = sum(u.count for u in narrow)

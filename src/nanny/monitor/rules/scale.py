@@ -144,7 +144,9 @@ def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     Fix: compare the flushed share: `nanny whatif --dtype fp16 --scale` with this scale.
     """
     scale, began = step.scale_after, run.first_good_scale
-    if scale is None or began is None or scale >= began:
+    if scale is None or began is None or 2 * scale >= began:  # one step back is how it finds its scale
+        return
+    if len(run.scales) < run.limits.baseline_steps:  # and the first steps are the search for it
         return
     limit = max(run.limits.scale_low_warn if began >= run.limits.scale_low_warn else 0.0, run.limits.scale_sunk * began)
     if scale < limit:
