@@ -232,6 +232,7 @@ def test_empty_boolean_integer_and_missing_outputs_are_no_trouble():
     with watch(model, optimizer) as nanny:
         for step in range(3):
             with nanny.step(step):
+                optimizer.zero_grad()
                 model(torch.rand(4, 8)).mean().backward()
             optimizer.step()
     assert above_info(nanny.findings) == []
@@ -369,6 +370,7 @@ def test_unusual_tensors_do_not_stop_the_nanny(kind, tmp_path):
     with watch(model, optimizer, output_dir=tmp_path) as nanny:
         for step in range(3):
             with nanny.step(step):
+                optimizer.zero_grad()
                 model["head"](back(model["same"](model["odd"](torch.rand(4, 8))))).mean().backward()
             optimizer.step()
     assert above_info(nanny.findings) == []
@@ -780,6 +782,7 @@ TRAIN = """
     nanny = MixedPrecisionNanny(model, optimizer)
     for step in range(5):
         with nanny.step(step):
+            optimizer.zero_grad()
             model(torch.rand(8, 4)).mean().backward()
         optimizer.step()
 """

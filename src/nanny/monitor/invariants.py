@@ -18,12 +18,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
-from ..core.step import Breach, Setup, StepRecord
+from ..core.step import Breach, Setup, StepRecord, Update
+from ..measure import transfer
 from ..measure.flatten import as_line, thin
+from ..measure.transfer import PendingRead
 from ..watch.names import Held, unwrapped
 from ..watch.places import users_line
-from ..watch.tensors import gradient_of, is_readable, short_dtype, tensors_in
-from .trace import StepTrace, fingerprint
+from ..watch.tensors import gradient_of, is_readable, short_dtype
+from .trace import StepTrace, fingerprints
 from .updates import UpdateProbe
 
 EARLY = 64  # steps that are looked at one by one
@@ -96,6 +98,7 @@ class Invariants:
         self._unconnected = self._closely = 0
         # movement
         self.has_moved = False
+        self._probed: list[tuple[UpdateProbe, PendingRead]] = []  # on their way to the host
         self._still = 0  # looks at steps that moved nothing
         self._still_without_rate = 0
         self._rates: list[float] = []
@@ -246,7 +249,10 @@ class Invariants:
                     self._empty += 1
         self._evaluates = self._evaluates + 1 if step.evaluates and step.stepped else 0
         if step.probes and not record.skipped:
-            self._look_at_updates(step.probes)
+            self._probed = [(probe, probe.pending()) for probe in step.probes]
+        if self._probed and all(read.ready() for _, read in self._probed):
+            self._look_at_updates([u for probe, read in self._probed for u in probe.updates(read) if u.count])
+            self._probed = []
 
     # looks
 
@@ -264,7 +270,7 @@ class Invariants:
 
     def _any_gradient(self, parameters: Iterable[Tensor]) -> bool:
         found = [g for p in parameters if (g := gradient_of(p)) is not None]
-        if any(not is_readable(g) or hasattr(g, "to_local") for g in found):
+        if any(not is_readable(g) or hasattr(g, "to_local") or not transfer.reads_freely(g.device) for g in found):
             return True  # sparse or sharded: it may be kept elsewhere
         return any_nonzero(found) if found else any(hasattr(p, "to_local") for p in parameters)
 
@@ -274,7 +280,7 @@ class Invariants:
             return False
         mine = [p for p in parameters_of(optimizer) if id(p) in self._parameters and p.requires_grad]
         found = [g for p in self._sample_of(mine) if (g := gradient_of(p)) is not None and is_readable(g)]
-        return bool(found) and any_nonzero(found)
+        return any_nonzero(g for g in found if transfer.reads_freely(g.device))  # what cannot be read may be 0
 
     def _look_at_gradients(self, one: Stepping, mine: list[Tensor]) -> None:
         holding = [p for p in mine if (g := gradient_of(p)) is not None and is_readable(g)]
@@ -284,7 +290,7 @@ class Invariants:
             self.step.fresh |= bool(holding) or sparse
             self.step.empty |= not holding and not sparse
         elif now is not None and one.gradients is not None:
-            self.step.again |= now.shape == one.gradients.shape and bool((now == one.gradients).all()) and bool(now.any())
+            self.step.again |= now.shape == one.gradients.shape and torch.equal(now, one.gradients) and bool(now.any())
             self.step.fresh |= not self.step.again
         else:
             self.step.empty |= not holding and not sparse and one.steps > 1
@@ -306,7 +312,7 @@ class Invariants:
             grad = gradient_of(p)
             if grad is None:
                 self._missing[name] = self._missing.get(name, 0) + 1
-            elif is_readable(grad):
+            elif is_readable(grad) and transfer.reads_freely(grad.device):
                 zero.append((name, grad))
             else:
                 self._arrived.add(name)
@@ -318,8 +324,7 @@ class Invariants:
                 self._missing[name] = self._missing.get(name, 0) + 1
                 self._zero.add(name)
 
-    def _look_at_updates(self, probes: Sequence[UpdateProbe]) -> None:
-        updates = [u for probe in probes for u in probe.updates(probe.pending()) if u.count]
+    def _look_at_updates(self, updates: Sequence[Update]) -> None:
         if not updates:
             return
         moved = sum(u.count - u.unchanged for u in updates)
@@ -561,7 +566,7 @@ class Draws:
             self.batches = len(iterator._index_sampler)
         except (TypeError, AttributeError, NotImplementedError):
             self.batches = 0
-        sums = [fingerprint(t) for t in tensors_in(batch)[:4] if t.device.type == "cpu" and not t.is_sparse and t.numel()]
+        sums = fingerprints(batch)
         if not sums:
             return
         self.drawn += 1
@@ -584,17 +589,15 @@ def sample_of(tensor: Tensor) -> Tensor:
 
 
 def gradient_sample(parameters: Sequence[Tensor]) -> Tensor:
-    return torch.cat([thin(as_line(g), SAMPLE).float().cpu() for p in parameters if (g := gradient_of(p)) is not None])
+    return torch.cat([thin(as_line(g), SAMPLE).float() for p in parameters if (g := gradient_of(p)) is not None])
 
 
 def are_nonzero(tensors: Sequence[Tensor]) -> list[bool]:
-    if not tensors:
-        return []
-    return [bool(one) for one in torch.stack([as_line(t).any().cpu() for t in tensors]).tolist()]
+    return [bool(as_line(t).any()) for t in tensors]
 
 
-def any_nonzero(tensors: Sequence[Tensor]) -> bool:
-    return any(are_nonzero(tensors))
+def any_nonzero(tensors: Iterable[Tensor]) -> bool:
+    return any(bool(as_line(t).any()) for t in tensors)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook
 
 from ..core.step import BadCall, Growth
+from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite
 from ..watch.hooks import add_hook, add_module_hook, weakly
 from ..watch.tensors import being_traced, float_leaves, short_dtype, tensors_in
@@ -63,10 +64,21 @@ def recomputing() -> bool:
     return task is not None and task() != -1
 
 
-def fingerprint(tensor: Tensor) -> int:
-    """Of a sample of the elements, by their bits."""
+def fingerprints(value: Any) -> list[int]:
+    """Of the first tensors in a batch, where they can be read at once: a sample of their bits."""
+    return [_fingerprint(t) for t in tensors_in(value)[:4] if _is_plain(t)]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or not transfer.reads_freely(tensor.device):
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (wrapped or tensor.is_quantized or tensor.is_complex()) and tensor.numel() > 0
+
+
+def _fingerprint(tensor: Tensor) -> int:
     line = tensor.detach().reshape(-1)
-    part = line[:: max(1, line.numel() // 512)].contiguous().cpu()
+    part = line[:: max(1, line.numel() // 512)].contiguous()
     return hash((tuple(tensor.shape), bytes(part.view(torch.uint8).numpy())))
 
 
@@ -140,9 +152,7 @@ class StepTrace:
         if first is not None:
             self.given.setdefault(name, (id(first), first.numel()))
         if id(module) in self.roots:
-            self.root_inputs |= {
-                fingerprint(t) for t in tensors_in((args, kwargs))[:4] if t.numel() and t.layout is torch.strided
-            }
+            self.root_inputs.update(fingerprints((args, kwargs)))
         if isinstance(module, LOWERED):
             out = next(float_leaves(output), None)
             if out is not None:
