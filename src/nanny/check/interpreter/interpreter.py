@@ -20,7 +20,7 @@ from .source import OwnClass, OwnFunction, Project, WalkedFile
 from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
-from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, copied, join
+from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join
 
 
 def _heirs(function: OwnFunction, module: WalkedFile) -> Iterator[OwnClass]:
@@ -44,17 +44,6 @@ def _spine(node: ast.Assign) -> tuple[ast.AST | None, str]:
 
 def _after_exit(at: Context, implied: tuple[Guard, ...]) -> Context:
     return replace(at, guards=at.guards + implied, exits=at.exits | {key for key, _ in implied})
-
-
-def merge(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]:
-    out = left
-    for name, value in right.items():
-        known = out.get(name)
-        if known is None:
-            out[name] = value
-        elif known is not value:
-            out[name] = join(known, value)
-    return out
 
 
 def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
@@ -256,7 +245,7 @@ class Interpreter:
     def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
         trace = Trace(function.name, function.module, owner)
         self.traces.append(trace)
-        outer = Frame(self.options, function.module, trace, {}, closure=function.closure, owner=owner)
+        outer = Frame(self.options, function.module, trace, Env(), closure=function.closure, owner=owner)
         args: list[Value] = []
         if owner is not None:
             owner.example = owner.example or Thing("self", "module" if owner.is_module else "")
@@ -386,30 +375,31 @@ class Interpreter:
         if known is not None:
             self.run_block(frame, node.body if known else node.orelse)
             return
-        before = frame.env.copy()
-        saved = frame.at
+        saved, env = frame.at, frame.env
         yes, no = (guards_of(frame, node.test, test, arm) + window_guard(frame, node, arm) for arm in (True, False))
 
+        env.begin()
         self.narrow(frame, node.test, True)
         frame.at = replace(saved, guards=saved.guards + yes)
         self.run_block(frame, node.body)
-        env_yes, over_yes = frame.env.copy(), frame.is_over
+        changed_yes, over_yes = env.take_back(), frame.is_over
 
-        frame.set_env(before)
+        env.begin()
         self.narrow(frame, node.test, False)
         frame.at = replace(saved, guards=saved.guards + no)
         self.run_block(frame, node.orelse)
-        env_no, over_no = frame.env.copy(), frame.is_over
+        changed_no, over_no = env.take_back(), frame.is_over
 
         frame.at = saved
         frame.is_over = over_yes and over_no
         if over_yes and not over_no:
             frame.at = _after_exit(saved, no)
+            env.put(changed_no)
         elif over_no and not over_yes:
             frame.at = _after_exit(saved, yes)
-            frame.set_env(env_yes)
+            env.put(changed_yes)
         else:
-            frame.set_env(merge(env_yes, env_no))
+            env.put_joined(changed_yes, changed_no)
 
     def _loop(self, frame: Frame, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(frame, node.iter)
@@ -462,32 +452,33 @@ class Interpreter:
         if not over:
             self.run_block(frame, node.orelse)
             over = frame.is_over
-        saved = frame.at
-        env = frame.env.copy()
+        saved, env = frame.at, frame.env
         for handler in node.handlers:
-            frame.set_env(env)
+            env.begin()
             frame.at = replace(saved, guards=(*saved.guards, (f"except@{handler.lineno}", True)))
             if handler.name:
                 frame.env[handler.name] = UNKNOWN
             self.run_block(frame, handler.body)
+            changed = env.take_back()
             if not frame.is_over:  # what the body bound wins: the handler is the fallback
-                env = {**frame.env, **env}
+                env.put({name: value for name, value in changed.items() if value is not None and name not in env})
                 over = False
-        frame.set_env(env)
         frame.at = saved
         self.run_block(frame, node.finalbody)
         frame.is_over = frame.is_over or over
 
     def run_match(self, frame: Frame, node: ast.Match) -> None:
         self.evaluate(frame, node.subject)
-        saved, env = frame.at, frame.env.copy()
-        merged = env.copy()
+        saved, env = frame.at, frame.env
+        merged: dict[str, Value | None] = {}
         for position, case in enumerate(node.cases):
-            frame.set_env(env)
+            env.begin()
             frame.at = replace(saved, guards=(*saved.guards, (f"match@{node.lineno}:{position}", True)))
             self.run_block(frame, case.body)
-            merged = merge(merged, frame.env)
-        frame.set_env(merged)
+            for name, value in env.take_back().items():
+                known = merged.get(name, env.get(name))
+                merged[name] = join(known, value) if known is not None and value is not None else known or value
+        env.put(merged)
         frame.at, frame.is_over = saved, False
 
     def run_functiondef(self, frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -568,7 +559,7 @@ class Interpreter:
 
     def run_delete(self, frame: Frame, node: ast.Delete) -> None:
         for target in node.targets:
-            frame.env.pop(dotted(target), None)
+            frame.env.drop(dotted(target))
 
     def run_global(self, frame: Frame, node: ast.Global | ast.Nonlocal) -> None:
         if isinstance(node, ast.Global):
@@ -806,8 +797,8 @@ class Interpreter:
         return value
 
     def _comprehension(self, frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
-        saved, env = frame.at, frame.env
-        frame.env = env.copy()
+        saved = frame.at
+        frame.env.begin()
         source = UNKNOWN
         for generator in node.generators:
             source = self.evaluate(frame, generator.iter)
@@ -820,7 +811,8 @@ class Interpreter:
             out = Value("dict", ref={"*": self.evaluate(frame, node.value)})
         else:
             out = _alike(self.evaluate(frame, node.elt))
-        frame.env, frame.at = env, saved
+        frame.env.take_back()
+        frame.at = saved
         return out
 
     def _mapped(self, frame: Frame, node: ast.Call, args: list[Value]) -> Value:
@@ -1148,7 +1140,7 @@ class Interpreter:
         self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, at: Context, is_entry: bool = False
     ) -> Value:
         info.runs += 1
-        inner = Frame(self.options, info.module, frame.trace, {}, at, info.closure, info.owner)
+        inner = Frame(self.options, info.module, frame.trace, Env(), at, info.closure, info.owner)
         self.bind(inner, info, args, kwargs, is_entry)
         if isinstance(info.node, ast.Lambda):
             return self.evaluate(inner, info.node.body)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ...core.ops import LAYERS
 from .torch_names import WRAPPERS
 
+LONGEST = 30
 _MODULE_METHODS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "train", "eval"})
 _SCALER_CALLS = frozenset({"scale", "step", "update", "unscale_"})
 _MAKES_AMP = frozenset({"autocast", "GradScaler", "ShardedGradScaler"})
@@ -47,9 +48,9 @@ class Uses:
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` for a chain of names, else the empty string."""
-    parts = []
-    while type(node) is ast.Attribute:
+    """`a.b.c` for a chain of names, else the empty string; a chain of more than LONGEST links is no name."""
+    parts: list[str] = []
+    while type(node) is ast.Attribute and len(parts) < LONGEST:
         parts.append(node.attr)
         node = node.value
     if type(node) is not ast.Name:
