@@ -17,7 +17,7 @@ from .dtypes import result
 from .guards import guards_of, window_guard
 from .regions import AUTOCAST, NO_GRAD, Region
 from .source import OwnClass, OwnFunction, Project, WalkedFile
-from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS
+from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS, TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
 from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join
@@ -1067,6 +1067,8 @@ class Interpreter:
             self.instances[key] = copied(value)
         thing = value.thing
         assert thing is not None
+        if isinstance(node, ast.Call) and info.derives_from(TRAINERS):
+            return self._own_trainer(frame, info, value, args, kwargs, node)
         base = objects.optimizer_base(info)
         if base and isinstance(node, ast.Call):
             passed = thing.attrs.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
@@ -1074,6 +1076,21 @@ class Interpreter:
         for item in (*args, *kwargs.values()):
             if item.kind in ("scaler", "optimizer"):
                 frame.emit(f"{item.kind}.passed", node, (item,))
+        return value
+
+    def _own_trainer(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.Call) -> Value:
+        """A class of the project derived from Hugging Face's Trainer: its compute_loss runs inside the region, too."""
+        model = kwargs.get("model", args[0] if args else UNKNOWN)
+        asked = kwargs.get("args", args[1] if len(args) > 1 else UNKNOWN)
+        if model.thing is not None:
+            model.thing.is_trained = True
+            frame.emit("framework.train", node, (model,), kwargs)
+        framework = Value("trainer", const=asked.const, node=asked.node or node)
+        loss = info.find("compute_loss")
+        if loss is not None:
+            self._run_mixed(frame, node, framework, loss, [value, model, Value(thing=Thing("inputs"))], {})
+        elif model.kind == "instance":
+            self._run_mixed(frame, node, framework, model.ref.find("forward"), [model], {})
         return value
 
     def build(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None:
@@ -1270,6 +1287,8 @@ class Interpreter:
     def _known_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
         if name == "backward":
             return objects.backward(frame, node, base, args, kwargs)
+        if base.kind == "trainer":
+            return self._run_hf_trainer(frame, node, base, name)
         if base.kind == "framework" and base.ref == "lightning":
             return self._run_trainer(frame, node, base, name, args, kwargs)
         if objects.is_framework(frame, base):
@@ -1321,6 +1340,24 @@ class Interpreter:
                 self.follow(frame, method, [model, *batch], {}, node)
         frame.at = saved
         return UNKNOWN
+
+    def _run_hf_trainer(self, frame: Frame, node: ast.Call, base: Value, name: str) -> Value:
+        """`trainer.train()`: Hugging Face runs the forward of the model inside its autocast region."""
+        model = base.inputs[0]
+        if name != "train" or model.kind != "instance":
+            return UNKNOWN
+        self._run_mixed(frame, node, base, model.ref.find("forward"), [model], {})
+        return UNKNOWN
+
+    def _run_mixed(
+        self, frame: Frame, node: ast.Call, framework: Value, method: OwnFunction | None, args: Args, kwargs: Kwargs
+    ) -> None:
+        """Runs a method inside the region that a framework opens."""
+        region, saved = objects.mixed_region(frame, node, framework), frame.at
+        if method is not None and region is not None:
+            frame.at = frame.inside(regions=(*saved.regions, region))
+            self.follow(frame, method, args, kwargs, node)
+            frame.at = saved
 
     def _gradient_hook(self, frame: Frame, node: ast.Call, base: Value, name: str, hook: Value) -> Value:
         """Runs a hook on the gradient it will get: it fires inside backward, so the gradient is scaled if the loss is."""
