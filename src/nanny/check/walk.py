@@ -121,6 +121,12 @@ def _names_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
+def forget_files() -> None:
+    """Files come and go between two checks."""
+    project_root.cache_clear()
+    _names_in.cache_clear()
+
+
 def find_module(importer: str, target: str, level: int) -> str | None:
     """The file below the project's root that `import target` (with so many leading dots) in a file means."""
     folders = list(folders_up(importer)) if not level else []

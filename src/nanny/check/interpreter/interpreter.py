@@ -17,7 +17,7 @@ from .dtypes import result
 from .guards import guards_of, window_guard
 from .regions import AUTOCAST, NO_GRAD, Region
 from .source import OwnClass, OwnFunction, Project, WalkedFile
-from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS, TRAINERS
+from .torch_names import FRAMEWORK_REGIONS, IN_FILE, MODULE_METHODS, TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
 from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join
@@ -727,6 +727,8 @@ class Interpreter:
             and (index.const is NOTHING or "default" in index.tags)
         ):
             values = [v for v in base.ref.values() if isinstance(v, Value)]
+            if len(values) == 1:  # a registry of one
+                return values[0]
             if values and all(v.kind in ("dtype", "const") for v in values):  # {"fp16": torch.float16, ...}[args.dtype]
                 out = values[0]
                 for value in values[1:]:
@@ -839,6 +841,8 @@ class Interpreter:
             return attributes.finfo_attribute(base, name)
         if base.kind == "instance":
             return self._instance_attribute(frame, base, name, node)
+        if base.thing is not None and base.thing.kind == "options" and name in base.thing.attrs:
+            return base.thing.attrs[name]
         if base.kind == "class" and isinstance(base.ref, OwnClass):
             method = base.ref.find(name)
             found = base.ref.field_of(name)
@@ -1437,6 +1441,25 @@ class Interpreter:
 
         return made(data, ())
 
+    def _from_file(self, frame: Frame, path: str) -> dict[str, Value]:
+        """What the one settings file of a framework near the code says about its precision, as the argument IN_FILE."""
+        near = getattr(self.project.sources, "settings_near", None)
+        found = near(frame.module.filename, *_BY_FILE[path]) if near is not None else []
+        if len(found) != 1:
+            return {}
+        value, file, row = found[0]
+        node = ast.Constant(value=value, lineno=row, col_offset=0)
+        node.file = file  # type: ignore[attr-defined]
+        return {IN_FILE: Value("const", const=value, node=node)}
+
+    def _run_cli(self, frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
+        """`LightningCLI(Model)`: the trainer, and with it the precision, comes from a settings file."""
+        frame.emit("external", node, (Value("external", ref=path), *args), kwargs)
+        asked = self._from_file(frame, "LightningCLI").get(IN_FILE, UNKNOWN)
+        trainer = Value("framework", ref="lightning", const=asked.const, node=asked.node or node)
+        model = self.construct(frame, args[0].ref, [], {}, node)
+        return self._run_trainer(frame, node, trainer, "fit", [model], {})
+
     def _loaded(self, frame: Frame, args: Args) -> Value | None:
         """`yaml.safe_load(open("train.yaml"))`: the one file that is named in it."""
         names = [v.const for a in args for v in ancestors(a, 12) if isinstance(v.const, str) and v.sure]
@@ -1452,6 +1475,10 @@ class Interpreter:
         for name in ("config", "config_params", "deepspeed"):  # a path where a dict may stand
             if name in kwargs and isinstance(kwargs[name].const, str) and (name == "deepspeed" or path.startswith("deepspeed.")):
                 kwargs = {**kwargs, name: self.settings_value(frame, kwargs[name].const) or kwargs[name]}
+        if path in _BY_FILE:
+            kwargs = {**kwargs, **self._from_file(frame, path)}
+        if path.rpartition(".")[2] == "LightningCLI" and args and isinstance(args[0].ref, OwnClass):
+            return self._run_cli(frame, node, path, args, kwargs)
         if path == "builtins.map":
             return self._mapped(frame, node, args)
         if path == "builtins.getattr":
@@ -1465,6 +1492,11 @@ _LOADERS = frozenset(
     ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "yaml.full_load", "tomllib.load", "tomllib.loads", "toml.load",
      "tomli.load", "omegaconf.OmegaConf.load", "OmegaConf.load")
 )  # fmt: skip
+_BY_FILE = {
+    "accelerate.Accelerator": ("accelerate", "mixed_precision"),
+    "accelerate.accelerator.Accelerator": ("accelerate", "mixed_precision"),
+    "LightningCLI": ("lightning", "precision"),
+}
 _LEAVES = (ast.Raise, ast.Continue, ast.Break)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 

@@ -19,7 +19,7 @@ from .values import Env, Thing, Value
 EVIDENCE = re.compile(
     r"autocast|GradScaler|\bhalf\b|HalfTensor|BFloat16Tensor|float16|\b[fb]f?p?16\b|fp16|bf16|mixed_precision|MixedPrecision"
     r"|grad_scaler|unscale_|16-(?:mixed|true)|precision\s*=|loss_scale|BCELoss|binary_cross_entropy\b"
-    r"|\bdeepspeed\b|\bAccelerator\b|\bFabric\b|\bfully_shard\b|getattr\(\s*torch\b"
+    r"|\bdeepspeed\b|\bAccelerator\b|\bFabric\b|\bfully_shard\b|\bLightningCLI\b|getattr\(\s*torch\b"
 )
 
 

@@ -16,7 +16,9 @@ LONGEST = 30
 _MODULE_METHODS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "train", "eval"})
 _SCALER_CALLS = frozenset({"scale", "step", "update", "unscale_"})
 _MAKES_AMP = frozenset({"autocast", "GradScaler", "ShardedGradScaler"})
-_FRAMEWORKS = frozenset({"Accelerator", "Fabric", "Trainer", "TrainingArguments", "deepspeed", "fully_shard", "MixedPrecision"})
+_FRAMEWORKS = frozenset(
+    {"Accelerator", "Fabric", "Trainer", "LightningCLI", "TrainingArguments", "deepspeed", "fully_shard", "MixedPrecision"}
+)
 _ACTIVE = _MAKES_AMP | _FRAMEWORKS | {"unscale_", "set_default_dtype"}
 _CASTS = frozenset({"half", "bfloat16"})
 _SAME_OBJECT = frozenset(

@@ -221,3 +221,5 @@ def ancestors(value: Value, limit: int = 400) -> Iterator[Value]:
         seen.add(id(current))
         yield current
         stack.extend(current.inputs)
+        if current.kind == "dict" and isinstance(current.ref, dict):
+            stack.extend(item for item in current.ref.values() if isinstance(item, Value))
