@@ -72,7 +72,9 @@ def test_text_shows_the_place_the_code_and_a_caret_under_the_call(project):
     assert lines[at + 1].index("^") == lines[at].index("torch.nn.utils")
     assert lines[at + 1].count("^") == len("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
     assert "fix: " in done.stdout
-    assert lines[-2:] == ["Found 1 error and 2 remarks in 1 file.", f"Next: nanny rule {CLIP}"]
+    summary, fixable, following = lines[-3:]
+    assert (summary, following) == ("Found 1 error and 2 remarks in 1 file.", f"Next: nanny rule {CLIP}")
+    assert fixable.startswith("[*] up to 3 fixable with --fix")
     assert "\x1b[" not in done.stdout
 
 

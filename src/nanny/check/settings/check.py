@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from ...core.finding import Finding, Link, NannyError
+from ...core.finding import Finding, Link
 from ..broken import broken_code
 from ..registry import rules_on
 from ..walk import KINDS, Found, Text, folders_up, read_text
@@ -19,17 +18,12 @@ from .sections import Path, SettingsSection, Span, json_document, recognise, tom
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
 LONGEST_SETTINGS = 1 << 16  # bytes; what is longer is data
-NEEDS_YAML = "reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
 
 
 def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
     """Findings; a sentence if the user's own choice of file cannot be judged; None for a file of another purpose."""
     if not _WORTH_IT.search(text):
         return f"{path}: says nothing about precision, so there is nothing to check" if named else None
-    if kind == "yaml" and importlib.util.find_spec("yaml") is None:
-        if named:
-            raise NannyError(f"{path}: {NEEDS_YAML}")
-        return f"{path}: skipped, {NEEDS_YAML}"
     try:
         documents = list(_documents(text, kind))
     except (ValueError, RecursionError) as error:
@@ -45,7 +39,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
 def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Span]] | None:
     """A settings file that code in `importer` names, looked for beside it and in the folders above."""
     kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
-    if kind not in ("json", "yaml", "toml") or os.path.isabs(name) or (kind == "yaml" and not importlib.util.find_spec("yaml")):
+    if kind not in ("json", "yaml", "toml") or os.path.isabs(name):
         return None
     for folder in folders_up(importer):
         path = os.path.normpath(os.path.join(folder, name))
