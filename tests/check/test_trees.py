@@ -175,3 +175,12 @@ def test_nothing_above_the_root_of_the_project_is_read(tmp_path):
     write(inner, {"train.py": TREES["imported_helper"]["train.py"]})
     report = check_paths([str(inner / "train.py")], jobs=1)
     assert (report.read_too, report.findings) == ([], [])
+
+
+def test_installed_packages_are_not_read(tmp_path):
+    write(tmp_path, {"train.py": TREES["imported_helper"]["train.py"]})
+    installed = tmp_path / "env" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "lib.py").write_text(TREES["imported_helper"]["lib.py"])
+    (installed / "use.py").write_text(TREES["imported_helper"]["train.py"])
+    assert check_paths([str(installed / "use.py")], jobs=1).read_too == []

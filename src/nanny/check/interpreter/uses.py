@@ -17,9 +17,9 @@ _MODULE_METHODS = frozenset({"parameters", "named_parameters", "modules", "named
 _SCALER_CALLS = frozenset({"scale", "step", "update", "unscale_"})
 _MAKES_AMP = frozenset({"autocast", "GradScaler", "ShardedGradScaler"})
 _FRAMEWORKS = frozenset(
-    {"Accelerator", "Fabric", "Trainer", "LightningCLI", "TrainingArguments", "deepspeed", "fully_shard", "MixedPrecision"}
+    {"Accelerator", "Fabric", "Trainer", "LightningCLI", "TrainingArguments", "initialize", "fully_shard", "MixedPrecision"}
 )
-_ACTIVE = _MAKES_AMP | _FRAMEWORKS | {"unscale_", "set_default_dtype"}
+_ACTIVE = _MAKES_AMP | {"unscale_", "set_default_dtype"}
 _CASTS = frozenset({"half", "bfloat16"})
 _SAME_OBJECT = frozenset(
     ["to", "cuda", "cpu", "half", "bfloat16", "float", "double", "eval", "train", "requires_grad_", "contiguous"]
@@ -122,6 +122,7 @@ def uses_in(tree: ast.Module) -> Uses:
             if one in table or other in table:
                 table |= {one, other}
     uses.is_active = uses.is_active or not _ACTIVE.isdisjoint(uses.identifiers)
+    uses.is_active = uses.is_active or any(path.rpartition(".")[2] in _FRAMEWORKS for path in uses.called)
     if uses.scalers or not _MAKES_AMP.isdisjoint(uses.identifiers):
         _note_switches(uses, blocks, same)
     return uses
