@@ -74,7 +74,7 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event):
         return
-    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*LOG_FUNCTIONS)):
+    if event.op == "softmax" and id(event.out) in _logged(view, "softmax"):
         return
     text = f"{event.op} in {value.dtype}: {value.why}"
     yield _unstable(event, view, value, text, "pass dtype=torch.float32, or cast the input with .float()")
@@ -194,15 +194,21 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event):
         return
-    if any(_log_uses(e.arg(0), event.out) for e in view.of(*LOG_FUNCTIONS)):
+    if id(event.out) in view.once("log of sum of exp", lambda: {id(_summed_exp(e.arg(0))) for e in view.of(*LOG_FUNCTIONS)}):
         return
     text = f"exp overflows fp16 from 11.1 on: {value.why}"
     yield _unstable(event, view, value, text, "cast the argument with .float(), or bound it")
 
 
-def _log_uses(value: Value, made: Value) -> bool:
+def _summed_exp(value: Value) -> Value | None:
+    """The exp that a logarithm takes the sum of."""
     total = _made_by(value, ("sum", "mean", "nansum"))
-    return total is not None and bool(total.inputs) and _made_by(total.inputs[0], ("exp",)) is made
+    return _made_by(total.inputs[0], ("exp",)) if total is not None and total.inputs else None
+
+
+def _logged(view: FileView, *ops: str) -> set[int]:
+    """The results of these operations that a logarithm is taken of."""
+    return view.once(f"log of {ops}", lambda: {id(_made_by(e.arg(0), ops)) for e in view.of(*LOG_FUNCTIONS)} - {id(None)})
 
 
 @rule("NUM_REDUCE_HALF", Severity.WARNING, *SUM_FUNCTIONS)
@@ -256,9 +262,8 @@ def _is_square(value: Value) -> bool:
 
 def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
-    if any(_variance(e) and any(v is event.out for v in ancestors(e.out, 20)) for e in view.of("sub")):
-        return True
-    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*LOG_FUNCTIONS))
+    parts = view.once("variance", lambda: {id(v) for e in view.of("sub") if _variance(e) for v in ancestors(e.out, 20)})
+    return id(event.out) in parts or id(event.out) in _logged(view, "sum", "mean")
 
 
 @rule("NUM_VARIANCE", Severity.WARNING, "sub")

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from ...core.finding import Finding, Link
@@ -16,6 +17,7 @@ from . import rules  # noqa: F401  (enters its rules)
 from .sections import Path, SettingsSection, Span, json_document, recognise, toml_document, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
+LONGEST_SETTINGS = 1 << 16  # bytes; what is longer is data
 
 
 def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
@@ -49,6 +51,23 @@ def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Spa
                 return None
             return (path, *documents[0]) if documents else None
     return None
+
+
+@cache
+def settings_in(folder: str) -> tuple[tuple[str, SettingsSection], ...]:
+    """The sections of the settings files right in a folder, each with its file."""
+    out: list[tuple[str, SettingsSection]] = []
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            names = sorted(e.name for e in entries if e.is_file() and e.stat().st_size <= LONGEST_SETTINGS)
+    except OSError:
+        return ()
+    for name in names:
+        found = read_settings(name, os.path.join(folder, name))
+        if found is not None:
+            path, data, spans = found
+            out += [(path, section) for section in recognise(data, spans)]
+    return tuple(out)
 
 
 def _documents(text: str, kind: str) -> Iterable[tuple[Any, Mapping[Path, Span]]]:
