@@ -64,7 +64,7 @@ class Recorder:
         self._on_bad_output = on_bad_output
         self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
         self._probe: UpdateProbe | None = None
-        self._has_closure = True  # the optimizer that steps was given one, or nobody knows
+        self._updating = 0  # the optimizer whose closure has been called, until its step is over
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
@@ -402,6 +402,18 @@ class Recorder:
 
     @guarded
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._updating = 0
+        if not has_closure:
+            self._begin_update(optimizer)
+
+    @guarded
+    def after_closure(self, optimizer: Optimizer) -> None:
+        """The gradients are complete now; a training step may even have begun in there. Called again by a line search."""
+        if self._updating != id(optimizer):
+            self._updating = id(optimizer)
+            self._begin_update(optimizer)
+
+    def _begin_update(self, optimizer: Optimizer) -> None:
         capture = self.capture
         mine = self._mine(optimizer)
         if capture is None or not mine:
@@ -411,10 +423,8 @@ class Recorder:
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
         self._note_optimizer(optimizer)
         capture.ran = True
-        self._has_closure = has_closure
-        if not has_closure:
-            self._read_gradients(mine, None)
-        if (capture.record.traced or capture.record.examined) and not has_closure:
+        self._read_gradients(mine, None)
+        if capture.record.traced or capture.record.examined:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -426,8 +436,8 @@ class Recorder:
             self._probe.after()
             capture.probes.append(self._probe)
             self._probe = None
-        if self._has_closure:
-            self._read_gradients(self._mine(optimizer), None)  # what it left
+        self._updating = 0
+        capture.begin_window()
         self.stepped_late = capture.ended
         if capture.ended:
             capture.graph = None
@@ -438,6 +448,8 @@ class Recorder:
     def _cleared(self, optimizer: Optimizer) -> None:
         if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
+        if self.capture is not None and self._has_mine(optimizer):
+            self.capture.begin_window()
         self._note("zero_grad")
 
     def forked(self) -> None:
