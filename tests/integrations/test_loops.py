@@ -51,6 +51,21 @@ def test_the_loss_of_a_window_is_that_of_its_whole_batch(tmp_path):
     assert list(scalar(tmp_path, "loss").values()) == pytest.approx(whole, rel=1e-6)
 
 
+def test_the_loss_of_a_window_is_the_same_where_the_optimizer_has_copies(tmp_path):
+    model = Module()
+    masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    optimizer = SGD(masters, 0.0)
+    data = batches(2)
+    with watch(model, output_dir=tmp_path, **OPTIONS) as nanny, nanny.step(0):
+        for x in data:
+            (model.training_step(x) / 2).backward()
+        for master, p in zip(masters, model.parameters()):
+            master.grad = p.grad
+        optimizer.step()
+    whole = model.training_step(torch.cat(data)).item()
+    assert list(scalar(tmp_path, "loss").values()) == pytest.approx([whole], rel=1e-6)
+
+
 def test_of_two_updates_in_a_step_the_average_loss_is_told(tmp_path):
     models = nn.Linear(4, 1), nn.Linear(4, 1)
     optimizers = [SGD(m.parameters(), 0.0) for m in models]

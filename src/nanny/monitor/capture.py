@@ -46,6 +46,7 @@ class StepCapture:
     provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
     losses: list[Tensor] = field(default_factory=list)
     windows: list[int] = field(default_factory=lambda: [0])  # where in `losses` those begin whose gradients add up
+    updated: bool = False  # an optimizer was asked to step, of these parameters or of copies
     ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
     backward_scaled: bool = False
     unscaled: set[int] = field(default_factory=set)
@@ -73,7 +74,7 @@ class StepCapture:
         beforehand. Of several updates, or without any, the average."""
         if not losses:
             return None
-        if not self.record.stepped:
+        if not self.updated:
             return sum(losses) / len(losses)
         windows = [losses[a:b] for a, b in zip(self.windows, [*self.windows[1:], len(losses)]) if a < b]
         return sum(map(sum, windows)) / len(windows)

@@ -368,6 +368,7 @@ class Recorder:
         if capture is None or not mine:
             return
         self._in_scaler_step = optimizer
+        capture.updated = True
         self._note("scaler.step")
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
@@ -416,6 +417,8 @@ class Recorder:
     def _begin_update(self, optimizer: Optimizer) -> None:
         capture = self.capture
         mine = self._mine(optimizer)
+        if capture is not None:
+            capture.updated = True
         if capture is None or not mine:
             return
         if self._in_scaler_step is not optimizer:

@@ -41,7 +41,7 @@ def train(
     trainer = Trainer(
         accelerator="cpu",
         max_steps=steps,
-        max_epochs=1,
+        max_epochs=-1,
         accumulate_grad_batches=ACCUMULATE,
         gradient_clip_val=None if task.planted in ("lr", "clip") else 1.0,
         plugins=[MixedPrecision(precision, "cpu", task.scaler())] if precision else None,
