@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 from runs.query_recordings import nanny
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -21,3 +24,23 @@ def test_unscaled_attention_is_diagnosed_down_to_its_line(tmp_path):
     assert first["culprit"] in ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
     assert first["where"].endswith(f"unscaled_attention.py:{line}")
     assert first["precision_caused"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "cause", "culprit"),
+    [
+        ("trainer_callback.py", "activation_overflow_fp16", "encode"),
+        ("lightning_callback.py", "bf16_update_lost", "net.0.weight"),
+        ("accelerate_loop.py", "data_nan", "data:input"),
+        ("fabric_loop.py", "lr_too_high", "optimizer.lr"),
+    ],
+)
+def test_the_example_of_a_framework_is_short_and_diagnosed(example, cause, culprit, tmp_path):
+    assert len((EXAMPLES / example).read_text().splitlines()) <= 40
+    done = subprocess.run(
+        [sys.executable, shutil.copy(EXAMPLES / example, tmp_path)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1].startswith(f"NOT HEALTHY: {cause} in {culprit}")
+    first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
+    assert (first["cause"], first["culprit"]) == (cause, culprit)

@@ -59,6 +59,8 @@ class StepCapture:
     read: set[str] = field(default_factory=set)
     provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
     losses: list[Tensor] = field(default_factory=list)
+    windows: list[int] = field(default_factory=lambda: [0])  # where in `losses` those begin whose gradients add up
+    updated: bool = False  # an optimizer was asked to step, of these parameters or of copies
     ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
     backward_scaled: bool = False
     unscaled: set[int] = field(default_factory=set)
@@ -78,6 +80,21 @@ class StepCapture:
     @property
     def backwards(self) -> int:
         return self.record.backwards
+
+    def begin_window(self) -> None:
+        """Gradients of what comes next are not added to those that were there."""
+        if self.losses and self.windows[-1] != len(self.losses):
+            self.windows.append(len(self.losses))
+
+    def _loss(self, losses: Sequence[float]) -> float | None:
+        """What the gradients of an update are the gradients of: the sum over micro-batches, which are divided by their number
+        beforehand. Of several updates, or without any, the average."""
+        if not losses:
+            return None
+        if not self.updated:
+            return sum(losses) / len(losses)
+        windows = [losses[a:b] for a, b in zip(self.windows, [*self.windows[1:], len(losses)]) if a < b]
+        return sum(map(sum, windows)) / len(windows)
 
     def start_reading(self) -> None:
         """Starts every copy to the host; nothing waits."""
@@ -104,7 +121,7 @@ class StepCapture:
         record.scale, record.scale_after, *numbers = p["numbers"].numbers()
         scales, others = numbers[: len(self.reads)], numbers[len(self.reads) :]
         losses, found = others[: len(self.losses)], others[len(self.losses) :]
-        record.loss = sum(losses) / len(losses) if losses else None
+        record.loss = self._loss(losses)
         record.skipped = record.skipped or any(f > 0 for f in found)
         record.grads = self._gradients(scales)
         record.weights = _table(self.weights, p["weights"], self.weight_bits)

@@ -67,7 +67,8 @@ def _watch_everything(options: argparse.Namespace) -> None:
         )
     finally:
         sys.argv = argv
-    _kept.append((nanny, nanny.steps_by_themselves(find_models=True)))
+    nanny.steps_by_themselves(find_models=True, first=None)
+    _kept.append(nanny)
 
 
 _kept: list[object] = []  # alive until the interpreter ends

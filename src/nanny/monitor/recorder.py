@@ -72,7 +72,7 @@ class Recorder:
         self._on_bad_output = on_bad_output
         self._scaled: list[tuple[Any, Tensor]] = []  # since the last backward: grad_fn of what scale() gave, and the true loss
         self._probe: UpdateProbe | None = None
-        self._has_closure = True  # the optimizer that steps was given one, or nobody knows
+        self._updating = 0  # the optimizer whose closure has been called, until its step is over
         self._in_scaler_step: Optimizer | None = None
         self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
@@ -448,6 +448,7 @@ class Recorder:
         if capture is None or not mine:
             return
         self._in_scaler_step = optimizer
+        capture.updated = True
         self.invariants.before_scaler_step()
         self._note("scaler.step")
         self._note_scaler(scaler)
@@ -483,10 +484,24 @@ class Recorder:
 
     @guarded
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        self._updating = 0
+        if self.capture is not None:
+            self.invariants.before_step(optimizer, self._mine(optimizer), has_closure)
+        if not has_closure:
+            self._begin_update(optimizer)
+
+    @guarded
+    def after_closure(self, optimizer: Optimizer) -> None:
+        """The gradients are complete now; a training step may even have begun in there. Called again by a line search."""
+        if self._updating != id(optimizer):
+            self._updating = id(optimizer)
+            self._begin_update(optimizer)
+
+    def _begin_update(self, optimizer: Optimizer) -> None:
         capture = self.capture
         mine = self._mine(optimizer)
         if capture is not None:
-            self.invariants.before_step(optimizer, mine, has_closure)
+            capture.updated = True
         if capture is None or not mine:
             return
         if self._in_scaler_step is not optimizer:
@@ -497,11 +512,8 @@ class Recorder:
         if self.replicas is not None and capture.backwards and not capture.synced:
             self.replicas.drift_on_purpose = True  # an update of this rank alone
         capture.ran = True
-        self._has_closure = has_closure
-        if not has_closure:
-            self._read_gradients(mine, None)
-        probed = capture.record.traced or capture.record.examined or self.invariants.wants_probe
-        if probed and not has_closure:
+        self._read_gradients(mine, None)
+        if capture.record.traced or capture.record.examined or self.invariants.wants_probe:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -517,8 +529,8 @@ class Recorder:
                 self.invariants.step.probes.append(self._probe)
             self._probe = None
         self.invariants.after_step()
-        if self._has_closure:
-            self._read_gradients(self._mine(optimizer), None)  # what it left
+        self._updating = 0
+        capture.begin_window()
         self.stepped_late = capture.ended
         if capture.ended:
             capture.graph = None
@@ -531,6 +543,8 @@ class Recorder:
             self.when_cleared()
         if self._has_mine(optimizer):
             self.invariants.cleared()
+            if self.capture is not None:
+                self.capture.begin_window()
         self._note("zero_grad")
 
     def autocast_entered(self) -> None:

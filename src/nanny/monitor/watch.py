@@ -56,6 +56,7 @@ from .recorder import Recorder
 from .recording import RunRecording, run_info
 from .registry import all_rules, is_of_loop, judge_step
 from .trace import BadOutput
+from .trackers import Trackers
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
@@ -136,6 +137,7 @@ class MixedPrecisionNanny:
         self._rng: torch.Tensor | None = None
         self._began: float | None = None
         self._ended = 0.0
+        self._clock: StepClock | None = None
         self._folder = None if output_dir is None else Path(output_dir)
         self._attempt(self._open, model, optimizer, limits, examine, live, try_remedies)
         if self._failure is not None:  # the run goes on without a nanny
@@ -156,6 +158,7 @@ class MixedPrecisionNanny:
         self._rank = info.rank if info.world_size > 1 else None
         self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
         self._recording: RunRecording | None = None
+        self._trackers = Trackers(self._warn, lambda: atexit.register(_close_at_exit))  # theirs end later than ours
         if model is not None:
             self.add_model(model)
         for one in optimizer if isinstance(optimizer, Iterable) else [optimizer]:
@@ -306,6 +309,9 @@ class MixedPrecisionNanny:
         overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
         self._recorder.suspects = frozenset(overflowed) if tried else frozenset()
+        self._trackers.tell_step(step.step, self._history.scalars)
+        if self._trackers.verdict_is_due and self._trackers.any_open:
+            self._trackers.tell_verdict(self.verdict())
         if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
             self._explain()
 
@@ -348,6 +354,7 @@ class MixedPrecisionNanny:
             self._recording.add_finding(finding)
         if self._live is not None:
             self._live.show(finding)
+        self._trackers.tell_finding(finding)
         if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
             self._dense_bursts += 1
             self._dense_until = self._step + 1 + DENSE_STEPS
@@ -367,16 +374,22 @@ class MixedPrecisionNanny:
                 if self._recording is not None:
                     self._recording.add_dump(self._step, suspect.bad.site, saved)
 
-    def steps_by_themselves(self, *, find_models: bool) -> StepClock:
-        """Lets steps begin when a model is called for training; with `find_models`, models are found in the same way."""
-        clock = StepClock(
+    def steps_by_themselves(self, *, find_models: bool, first: int | None = 0) -> None:
+        """Lets steps begin when a model is called for training; with `find_models`, models are found in the same way.
+
+        `first`: the number of the first step; None: the one at which the optimizer of a found model stands.
+        """
+        if not self.enabled:
+            return
+        clock = self._clock = StepClock(
             lambda _: self.begin_step(clock.step),
             None if find_models else [model for model, _ in self._recorder.models],
             self.add_model,
             guard=lambda hook: functools.partial(self._hear, hook),
             over=self.end_step,
+            first=first,
         )
-        return clock.open()
+        clock.open()
 
     def _hear(self, hook: Callable[..., None], *about: Any) -> None:
         if not self._recorder.is_busy:
@@ -419,12 +432,16 @@ class MixedPrecisionNanny:
         if os.getpid() != self._pid:
             return
         _open_nannies.discard(self)
+        if self._clock is not None:
+            self._attempt(self._clock.close)
         self._attempt(self._close_examination, at_any_price=True)
         if self._examiner is not None:
             self._attempt(self._examiner.abandon)
         cost = self.cost_percent
         self._attempt(self._recorder.run, self._finish, wait=True)
         self._attempt(self._recorder.close)
+        if self._steps and self._trackers.any_open:
+            self._attempt(lambda: self._trackers.tell_verdict(self.verdict(status)))
         if self._recording is not None:
             self._attempt(self._recording.set_facts, self._history.facts)
             self._attempt(self._recording.close, status, **self._attempt(self._totals, cost) or {})
@@ -526,16 +543,13 @@ class Watch:
 
     def __init__(self, model: nn.Module, on_finding: Callable[[Finding], None] | None) -> None:
         self.nanny = MixedPrecisionNanny(model, output_dir=None, on_finding=on_finding)
-        self._steps = None if not self.nanny.enabled else self.nanny.steps_by_themselves(find_models=False)
+        self.nanny.steps_by_themselves(find_models=False)
 
     @property
     def findings(self) -> list[Finding]:
         return self.nanny.findings
 
     def remove(self) -> None:
-        if self._steps is not None:
-            self._steps.close()
-            self._steps = None
         self.nanny.close()
 
 

@@ -43,6 +43,9 @@ class Listener(Protocol):
     def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
     def after_scaler_update(self, scaler: GradScaler, given: bool) -> None: ...
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None: ...
+    def after_closure(self, optimizer: Optimizer) -> None:
+        """Forward and backward ran inside the optimizer's step; what it does with the gradients comes now."""
+
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
     def gradients_cleared(self, optimizer: Optimizer) -> None: ...
     def autocast_entered(self) -> None: ...
@@ -327,10 +330,20 @@ def _optimizer_hooks() -> list[tuple[str, Any]]:
     """The name of torch's dictionary, and our hook in it."""
     tell = _telling(anywhere=True)
 
-    def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # args holds the optimizer itself first; a closure runs forward and backward inside the step
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         tell("before_optimizer_step", optimizer, closure is not None)
+        if not callable(closure):
+            return None
+
+        @functools.wraps(closure)
+        def told(*given: Any, **named: Any) -> Any:
+            result = closure(*given, **named)
+            tell("after_closure", optimizer)
+            return result
+
+        return (args, {**kwargs, "closure": told}) if kwargs.get("closure") else ((args[0], told, *args[2:]), kwargs)
 
     def after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tell("after_optimizer_step", optimizer)

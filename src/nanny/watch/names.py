@@ -11,18 +11,21 @@ from torch.nn.parameter import is_lazy
 
 from .tensors import is_readable
 
-WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+WRAPPERS = ("_orig_mod", "module", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 
 
 def plain_name(name: str) -> str:
-    """`module._orig_mod.blocks.0.fc` as `blocks.0.fc`: what torch.compile, DDP, FSDP and checkpointing put around is left out."""
+    """`module._orig_mod.blocks.0.fc` as `blocks.0.fc`: without what torch.compile, DDP, FSDP, Fabric and checkpointing add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module inside the wrappers. `module` counts as a wrapper only on torch's own parallel classes."""
     while True:
-        inner = getattr(model, "_orig_mod", None) or getattr(model, "_checkpoint_wrapped_module", None)
+        inner = next((m for name in _WRAPPED if (m := getattr(model, name, None)) is not None), None)
         if inner is None and type(model).__module__.startswith(("torch.nn.parallel", "torch.distributed", "deepspeed")):
             inner = getattr(model, "module", None)
         if not isinstance(inner, nn.Module):

@@ -1,13 +1,17 @@
 """The one clock of training steps, for a program that does not say where they begin: `nanny run`, `watch_model`, `nanny trace`.
 
-A model is found when it is first called for training from outside any known model. A step begins with the first training call of
-a known model, and with the one that follows when every known optimizer has stepped (a step that a GradScaler skips is a step), or
-one of them twice. A model that takes part and whose parameters no optimizer has stepped yet has one to come: a GAN's two updates
-are one step from the first on. All of it happens in one thread, that of the first training call; when it has ended, in the next.
+A model is found when a part of it, or all, is first called for training from outside any known part: it is the outermost module
+that holds what was called (the module of a framework is never called itself, its training step calls parts).
+
+A step begins with the first training call of a known model, and with the one that follows when every known optimizer has stepped
+(a step that a GradScaler skips is a step), or one of them twice. A model that takes part and whose parameters no optimizer has
+stepped yet has one to come: a GAN's two updates are one step from the first on. All of it happens in one thread, that of the
+first training call; when it has ended, in the next.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +26,7 @@ from torch.optim import Optimizer
 from . import events
 from .hooks import add_module_hook
 from .names import unwrapped
-from .tensors import being_traced
+from .tensors import being_traced, is_readable
 
 MOST_MODELS = 8
 PATIENCE = 64  # backward passes without an optimizer step, until each of them counts as a step
@@ -32,6 +36,7 @@ class StepClock(events.PartListener):
     """Calls `begin(model)` when a step begins, `over()` when its last optimizer has stepped; `step` counts them from 0.
 
     `models=None`: they are found, and `found(model, prefix)` is told. With models given, optimizers of others do not count.
+    `first`: the number of the first step; None: where the optimizer of the model that is found stands, in a resumed training.
     """
 
     def __init__(
@@ -41,11 +46,14 @@ class StepClock(events.PartListener):
         found: Callable[[nn.Module, str], None] | None = None,
         guard: Callable[[Callable[..., None]], Callable[..., None]] = lambda hook: hook,
         over: Callable[[], None] | None = None,
+        first: int | None = 0,
     ) -> None:
         self._begin, self._found, self._guard, self._over = begin, found, guard, over
-        self._finds_models = models is None
+        self._finds_models, self._first = models is None, first
         self._roots: dict[int, weakref.ref[nn.Module]] = {}
         self._parts: dict[int, weakref.ref[nn.Module]] = {}
+        self._whole: dict[int, weakref.ref[nn.Module]] = {}  # what `found` was told
+        self._prefixes: set[str] = set()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
         self._in_evaluation: dict[int, weakref.ref[nn.Module]] = {}  # called with gradients, not in train mode
         self._updated: set[int] = set()  # roots for which no further optimizer is waited
@@ -57,7 +65,8 @@ class StepClock(events.PartListener):
         self._scaler_steps: Optimizer | None = None
         self._unhook: Callable[[], Any] | None = None
         self._thread: int | None = None
-        self.step = -1
+        self.step = (first or 0) - 1
+        self._has_begun = False
         for model in models or ():
             self._add(model)
 
@@ -124,6 +133,7 @@ class StepClock(events.PartListener):
             self._called = {id(module)}
             self._stepped.clear()
             self._stepped_twice, self._backwards = False, 0
+            self._has_begun = True
             self.step += 1
             hooks = set(_global_forward_pre_hooks)
             self._begin(module)
@@ -132,8 +142,7 @@ class StepClock(events.PartListener):
                     hook(module, args)
 
     def _find(self, module: nn.Module) -> None:
-        if self._found is not None:
-            self._found(module, f"{type(module).__name__}." if self._roots else "")
+        self._tell_found(module)
         self._add(module)
 
     def _note_evaluation(self, module: nn.Module) -> None:
@@ -156,8 +165,24 @@ class StepClock(events.PartListener):
                 if model is not None and not _knows(self._parts, model) and len(self._roots) < MOST_MODELS:
                     self._find(model)
 
+    def _tell_found(self, module: nn.Module) -> None:
+        alive = _modules_and_optimizers()
+        whole = _outermost(module, alive)
+        if self._first is None and not self._has_begun:
+            self.step = max([_steps_taken(o) for o in alive if isinstance(o, Optimizer) and _has_any_of(o, whole)], default=0) - 1
+        if self._found is not None and not _knows(self._whole, whole):
+            self._found(whole, self._new_prefix(whole) if self._whole else "")
+            self._whole[id(whole)] = weakref.ref(whole)
+
+    def _new_prefix(self, model: nn.Module) -> str:
+        name = type(unwrapped(model)).__name__
+        free = (name, *(f"{name}{i}" for i in range(2, 2 + MOST_MODELS)))
+        prefix = next(f"{n}." for n in free if f"{n}." not in self._prefixes)
+        self._prefixes.add(prefix)
+        return prefix
+
     def _is_over(self) -> bool:
-        if self.step < 0:
+        if not self._has_begun:
             return True
         known = list(self._optimizers)
         if not known:  # gradients may be accumulated first; after many backward passes there is none of torch's to come
@@ -217,5 +242,35 @@ def _knows(modules: dict[int, weakref.ref[nn.Module]], module: nn.Module) -> boo
     return known is not None and known() is module
 
 
+def _modules_and_optimizers() -> list[Any]:
+    """All that there are; their types are asked, never they themselves. Called once per model that is found."""
+    return [one for one in gc.get_objects() if issubclass(type(one), (nn.Module, Optimizer))]
+
+
+def _outermost(module: nn.Module, alive: list[Any]) -> nn.Module:
+    """Upwards as long as exactly one other module holds it."""
+    parents: dict[int, list[nn.Module]] = {}
+    for one in alive:
+        if isinstance(one, nn.Module):
+            for child in one.__dict__.get("_modules", {}).values():
+                parents.setdefault(id(child), []).append(one)
+    met = {id(module)}
+    while len(above := parents.get(id(module), [])) == 1 and id(above[0]) not in met:
+        module = above[0]
+        met.add(id(module))
+    return module
+
+
+def _steps_taken(optimizer: Optimizer) -> int:
+    """By its own count, if it keeps one (Adam does, SGD does not)."""
+    counts = [state.get("step", 0) for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict)]
+    known = [c for c in counts if isinstance(c, (int, float)) or (isinstance(c, Tensor) and is_readable(c) and c.numel() == 1)]
+    return int(max(known, default=0))
+
+
+def _has_any_of(optimizer: Optimizer, model: nn.Module) -> bool:
+    return not {id(p) for p in _parameters(optimizer)}.isdisjoint(id(p) for p in model.parameters())
+
+
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
