@@ -39,6 +39,17 @@ def test_right_code_stays_silent(path: Path):
     assert reported(path.read_text(), path.name) == set()
 
 
+@pytest.mark.parametrize("path", sorted(FIXTURES.glob("bad/*.py")), ids=lambda p: p.stem)
+def test_an_error_is_proved_by_a_chain_that_ends_where_it_is_told(path: Path):
+    text = path.read_text()
+    for finding in check_source(text, path.name, Options()):
+        assert finding.chain or finding.severity < Severity.ERROR
+        assert all(link.file == path.name and 1 <= link.line <= len(text.splitlines()) for link in finding.chain)
+        if finding.severity == Severity.ERROR:
+            assert finding.line in {link.line for link in finding.chain}
+            assert not finding.message.startswith("possible")
+
+
 def codes(text: str, **options: str) -> set[str]:
     return {f.code for f in check_source(text, "train.py", Options(**options))}
 

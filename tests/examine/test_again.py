@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import nanny
 from nanny.examine.again import NotAgain, examine_again
 from nanny.examine.hazards import judged
+from nanny.monitor.examiner import ExaminationPlan
 from nanny.watch.calls import ModelCalls
 
 
@@ -216,4 +217,42 @@ def test_why_a_bad_step_was_not_run_again_is_said(capsys: pytest.CaptureFixture[
     watched.close()
     (found,) = watched.diagnoses()
     assert found.confidence < 0.7
-    assert "not run again beside FP32: the model has hooks" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "not run again beside FP32: the model has hooks" in told
+    assert "to see it: nanny trace --sanitize --start-step 23 " in told
+
+
+def _many(x: Tensor) -> Tensor:
+    for _ in range(100):
+        x = x * 1.01
+    return x
+
+
+@pytest.mark.parametrize("calls_follow", [False, True])
+def test_an_examination_that_ran_out_of_time_does_not_leave_the_step_unexplained(
+    monkeypatch: pytest.MonkeyPatch, calls_follow: bool
+) -> None:
+    monkeypatch.setattr(ExaminationPlan, "left", lambda *_: 0.0)
+    torch.manual_seed(0)
+
+    class Long(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = _many(self.first(x))
+            h = (h - 100).log()
+            return self.last(h) if calls_follow else h
+
+    model = Long()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    with watched.step(0):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    watched.close()
+    (found,) = watched.diagnoses()
+    assert (found.cause, found.step, found.confidence) == ("undefined_operation", 0, 0.95)
+    assert "test_again.py" in found.where
+    assert [e.step for e in watched.evidence().examinations] == [0]

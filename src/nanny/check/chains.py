@@ -59,7 +59,7 @@ def _way(value: Value) -> Iterator[Value]:
     """The value and, one after the other, the operand that its half dtype comes from."""
     current: Value | None = value
     seen: set[int] = set()
-    while current is not None and id(current) not in seen and len(seen) < 200:
+    while current is not None and id(current) not in seen and len(seen) < 60:
         seen.add(id(current))
         yield current
         if current.op in ("cast", "module_call") or ("autocast" in current.tags and not current.inputs):

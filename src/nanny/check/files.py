@@ -20,7 +20,7 @@ from ..show.findings import in_order
 from .broken import broken_code, too_deep
 from .config import Config, amp_dtype_name, device_name, find_config
 from .suppress import is_suppressed, read_suppressions
-from .walk import Found, Text, decode, find_files, find_module, matches_path, read_text
+from .walk import Found, Text, decode, find_files, find_module, folders_up, forget_files, matches_path, read_text
 
 if TYPE_CHECKING:
     from .notebook import Notebook
@@ -66,6 +66,7 @@ class Sources(Mapping[str, str]):
         self._config = config
         self._beside: dict[tuple[str, str], str | None] = {}
         self.read_too: list[str] = []
+        self._near = False
 
     def read(self, path: str) -> Text | str:
         text = self._texts.get(path)
@@ -94,6 +95,21 @@ class Sources(Mapping[str, str]):
         from .settings.check import read_settings
 
         return read_settings(name, importer)
+
+    def settings_near(self, importer: str, framework: str, *keys: str) -> list[tuple[object, str, int]]:
+        """What the settings files of a framework beside a file and above it say under a key, each value once."""
+        from .settings.check import settings_in
+
+        if not self._near:
+            settings_in.cache_clear()
+            self._near = True
+        found: dict[object, tuple[object, str, int]] = {}
+        for folder in folders_up(importer):
+            for path, section in settings_in(folder):
+                value = section.get(*keys)
+                if section.framework == framework and isinstance(value, (str, int)):
+                    found.setdefault(value, (value, path, section.row(*keys)))
+        return list(found.values())
 
     def __getitem__(self, path: str) -> str:
         text = self.read(path)
@@ -130,6 +146,7 @@ def check_paths(
 
     `texts` are Python files as they would be: what a fix makes of them, or an editor that has not saved them yet.
     """
+    forget_files()
     report = Report()
     seen: set[str] = set()
     groups: dict[Config, list[Found]] = {}

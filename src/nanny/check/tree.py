@@ -167,6 +167,19 @@ class Tree:
         ]
         return min(names, key=len, default="")
 
+    def reach(self, path: str) -> tuple[str, list[Edit]]:
+        """How to write a path of torch here, with the import that this takes; an empty name where `torch` is something else."""
+        name = self.name_of(path)
+        if name or "torch" in self.bound_in(self.module):
+            return name, []
+        for line in self.module.body:
+            first = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+            is_future = isinstance(first, cst.ImportFrom) and first.module is not None and dotted(first.module) == "__future__"
+            if isinstance(first, (cst.Import, cst.ImportFrom)) and not is_future:
+                edit = self.before(first, "import torch")
+                return (path, [edit]) if edit is not None else ("", [])
+        return "", []
+
     def bound_in(self, scope: cst.CSTNode) -> dict[str, int]:
         """Names and attributes that a function (or the module) binds -> where it does so first."""
         found: dict[str, int] = {}
@@ -228,11 +241,13 @@ class Tree:
         return [n for n in self.all(cst.Name) if start <= self.start(n) < end]
 
     def _is_label(self, name: cst.Name) -> bool:
-        """`x` in `a.x` and in `f(x=1)` is no variable."""
+        """`x` in `a.x`, in `f(x=1)` and in `def x(x)` is not read."""
         parent = self.parent(name)
-        return (isinstance(parent, cst.Attribute) and parent.attr is name) or (
-            isinstance(parent, cst.Arg) and parent.keyword is name
-        )
+        if isinstance(parent, cst.Attribute):
+            return parent.attr is name
+        if isinstance(parent, cst.Arg):
+            return parent.keyword is name
+        return isinstance(parent, (cst.FunctionDef, cst.ClassDef, cst.Param)) and parent.name is name
 
     def written_by(self, finding: Finding) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
         """The tensor and the value of `tensor[index] = value`, where a finding is about such a write."""
@@ -256,6 +271,11 @@ class Tree:
         """The white space that the node's line begins with."""
         line = self.text[self._lines[self._places[node].start.line - 1] :]
         return line[: len(line) - len(line.lstrip(" \t\f"))]
+
+    def deeper(self, node: cst.CSTNode) -> str:
+        """What one more step of indentation is made of where the node stands."""
+        usual = self.module.default_indent
+        return usual if "\t" in self.indent(node) or not usual.strip(" ") else "    "
 
     def before(self, node: cst.CSTNode, code: str) -> Edit | None:
         """Lines of code before the statement that the node stands in."""

@@ -121,8 +121,20 @@ def _names_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
+def forget_files() -> None:
+    """Files come and go between two checks."""
+    project_root.cache_clear()
+    _names_in.cache_clear()
+
+
+def _is_installed(path: str, root: str) -> bool:
+    """Whether a file below the root is in a folder that is no part of the project: an environment, a build."""
+    return not SKIPPED_FOLDERS.isdisjoint(os.path.relpath(os.path.abspath(path), root).split(os.sep)[:-1])
+
+
 def find_module(importer: str, target: str, level: int) -> str | None:
     """The file below the project's root that `import target` (with so many leading dots) in a file means."""
+    root = project_root(os.path.abspath(os.path.dirname(importer)))
     folders = list(folders_up(importer)) if not level else []
     if level:
         up = os.path.join(os.path.dirname(importer), *[os.pardir] * (level - 1))
@@ -136,7 +148,7 @@ def find_module(importer: str, target: str, level: int) -> str | None:
                 continue
             path = os.path.join(base, *parts)
             for candidate in (f"{path}.py", os.path.join(path, "__init__.py")):
-                if os.path.isfile(candidate) and not SKIPPED_FOLDERS.intersection(candidate.split(os.sep)):
+                if os.path.isfile(candidate) and not _is_installed(candidate, root):
                     return os.path.normpath(candidate)
     return None
 

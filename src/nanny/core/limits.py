@@ -106,8 +106,10 @@ class Limits:
         quoted="5 decreases in a row at any time",
     )  # fmt: skip
     scale_low_warn: float = _limit(
-        128, "loss-scaling", "information only: which scale is healthy depends on the gradients", quoted="128; 1024"
-    )
+        128, "loss-scaling", "where steps once passed at a higher one; which scale is healthy depends on the gradients",
+        quoted="128; 1024",
+    )  # fmt: skip
+    scale_sunk: float = _limit(0.01, "loss-scaling", "a choice: a hundredth of the scale at which steps first passed")
     scale_floor: float = _limit(
         1.0, "loss-scaling", "GradScaler halves for ever; below 1 the gradients themselves do not fit",
         quoted="1 as the value at which it stops",
@@ -239,6 +241,10 @@ class Limits:
     )
     runaway_loss: float = _limit(10.0, "own-history", "a choice: ten times where it began, and staying there, is no bad batch")
     runaway_grad: float = _limit(100.0, "own-history", "as explosion_ratio, from the first steps on")
+    runaway_weights: float = _limit(
+        1.5, "own-history", "a choice: steps too long carry the weights away; a loss that grows by its data or weighting does not"
+    )
+    outlier_jump: float = _limit(1e3, "own-history", "a choice: times all losses lately, in one step behind an update as usual")
 
     policy_ratio_warn: float = _limit(
         0.01, "decisions", "median |ratio - 1| of a sequence; bf16 against FP32 gives 0.003 at 32 tokens"

@@ -172,6 +172,7 @@ class OptimizerState:
     eps_ratio: float | None = None  # median sqrt(v_hat)/eps over elements with v > 0
     weight_decay: float = 0.0
     decoupled: bool = False  # the decay is p *= 1 - lr * weight_decay, as in AdamW
+    maximizes: bool = False  # what backward is given is to grow
 
 
 @dataclass(frozen=True)
@@ -261,6 +262,7 @@ class StepRecord:
     calls: tuple[str, ...] = field(default=(), metadata={"if": "stepped"})  # of the loop, in order: scale, backward, clip ...
     backwards: int = 0
     loss_factor: float | None = None  # a number by which the loss was multiplied by hand right before backward
+    loss_terms: int | None = None  # elements that the last sum before backward has added up
     growths: tuple[Growth, ...] = ()
     new_scaler: bool = False  # a GradScaler that no step before has used
     scale_given: bool = False  # update() was told the scale
@@ -274,6 +276,11 @@ class StepRecord:
     nan_grads: bool = False  # one of them holds NaN, not only infinities
     culprit_code: str = ""  # of the first producer, as the rules name it
     culprit_site: str = ""
+
+    @property
+    def loss_unit(self) -> float:
+        """What the loss is made of: a sum over more terms, or times a larger number, is another quantity."""
+        return (self.loss_terms or 1) * (abs(self.loss_factor or 1.0) or 1.0)
 
     def without_tables(self, **more: Any) -> StepRecord:
         """With the conclusions drawn from them instead."""

@@ -10,16 +10,19 @@ said.
 from __future__ import annotations
 
 import os
+import pickle
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
-from ..core.examination import Examination
+from ..core.examination import Examination, Trial
 from ..watch.calls import ModelCall, same_bits
 from ..watch.digests import Digests, first_difference
 from ..watch.names import is_compiled
@@ -28,13 +31,14 @@ from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
 from ..watch.ranks import many_processes
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.tensors import tensors_in
+from ..watch.tensors import map_leaves, tensors_in
 from .sanitizer import Sanitizer
 
 Models = Sequence[tuple[nn.Module, str]]
 _SCALINGS = ("MulBackward0", "DivBackward0", "ToCopyBackward0")  # between the loss of a model and what is differentiated
 _MOST_SCALINGS = 4
 _MOST_NODES = 10_000
+_SMALLER = 1024.0  # a loss scale that is tried
 
 
 class NotAgain(Exception):
@@ -73,6 +77,51 @@ def run_twice(calls: Sequence[ModelCall], models: Models, root: Tensor) -> dict[
     second = _Again(calls, root)
     second.run()
     return _unlike(calls, models, second)
+
+
+def without_bad_rows(calls: Sequence[ModelCall], root: Tensor) -> Trial | None:
+    """The calls again without the rows of the batch that are not finite; None if there are none, or no others."""
+    calls = tuple(calls)
+    rows = [bad for call in calls if (bad := _bad_rows(call)) is not None]
+    count = sum(int(bad.sum()) for bad in rows)
+    if not count or any(bool(bad.all()) for bad in rows):
+        return None
+    try:
+        again = _Again(calls, root)
+        again.leave_out = dict(zip((id(call) for call in calls if _bad_rows(call) is not None), rows))
+        again.run()
+    except NotAgain:
+        return None
+    still = _is_bad(again.results)
+    return None if still is None else Trial("rows_left_out", value=float(count), outputs_finite=not still)
+
+
+def _bad_rows(call: ModelCall) -> Tensor | None:
+    """Which rows of its inputs hold NaN or infinities, of those that are as long as the first that does."""
+    spoilt = [t for t in call.inputs if t.is_floating_point() and t.dim() and not bool(t.isfinite().all())]
+    if not spoilt:
+        return None
+    of_length = [t for t in spoilt if len(t) == len(spoilt[0])]
+    return torch.stack([~t.detach().isfinite().reshape(len(t), -1).all(-1) for t in of_length]).any(0)
+
+
+def smaller_scale(calls: Sequence[ModelCall], models: Models, step: int) -> Trial | None:
+    """Backward again from gradients that are smaller, as behind a smaller loss scale."""
+    calls = tuple(calls)
+    if _is_bad([call.gradients for call in calls]) is not False:
+        return None  # they were spoilt before they came to the model
+    sanitizer = Sanitizer(models, step, try_remedies=False)
+    try:
+        again = _Again(calls)
+        again.shrink = 1 / _SMALLER
+        again.run(sanitizer)
+    except NotAgain:
+        return None
+    seen = sanitizer.close()
+    if not seen.gradients:
+        return None
+    bad = any(g.nonfinite for g in seen.gradients)
+    return Trial("smaller_scale", value=_SMALLER, gradients_finite=not bad, gradient_error=None if bad else seen.gradient_error)
 
 
 def _unlike(calls: Sequence[ModelCall], models: Models, second: _Again) -> dict[str, Any]:
@@ -120,6 +169,8 @@ class _Again:
         self._calls, self.root, self.scale = calls, root, scale
         self.digests = Digests(places)
         self.results: list[Any] = []
+        self.leave_out: dict[int, Tensor] = {}  # rows, by the identity of the call
+        self.shrink = 1.0  # gradients from which backward begins
         self.untouched = True  # it left no trace in the model, even before all was put back
 
     def run(self, sanitizer: Sanitizer | None = None) -> None:
@@ -139,14 +190,26 @@ class _Again:
                 kept.callback(sanitizer.close)
                 sanitizer.open()
             try:
+                drawn = _drawn()
                 with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
-                    self.results = [call.make_again() for call in self._calls]
-                self.untouched = all(state.is_untouched() for state in states)
+                    self.results = [call.make_again(*self._inputs(call)) for call in self._calls]
+                self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
                 self._backward(sanitizer)
             except Stopped as error:
                 raise NotAgain(str(error)) from None
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
                 raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
+
+    def _inputs(self, call: ModelCall) -> tuple[Any, ...]:
+        rows = self.leave_out.get(id(call))
+        if rows is None:
+            return ()
+
+        def kept(value: Any) -> Any:
+            is_batch = isinstance(value, Tensor) and value.dim() and len(value) == len(rows)
+            return value[~rows] if is_batch else value
+
+        return tuple(map_leaves((call.args, call.kwargs), kept))
 
     def _backward(self, sanitizer: Sanitizer | None) -> None:
         if many_processes():
@@ -155,7 +218,7 @@ class _Again:
         parameters = tuple(
             {id(p): p for part in parts for p in part._parameters.values() if p is not None and p.requires_grad}.values()
         )
-        if not parameters or _has_backward_hooks(parts, parameters, sanitizer is not None):
+        if not parameters or _has_backward_hooks(parts, parameters):
             return
         pairs = list(self._seeds())
         if not pairs:
@@ -177,7 +240,12 @@ class _Again:
                     loss = output * ((self.scale() if self.scale is not None else None) or 1.0)
                     yield loss, torch.ones_like(loss)
                 elif self.root is None and i in call.gradients:
-                    yield output, call.gradients[i]
+                    yield output, call.gradients[i] * self.shrink
+
+
+def _drawn() -> tuple[Any, bytes]:
+    """Where the random numbers of Python and numpy stand: to read them before every call of a model would cost too much."""
+    return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
 
 class _NoCollectives:
@@ -208,12 +276,14 @@ def _is_scaled(root: Tensor, loss: int) -> bool:
     return False
 
 
-def _has_backward_hooks(parts: Any, parameters: Sequence[Tensor], sanitized: bool) -> bool:
-    """They would run a second time; our own are there while a sanitizer is open."""
+def _has_backward_hooks(parts: Any, parameters: Sequence[Tensor]) -> bool:
+    """They would run a second time; those of an examination know it."""
     if any(part._backward_hooks or part._backward_pre_hooks for part in parts):
         return True
-    own = int(sanitized)
-    return any(p._backward_hooks or len(p._post_accumulate_grad_hooks or ()) > own for p in parameters)
+    after = [hook for p in parameters for hook in (p._post_accumulate_grad_hooks or {}).values()]
+    return any(p._backward_hooks for p in parameters) or not all(
+        isinstance(getattr(getattr(hook, "func", None), "__self__", None), Sanitizer) for hook in after
+    )
 
 
 def _node_at(root: Tensor | None, number: int) -> Any:

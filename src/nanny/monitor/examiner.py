@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..core.examination import Examination
-from ..examine.again import NotAgain, examine_again, run_twice
+from ..core.examination import Examination, Trial
+from ..examine.again import NotAgain, examine_again, run_twice, smaller_scale, without_bad_rows
 from ..examine.sanitizer import Sanitizer
 from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
@@ -39,6 +39,7 @@ EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
+HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad steps that are made again
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 
@@ -142,6 +143,7 @@ class Examiner:
         self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
+        self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
@@ -180,37 +182,60 @@ class Examiner:
         capture = self._recorder.capture
         if capture is None or self.off_because or not modes_may_change():
             return
-        if self._sanitizer is not None:
-            if root is not None:
-                self._run_twice(made, root, self._sanitizer)
+        live = self._sanitizer
+        if live is not None and not live.has_ended:
+            self._look_twice(made, root, live)
             return
-        if self._again >= MOST_AGAIN or not self.turn.acquire(blocking=False):
+        if self._again >= MOST_AGAIN or (live is None and not self.turn.acquire(blocking=False)):
             return
         self._again += 1
         self._recorder.hears_calls = self._again < MOST_AGAIN
         started = time.perf_counter()
         try:
             step, scale = capture.record.step, weakly(self._scale)
-            self._deliver(examine_again(made, self._recorder.models, step, scale, self._tries, root))
+            with contextlib.nullcontext() if live is None else live.paused():
+                seen = examine_again(made, self._recorder.models, step, scale, self._tries, root)
+                self._deliver(replace(seen, trials=(*seen.trials, *self._tried(made, root))))
+            self._is_replaced = live is not None
         except NotAgain as error:
             self.not_again = str(error)
         finally:
-            self.turn.release()
+            if live is None:
+                self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
             seconds = time.perf_counter() - started
             self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
 
-    def _run_twice(self, made: Sequence[ModelCall], root: torch.Tensor, sanitizer: Sanitizer) -> None:
-        """A bad step that is being examined as it runs: is it bad again?"""
+    def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
+        """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""
         if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
             return
         self._twice += 1
+        started = time.perf_counter()
         with contextlib.suppress(NotAgain), sanitizer.paused():
-            found = run_twice(made, self._recorder.models, root)
+            found = {} if root is None else run_twice(made, self._recorder.models, root)
             if found:
                 sanitizer.note("not_reproducible", found)
+            for trial in self._tried(made, root):
+                sanitizer.note_trial(trial)
         self._recorder.calls_since_backward()
+        seconds = time.perf_counter() - started
+        self.plan.spent += seconds
+        self._recorder.seconds -= seconds
+        self._opened += seconds  # nothing that the plan has to reckon with
+
+    def _tried(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
+        """What other inputs, or a smaller loss scale, would have made of these calls."""
+        capture = self._recorder.capture
+        if not self._tries or capture is None:
+            return []
+        if root is not None:
+            trial = without_bad_rows(made, root)
+        else:
+            by_hand = (capture.record.loss_factor or 1.0) >= HAND_MADE_SCALE or capture.record.scale_static
+            trial = smaller_scale(made, self._recorder.models, capture.record.step) if by_hand else None
+        return [] if trial is None else [trial]
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""
@@ -219,7 +244,7 @@ class Examiner:
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened, self._calls = time.perf_counter(), 0
+        self._opened, self._calls, self._is_replaced = time.perf_counter(), 0, False
         try:
             opened.append(
                 Sanitizer(
@@ -262,7 +287,7 @@ class Examiner:
 
     def finish(self, at_any_price: bool = False) -> None:
         examination = self.close(at_any_price)
-        if examination is not None:
+        if examination is not None and not self._is_replaced:
             self._deliver(examination)
 
     @property

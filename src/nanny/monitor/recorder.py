@@ -7,7 +7,7 @@ import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, TypeVar, cast
 
@@ -36,6 +36,8 @@ from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
+MOST_OPERATIONS_OF_A_LOSS = 8
+MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
 SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,7 +70,7 @@ class Recorder:
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
-        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._scaled: list[tuple[Any, Tensor]] = []  # since the last backward: grad_fn of what scale() gave, and the true loss
         self._probe: UpdateProbe | None = None
         self._has_closure = True  # the optimizer that steps was given one, or nobody knows
         self._in_scaler_step: Optimizer | None = None
@@ -172,7 +174,7 @@ class Recorder:
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
         self.stepped_late = False
-        self._scaled = self._probe = None
+        self._scaled, self._probe = [], None
         quiet = self._hear_calls()
         if traced:
             self.find_parts()
@@ -180,7 +182,7 @@ class Recorder:
         self._hear_gradients()
         if traced:
             self._find_replicas()
-            self._measure_weights()
+            self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
             self.capture.trace.open(self.hear)
@@ -192,6 +194,7 @@ class Recorder:
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
+        self._calls.catches = not self._own_scalers  # a scaler skips what is bad, and the step after it can be examined
         self._calls.begin()
         quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
         return quiet
@@ -234,6 +237,7 @@ class Recorder:
             self.capture.trace.close()
         if self.capture.record.stepped:
             self.capture.graph = None  # it holds the parameters
+            self._scaled = []
         if not self.capture.reads and not self.optimizers:
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
@@ -243,16 +247,19 @@ class Recorder:
                 read.bits = None  # nobody knows whether they are complete
 
     @guarded
-    def take(self) -> StepCapture | None:
-        """All that was seen of the step, its numbers on their way to the host."""
+    def take(self, last: bool = False) -> StepCapture | None:
+        """All that was seen of the step, its numbers on their way to the host; of the last one, what it left behind as well."""
         capture, self.capture = self.capture, None
+        self._scaled = []
         if capture is None:
             return None
         if capture.trace is not None:
             capture.trace.close()
         record = capture.record
-        if record.traced or record.skipped:
+        if record.traced or record.skipped or last:
             self._measure_buffers(capture)
+        if last and capture.weights is None:
+            self._measure_weights(capture)
         if record.traced or record.examined:
             record.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
@@ -266,17 +273,16 @@ class Recorder:
 
     # what is measured
 
-    def _measure_weights(self) -> None:
-        assert self.capture is not None
+    def _measure_weights(self, capture: StepCapture) -> None:
         rows = RowBuffer(HISTOGRAM_SAMPLE)
         owned = {name: self._owners[key]() for key, name in self.parameters.items()}
         held = {name: p for name, p in owned.items() if p is not None and is_readable(p)}
         rows.add_all(list(held.values()))
         sites = [(name, short_dtype(p.dtype), tuple(p.shape)) for name, p in held.items()]
-        self.capture.weights = (sites, rows)
-        if self.replicas is not None and len({p.device for p in held.values()}) == 1:
-            self.capture.weight_bits = self._bits(held)
-            self.capture.record.updates_before = self._updates
+        capture.weights = (sites, rows)
+        if self.replicas is not None and len({p.device for p in held.values()}) == 1 and capture.record.traced:
+            capture.weight_bits = self._bits(held)
+            capture.record.updates_before = self._updates
 
     def _measure_buffers(self, capture: StepCapture) -> None:
         rows = RowBuffer()
@@ -372,12 +378,11 @@ class Recorder:
         capture.graph = root.grad_fn
         capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
+        if capture.trace is not None and not capture.backwards:
+            capture.trace.first_pass = len(capture.trace.calls)
         if root.numel() == 1 and root.is_floating_point():
-            scaled = self._scaled is not None and self._scaled[0]() is root
-            loss = self._scaled[1] if scaled and self._scaled is not None else _copy_of(root)
-            capture.losses.append(loss)
-            capture.backward_scaled = capture.backward_scaled or scaled
-            capture.record.loss_factor = None if scaled else _factor_of(root)
+            capture.losses.append(self._true_loss(capture, root))
+            capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
         looks = transfer.reads_freely(root.device)
         if looks and not capture.packed and capture.record.autopsy is None and not _is_finite(root):
             capture.record.autopsy = first_nonfinite(root, self.parameters)
@@ -391,12 +396,25 @@ class Recorder:
             self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
 
+    def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor:
+        """What was scaled before backward, or what became of it: divided, added to others, stacked."""
+        scaled = _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        if not scaled:
+            capture.record.loss_factor = _factor_of(root)
+            return _copy_of(root)
+        capture.backward_scaled, capture.record.loss_factor = True, None
+        waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
+        self._scaled = [*waiting, scaled[-1]]  # backward may run there once more
+        if scaled[0][0] is root.grad_fn or capture.scale is None:
+            return scaled[0][1]
+        return _copy_of(root) / capture.scale
+
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
         capture = self.capture
         if capture is None or (capture.ended and capture.backwards):
             return
-        self._scaled = (weakref.ref(scaled), _copy_of(loss))
+        self._scaled.append((scaled.grad_fn, _copy_of(loss)))
         self._note("scale")
         self._note_scaler(scaler)
         if scaler._scale is not None:
@@ -567,6 +585,40 @@ def _is_finite(tensor: Tensor) -> bool:
     """On the host."""
     is_number = tensor.numel() == 1 and tensor.is_floating_point()
     return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
+
+
+def _terms_of(node: Any) -> int:
+    """How many elements the last sum adds up; 0 if there is none near, as in a mean."""
+    near, most = [node], 0
+    for _ in range(MOST_OPERATIONS_OF_A_LOSS):
+        if not near:
+            break
+        now = near.pop(0)
+        name = "" if now is None else now.name()
+        if name in ("SumBackward0", "SumBackward1"):
+            most = max(most, math.prod(now._saved_self_sym_sizes))
+        elif name in _OF_SCALARS:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return most
+
+
+_OF_SCALARS = frozenset(["AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"])
+
+
+def _among_nearest(node: Any, made: Sequence[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+    """Those whose operation is this one or one of a few before it."""
+    near: list[Any] = [node] if made else []
+    found: list[tuple[Any, Tensor]] = []
+    for _ in range(MOST_OPERATIONS_BEHIND):
+        if not near or len(found) == len(made):
+            break
+        now = near.pop(0)
+        hit = next((one for one in made if one[0] is now), None)
+        if hit is not None:
+            found.append(hit)
+        else:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return found
 
 
 def _factor_of(root: Tensor) -> float | None:

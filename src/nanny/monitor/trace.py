@@ -94,6 +94,7 @@ class StepTrace:
     ) -> None:
         self.rows = RowBuffer(HISTOGRAM_SAMPLE)
         self.calls: list[OutputCall] = []
+        self.first_pass: int | None = None  # so many of them came before the first backward
         self.bad: list[BadCall] = []
         self.zero_outputs: list[str] = []
         self.called: set[str] = set()

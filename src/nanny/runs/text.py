@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.command_line import examine_command
 from ..core.finding import Finding, Severity
 from ..core.formats import BF16, FP16, FP32, Format, format_of
 from ..core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
@@ -31,7 +32,7 @@ from ..store.damage import words_of
 from ..store.files import DEFAULT_FOLDER, store_name
 from ..store.packing import BITS
 from .alerts import Alerts, repeats
-from .source import Source, title_of
+from .source import title_of
 
 if TYPE_CHECKING:
     from .compare import ComparedSeries, RunComparison
@@ -143,7 +144,7 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     if cause is not None:
         out.append(f"nanny rule {cause.cause}")
     else:
-        out.append(examine_command(source, None if culprit is None else culprit.step))
+        out.append(examine_command(source.run.argv, None if culprit is None else culprit.step))
     if culprit is None:
         return out
     kinds = reader.kinds(there.db, there.run.id)
@@ -152,12 +153,6 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     if culprit.step is not None:
         out.append(there.command("stats", "--step", culprit.step))
     return out
-
-
-def examine_command(source: Source, step: int | None) -> str:
-    """What would prove the cause: the script again, and the step that went wrong beside FP32."""
-    at = ["--start-step", str(step)] if step else []
-    return shlex.join(["nanny", "trace", "--sanitize", *at, *(source.run.argv or ["SCRIPT"])])
 
 
 def setup_text(setup: Setup) -> str:

@@ -11,14 +11,12 @@ A class is wrapped, not the model, so that nothing is stored on what may be copi
 from __future__ import annotations
 
 import functools
-import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +31,10 @@ FEW_ELEMENTS = 1 << 16  # of an output whose numbers are kept until then, whethe
 class ModelCall:
     """One call of a model. It holds what was passed in, and so much as it lasts of what came out."""
 
-    def __init__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False) -> None:
-        self.module, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
+    def __init__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
+    ) -> None:
+        self.module, self.args, self.kwargs, self.has_modes, self._catches = module, args, kwargs, has_modes, catches
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
         self.nodes: list[int] = []  # of the graph, by which an output is known when it is gone
@@ -43,7 +43,6 @@ class ModelCall:
         self._versions = [t._version for t in self.inputs if not t.is_inference()]
         self._random = torch.get_rng_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-        self._random_python, self._random_numpy = random.getstate(), np.random.get_state()
         self._grad = torch.is_grad_enabled()
         devices = {t.device.type for t in self.inputs} | {"cpu"}
         self._autocast = [
@@ -61,21 +60,19 @@ class ModelCall:
         """Nobody has written into the inputs since."""
         return self._versions == [t._version for t in self.inputs if not t.is_inference()]
 
-    def make_again(self) -> Any:
-        """The same call; the random state is set, and left where the call leaves it."""
+    def make_again(self, args: Any = None, kwargs: Any = None) -> Any:
+        """The same call, or one with other inputs; the random state is set, and left where the call leaves it."""
         torch.set_rng_state(self._random)
         if self._random_cuda:
             torch.cuda.set_rng_state_all(self._random_cuda)
-        random.setstate(self._random_python)
-        np.random.set_state(self._random_numpy)
         with ExitStack() as settings:
             settings.enter_context(torch.set_grad_enabled(self._grad))
             for device, dtype, enabled in self._autocast:
                 settings.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-            return self.module(*self.args, **self.kwargs)
+            return self.module(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
 
     def over(self, out: Any) -> None:
-        """What it gave is known, and the gradients that it will get are caught when backward comes by."""
+        """What it gave is known, and the gradients that it will get are caught when backward comes by, if anybody wants them."""
         self.is_over = True
         found = tensors_in(out)
         self.outputs = [weakref.ref(t) for t in found]
@@ -84,7 +81,7 @@ class ModelCall:
             self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
-            if tensor.grad_fn is not None and tensor.numel() <= MOST_ELEMENTS:
+            if self._catches and tensor.grad_fn is not None and tensor.numel() <= MOST_ELEMENTS:
                 tensor.grad_fn.register_prehook(functools.partial(_catch, mine, i, tensor.output_nr))
 
     def results(self) -> list[Tensor | None]:
@@ -103,7 +100,7 @@ class ModelCall:
 def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Sequence[Tensor | None]) -> None:
     made, gradient = call(), gradients[slot] if slot < len(gradients) else None
     if made is not None and gradient is not None:
-        made.gradients.setdefault(position, gradient.detach())
+        made.gradients.setdefault(position, gradient.detach() if gradient.requires_grad else gradient)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -120,6 +117,7 @@ class ModelCalls:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.made: list[ModelCall] = []
+        self.catches = False  # gradients of the outputs
         self.in_train_mode = 0  # calls without gradients of a model in train mode
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
@@ -155,7 +153,7 @@ class ModelCalls:
             return None
         has_modes = has_other_modes()
         with torch._C.DisableTorchFunction():  # subclasses and modes of the program are not to notice
-            call = ModelCall(module, args, kwargs, has_modes=has_modes)
+            call = ModelCall(module, args, kwargs, has_modes, self.catches)
         self.made.append(call)
         return call
 

@@ -195,12 +195,17 @@ class Places:
         task = _task()
         if task != _NO_TASK and not (self._open and self._open[-1][2] == task):  # else: recomputed inside backward
             return self._spot_in_backward()
-        if self._updating is not None and not self._open:
+        if self._updating is not None and not self._open and not (self._has_closure and torch.is_grad_enabled()):
             return self._updating
         scope = self._open[-1][1] if self._open else _OUTSIDE
         where = _user_frame(sys._getframe(1)) if self._lines else None
         self._note(scope, where)
         return Spot(scope.forward, scope.classes, *(where or ()))
+
+    @property
+    def in_closure_step(self) -> bool:
+        """An optimizer steps that calls forward and backward itself."""
+        return self._updating is not None and self._has_closure
 
     def storages(self) -> dict[int, str]:
         """Names of the parameters and buffers that are known, by the address of their storage now."""

@@ -57,7 +57,8 @@ def _imported(tree: Tree, name: str) -> list[Edit]:
             return []
         edits = [tree.replace(node.module, "torch.amp")]
         for local, known in brought.items():
-            if [dotted(t) for t in tree.targets(tree.module)].count(local):
+            exported = any(s.value.strip("\"'") == local for s in tree.all(cst.SimpleString))  # in `__all__`, say
+            if exported or local in tree.bound_in(tree.module):
                 return []
             for use in tree.uses(tree.module, local):
                 if any(isinstance(n, (cst.ImportFrom, cst.Import)) for n in tree.above(use)):

@@ -219,7 +219,16 @@ def larger_adam_eps(tree: Tree, finding: Finding) -> Iterator[Change]:
     call = tree.at(finding, cst.Call)
     if call is None or not call.args or any(arg.star for arg in call.args) or argument(call, 3) is not None:
         return
-    eps = argument(call, 99, "eps")
+    eps, groups = argument(call, 99, "eps"), call.args[0].value
     end = tree.outer(call.args[-1].value)[1]
-    edit = tree.replace(eps, "1e-4") if eps is not None else Edit(end, end, ", eps=1e-4")
-    yield Change("use eps=1e-4", (edit,), is_safe=False)
+    edits = [Edit(end, end, ", eps=1e-4")] if eps is None else []
+    edits += [tree.replace(eps, "1e-4")] if eps is not None and not _is_large(eps) else []
+    for group in groups.elements if isinstance(groups, cst.List) else ():
+        entries = group.value.elements if isinstance(group.value, cst.Dict) else ()
+        given = [e.value for e in entries if isinstance(e, cst.DictElement) and tree.code(e.key).strip("\"'") == "eps"]
+        edits += [tree.replace(value, "1e-4") for value in given if not _is_large(value)]
+    yield Change("use eps=1e-4", tuple(edits), is_safe=False)
+
+
+def _is_large(eps: cst.CSTNode) -> bool:
+    return isinstance(eps, cst.Float) and float(eps.value) >= 1e-4

@@ -9,7 +9,7 @@ from ...core.formats import FORMATS
 from ...core.ops import DTYPES, TENSOR_TYPES
 from .source import OwnClass
 from .trace import Frame
-from .uses import dotted
+from .uses import LONGEST, dotted
 from .values import UNKNOWN, Thing, Value, constant, copied, join, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
@@ -71,7 +71,8 @@ def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Valu
     if found is None:
         path = dotted(node)
         known = frame.lookup(path) if path else None
-        found = known or Value(thing=Thing(f"{thing.name}.{name}" if thing.name else name))
+        full = f"{thing.name}.{name}" if thing.name and thing.name.count(".") < LONGEST else name
+        found = known or Value(thing=Thing(full))
         thing.attrs[name] = found
     return found
 

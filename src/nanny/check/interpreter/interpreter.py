@@ -17,10 +17,10 @@ from .dtypes import result
 from .guards import guards_of, window_guard
 from .regions import AUTOCAST, NO_GRAD, Region
 from .source import OwnClass, OwnFunction, Project, WalkedFile
-from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS
+from .torch_names import FRAMEWORK_REGIONS, IN_FILE, MODULE_METHODS, TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
-from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, copied, join
+from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join
 
 
 def _heirs(function: OwnFunction, module: WalkedFile) -> Iterator[OwnClass]:
@@ -44,17 +44,6 @@ def _spine(node: ast.Assign) -> tuple[ast.AST | None, str]:
 
 def _after_exit(at: Context, implied: tuple[Guard, ...]) -> Context:
     return replace(at, guards=at.guards + implied, exits=at.exits | {key for key, _ in implied})
-
-
-def merge(left: dict[str, Value], right: dict[str, Value]) -> dict[str, Value]:
-    out = left
-    for name, value in right.items():
-        known = out.get(name)
-        if known is None:
-            out[name] = value
-        elif known is not value:
-            out[name] = join(known, value)
-    return out
 
 
 def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
@@ -256,7 +245,7 @@ class Interpreter:
     def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
         trace = Trace(function.name, function.module, owner)
         self.traces.append(trace)
-        outer = Frame(self.options, function.module, trace, {}, closure=function.closure, owner=owner)
+        outer = Frame(self.options, function.module, trace, Env(), closure=function.closure, owner=owner)
         args: list[Value] = []
         if owner is not None:
             owner.example = owner.example or Thing("self", "module" if owner.is_module else "")
@@ -386,30 +375,31 @@ class Interpreter:
         if known is not None:
             self.run_block(frame, node.body if known else node.orelse)
             return
-        before = frame.env.copy()
-        saved = frame.at
+        saved, env = frame.at, frame.env
         yes, no = (guards_of(frame, node.test, test, arm) + window_guard(frame, node, arm) for arm in (True, False))
 
+        env.begin()
         self.narrow(frame, node.test, True)
         frame.at = replace(saved, guards=saved.guards + yes)
         self.run_block(frame, node.body)
-        env_yes, over_yes = frame.env.copy(), frame.is_over
+        changed_yes, over_yes = env.take_back(), frame.is_over
 
-        frame.set_env(before)
+        env.begin()
         self.narrow(frame, node.test, False)
         frame.at = replace(saved, guards=saved.guards + no)
         self.run_block(frame, node.orelse)
-        env_no, over_no = frame.env.copy(), frame.is_over
+        changed_no, over_no = env.take_back(), frame.is_over
 
         frame.at = saved
         frame.is_over = over_yes and over_no
         if over_yes and not over_no:
             frame.at = _after_exit(saved, no)
+            env.put(changed_no)
         elif over_no and not over_yes:
             frame.at = _after_exit(saved, yes)
-            frame.set_env(env_yes)
+            env.put(changed_yes)
         else:
-            frame.set_env(merge(env_yes, env_no))
+            env.put_joined(changed_yes, changed_no)
 
     def _loop(self, frame: Frame, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(frame, node.iter)
@@ -462,32 +452,33 @@ class Interpreter:
         if not over:
             self.run_block(frame, node.orelse)
             over = frame.is_over
-        saved = frame.at
-        env = frame.env.copy()
+        saved, env = frame.at, frame.env
         for handler in node.handlers:
-            frame.set_env(env)
+            env.begin()
             frame.at = replace(saved, guards=(*saved.guards, (f"except@{handler.lineno}", True)))
             if handler.name:
                 frame.env[handler.name] = UNKNOWN
             self.run_block(frame, handler.body)
+            changed = env.take_back()
             if not frame.is_over:  # what the body bound wins: the handler is the fallback
-                env = {**frame.env, **env}
+                env.put({name: value for name, value in changed.items() if value is not None and name not in env})
                 over = False
-        frame.set_env(env)
         frame.at = saved
         self.run_block(frame, node.finalbody)
         frame.is_over = frame.is_over or over
 
     def run_match(self, frame: Frame, node: ast.Match) -> None:
         self.evaluate(frame, node.subject)
-        saved, env = frame.at, frame.env.copy()
-        merged = env.copy()
+        saved, env = frame.at, frame.env
+        merged: dict[str, Value | None] = {}
         for position, case in enumerate(node.cases):
-            frame.set_env(env)
+            env.begin()
             frame.at = replace(saved, guards=(*saved.guards, (f"match@{node.lineno}:{position}", True)))
             self.run_block(frame, case.body)
-            merged = merge(merged, frame.env)
-        frame.set_env(merged)
+            for name, value in env.take_back().items():
+                known = merged.get(name, env.get(name))
+                merged[name] = join(known, value) if known is not None and value is not None else known or value
+        env.put(merged)
         frame.at, frame.is_over = saved, False
 
     def run_functiondef(self, frame: Frame, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -568,7 +559,7 @@ class Interpreter:
 
     def run_delete(self, frame: Frame, node: ast.Delete) -> None:
         for target in node.targets:
-            frame.env.pop(dotted(target), None)
+            frame.env.drop(dotted(target))
 
     def run_global(self, frame: Frame, node: ast.Global | ast.Nonlocal) -> None:
         if isinstance(node, ast.Global):
@@ -736,6 +727,8 @@ class Interpreter:
             and (index.const is NOTHING or "default" in index.tags)
         ):
             values = [v for v in base.ref.values() if isinstance(v, Value)]
+            if len(values) == 1:  # a registry of one
+                return values[0]
             if values and all(v.kind in ("dtype", "const") for v in values):  # {"fp16": torch.float16, ...}[args.dtype]
                 out = values[0]
                 for value in values[1:]:
@@ -806,8 +799,8 @@ class Interpreter:
         return value
 
     def _comprehension(self, frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
-        saved, env = frame.at, frame.env
-        frame.env = env.copy()
+        saved = frame.at
+        frame.env.begin()
         source = UNKNOWN
         for generator in node.generators:
             source = self.evaluate(frame, generator.iter)
@@ -820,7 +813,8 @@ class Interpreter:
             out = Value("dict", ref={"*": self.evaluate(frame, node.value)})
         else:
             out = _alike(self.evaluate(frame, node.elt))
-        frame.env, frame.at = env, saved
+        frame.env.take_back()
+        frame.at = saved
         return out
 
     def _mapped(self, frame: Frame, node: ast.Call, args: list[Value]) -> Value:
@@ -847,6 +841,8 @@ class Interpreter:
             return attributes.finfo_attribute(base, name)
         if base.kind == "instance":
             return self._instance_attribute(frame, base, name, node)
+        if base.thing is not None and base.thing.kind == "options" and name in base.thing.attrs:
+            return base.thing.attrs[name]
         if base.kind == "class" and isinstance(base.ref, OwnClass):
             method = base.ref.find(name)
             found = base.ref.field_of(name)
@@ -1075,6 +1071,8 @@ class Interpreter:
             self.instances[key] = copied(value)
         thing = value.thing
         assert thing is not None
+        if isinstance(node, ast.Call) and info.derives_from(TRAINERS):
+            return self._own_trainer(frame, info, value, args, kwargs, node)
         base = objects.optimizer_base(info)
         if base and isinstance(node, ast.Call):
             passed = thing.attrs.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
@@ -1082,6 +1080,21 @@ class Interpreter:
         for item in (*args, *kwargs.values()):
             if item.kind in ("scaler", "optimizer"):
                 frame.emit(f"{item.kind}.passed", node, (item,))
+        return value
+
+    def _own_trainer(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.Call) -> Value:
+        """A class of the project derived from Hugging Face's Trainer: its compute_loss runs inside the region, too."""
+        model = kwargs.get("model", args[0] if args else UNKNOWN)
+        asked = kwargs.get("args", args[1] if len(args) > 1 else UNKNOWN)
+        if model.thing is not None:
+            model.thing.is_trained = True
+            frame.emit("framework.train", node, (model,), kwargs)
+        framework = Value("trainer", const=asked.const, node=asked.node or node)
+        loss = info.find("compute_loss")
+        if loss is not None:
+            self._run_mixed(frame, node, framework, loss, [value, model, Value(thing=Thing("inputs"))], {})
+        elif model.kind == "instance":
+            self._run_mixed(frame, node, framework, model.ref.find("forward"), [model], {})
         return value
 
     def build(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None:
@@ -1148,7 +1161,7 @@ class Interpreter:
         self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, at: Context, is_entry: bool = False
     ) -> Value:
         info.runs += 1
-        inner = Frame(self.options, info.module, frame.trace, {}, at, info.closure, info.owner)
+        inner = Frame(self.options, info.module, frame.trace, Env(), at, info.closure, info.owner)
         self.bind(inner, info, args, kwargs, is_entry)
         if isinstance(info.node, ast.Lambda):
             return self.evaluate(inner, info.node.body)
@@ -1278,6 +1291,8 @@ class Interpreter:
     def _known_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
         if name == "backward":
             return objects.backward(frame, node, base, args, kwargs)
+        if base.kind == "trainer":
+            return self._run_hf_trainer(frame, node, base, name)
         if base.kind == "framework" and base.ref == "lightning":
             return self._run_trainer(frame, node, base, name, args, kwargs)
         if objects.is_framework(frame, base):
@@ -1329,6 +1344,24 @@ class Interpreter:
                 self.follow(frame, method, [model, *batch], {}, node)
         frame.at = saved
         return UNKNOWN
+
+    def _run_hf_trainer(self, frame: Frame, node: ast.Call, base: Value, name: str) -> Value:
+        """`trainer.train()`: Hugging Face runs the forward of the model inside its autocast region."""
+        model = base.inputs[0]
+        if name != "train" or model.kind != "instance":
+            return UNKNOWN
+        self._run_mixed(frame, node, base, model.ref.find("forward"), [model], {})
+        return UNKNOWN
+
+    def _run_mixed(
+        self, frame: Frame, node: ast.Call, framework: Value, method: OwnFunction | None, args: Args, kwargs: Kwargs
+    ) -> None:
+        """Runs a method inside the region that a framework opens."""
+        region, saved = objects.mixed_region(frame, node, framework), frame.at
+        if method is not None and region is not None:
+            frame.at = frame.inside(regions=(*saved.regions, region))
+            self.follow(frame, method, args, kwargs, node)
+            frame.at = saved
 
     def _gradient_hook(self, frame: Frame, node: ast.Call, base: Value, name: str, hook: Value) -> Value:
         """Runs a hook on the gradient it will get: it fires inside backward, so the gradient is scaled if the loss is."""
@@ -1408,6 +1441,25 @@ class Interpreter:
 
         return made(data, ())
 
+    def _from_file(self, frame: Frame, path: str) -> dict[str, Value]:
+        """What the one settings file of a framework near the code says about its precision, as the argument IN_FILE."""
+        near = getattr(self.project.sources, "settings_near", None)
+        found = near(frame.module.filename, *_BY_FILE[path]) if near is not None else []
+        if len(found) != 1:
+            return {}
+        value, file, row = found[0]
+        node = ast.Constant(value=value, lineno=row, col_offset=0)
+        node.file = file  # type: ignore[attr-defined]
+        return {IN_FILE: Value("const", const=value, node=node)}
+
+    def _run_cli(self, frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
+        """`LightningCLI(Model)`: the trainer, and with it the precision, comes from a settings file."""
+        frame.emit("external", node, (Value("external", ref=path), *args), kwargs)
+        asked = self._from_file(frame, "LightningCLI").get(IN_FILE, UNKNOWN)
+        trainer = Value("framework", ref="lightning", const=asked.const, node=asked.node or node)
+        model = self.construct(frame, args[0].ref, [], {}, node)
+        return self._run_trainer(frame, node, trainer, "fit", [model], {})
+
     def _loaded(self, frame: Frame, args: Args) -> Value | None:
         """`yaml.safe_load(open("train.yaml"))`: the one file that is named in it."""
         names = [v.const for a in args for v in ancestors(a, 12) if isinstance(v.const, str) and v.sure]
@@ -1423,6 +1475,10 @@ class Interpreter:
         for name in ("config", "config_params", "deepspeed"):  # a path where a dict may stand
             if name in kwargs and isinstance(kwargs[name].const, str) and (name == "deepspeed" or path.startswith("deepspeed.")):
                 kwargs = {**kwargs, name: self.settings_value(frame, kwargs[name].const) or kwargs[name]}
+        if path in _BY_FILE:
+            kwargs = {**kwargs, **self._from_file(frame, path)}
+        if path.rpartition(".")[2] == "LightningCLI" and args and isinstance(args[0].ref, OwnClass):
+            return self._run_cli(frame, node, path, args, kwargs)
         if path == "builtins.map":
             return self._mapped(frame, node, args)
         if path == "builtins.getattr":
@@ -1436,6 +1492,11 @@ _LOADERS = frozenset(
     ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "yaml.full_load", "tomllib.load", "tomllib.loads", "toml.load",
      "tomli.load", "omegaconf.OmegaConf.load", "OmegaConf.load")
 )  # fmt: skip
+_BY_FILE = {
+    "accelerate.Accelerator": ("accelerate", "mixed_precision"),
+    "accelerate.accelerator.Accelerator": ("accelerate", "mixed_precision"),
+    "LightningCLI": ("lightning", "precision"),
+}
 _LEAVES = (ast.Raise, ast.Continue, ast.Break)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 

@@ -14,12 +14,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from .uses import Uses, dotted, uses_in
-from .values import Thing, Value
+from .values import Env, Thing, Value
 
 EVIDENCE = re.compile(
     r"autocast|GradScaler|\bhalf\b|HalfTensor|BFloat16Tensor|float16|\b[fb]f?p?16\b|fp16|bf16|mixed_precision|MixedPrecision"
     r"|grad_scaler|unscale_|16-(?:mixed|true)|precision\s*=|loss_scale|BCELoss|binary_cross_entropy\b"
-    r"|\bdeepspeed\b|\bAccelerator\b|\bFabric\b|\bfully_shard\b|getattr\(\s*torch\b"
+    r"|\bdeepspeed\b|\bAccelerator\b|\bFabric\b|\bfully_shard\b|\bLightningCLI\b|getattr\(\s*torch\b"
 )
 
 
@@ -60,7 +60,7 @@ class OwnClass:
     bases: tuple[str, ...] = ()  # dotted names as resolved when the class statement ran
     parents: tuple[OwnClass, ...] = ()
     methods: dict[str, OwnFunction] = field(default_factory=dict)
-    attrs: dict[str, Value] = field(default_factory=dict)
+    attrs: Env = field(default_factory=Env)
     example: Thing | None = None  # the first instance; methods that nobody calls are run on it
 
     @property
@@ -125,7 +125,7 @@ class WalkedFile:
     """A file while it is walked: what its body has defined so far. Another walk has one of its own."""
 
     source: SourceFile
-    env: dict[str, Value] = field(default_factory=dict)
+    env: Env = field(default_factory=Env)
     functions: list[OwnFunction] = field(default_factory=list)
     classes: list[OwnClass] = field(default_factory=list)
     is_loaded: bool = False

@@ -11,7 +11,7 @@ from ...core.ops import ALIASES, CONTAINERS, CREATES
 from . import objects
 from .dtypes import DEFAULT_DTYPE, result
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
-from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, WRAPPERS
+from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, TRAINING_ARGUMENTS, WRAPPERS
 from .trace import Frame
 from .uses import dotted
 from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, tensor
@@ -320,11 +320,16 @@ def _other(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) 
     inputs = (*args, *kwargs.values())
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
     thing = frame.fresh(node)
-    if name in TRAINERS and "peft_config" not in kwargs:
+    if name in TRAINING_ARGUMENTS:
+        kind = next((k for k in ("fp16", "bf16") if kwargs.get(k, UNKNOWN).const is True), "")
+        return Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=thing, node=node, const=kind or NOTHING)
+    if name in TRAINERS:
+        asked = kwargs.get("args", args[1] if len(args) > 1 else UNKNOWN)
         model = kwargs.get("model", args[0] if args else UNKNOWN)
-        if model.thing is not None:
+        if model.thing is not None and "peft_config" not in kwargs:
             model.thing.is_trained = True
             frame.emit("framework.train", node, (model,), kwargs)
+        return Value("trainer", const=asked.const, inputs=(model,), thing=thing, node=asked.node or node)
     return Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=thing, node=node, tags=tags)
 
 

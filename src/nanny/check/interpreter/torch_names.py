@@ -7,6 +7,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+IN_FILE = "(in a settings file)"  # the argument of a framework that its settings file gives
 GRAD_SCALERS = _words("GradScaler ShardedGradScaler")
 OPTIMIZERS = _words("""
     Optimizer Adam AdamW SGD RMSprop Adagrad Adadelta Adamax NAdam RAdam SparseAdam LBFGS Rprop ASGD Muon Adafactor Lion LAMB

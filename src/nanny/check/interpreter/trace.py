@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .regions import Region
 from .source import OwnClass, OwnFunction, WalkedFile
-from .values import UNKNOWN, Thing, Value
+from .values import UNKNOWN, Env, Thing, Value
 
 MAX_DEPTH = 6  # calls followed into each other
 MAX_STATEMENTS = 40_000  # per file; a generated monster must not hang the check
@@ -84,6 +84,8 @@ class Event:
 
 def can_meet(a: Event, b: Event) -> bool:
     """Whether one pass through the code can meet both: no condition is taken both ways."""
+    if not a.at.guards or not b.at.guards:
+        return True
     taken = dict(a.at.guards)
     return all(taken.get(key, arm) == arm for key, arm in dict(b.at.guards).items())
 
@@ -96,6 +98,7 @@ class Trace:
     module: WalkedFile
     owner: OwnClass | None = None
     events: list[Event] = field(default_factory=list)
+    _kept: dict[tuple[str, ...], list[tuple[int, Event]]] = field(default_factory=dict)
 
     @cached_property
     def by_op(self) -> dict[str, list[tuple[int, Event]]]:
@@ -107,12 +110,13 @@ class Trace:
 
     def of(self, *ops: str) -> list[Event]:
         """The events of these operations, in program order."""
-        if len(ops) == 1:
-            return [e for _, e in self.by_op.get(ops[0], ())]
-        return [e for _, e in sorted((item for op in ops for item in self.by_op.get(op, ())), key=lambda item: item[0])]
+        return [event for _, event in self.numbered(*ops)]
 
     def numbered(self, *ops: str) -> list[tuple[int, Event]]:
-        return sorted((item for op in ops for item in self.by_op.get(op, ())), key=lambda item: item[0])
+        """The same with their positions; asked for at every event of some rules, so it is kept."""
+        if ops not in self._kept:
+            self._kept[ops] = sorted((item for op in ops for item in self.by_op.get(op, ())), key=lambda item: item[0])
+        return self._kept[ops]
 
 
 @dataclass(eq=False, repr=False)
@@ -122,6 +126,7 @@ class FileView:
     module: WalkedFile
     traces: list[Trace]
     options: Options
+    _made: dict[str, set[int]] = field(default_factory=dict)
 
     @cached_property
     def events(self) -> list[Event]:
@@ -137,6 +142,12 @@ class FileView:
     def of(self, *ops: str) -> list[Event]:
         return [e for op in ops for e in self.by_op.get(op, ())]
 
+    def once(self, key: str, make: Callable[[], set[int]]) -> set[int]:
+        """A set that rules ask for at every event, made at the first."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
     def is_training(self) -> bool:
         """Whether gradients are made or used anywhere in this file."""
         return bool(self.of("backward", "optimizer.step", "scaler.step", "scaler.scale", "framework.backward", "framework.train"))
@@ -149,7 +160,7 @@ class Frame:
     options: Options
     module: WalkedFile
     trace: Trace
-    env: dict[str, Value]
+    env: Env
     at: Context = field(default_factory=Context)
     closure: dict[str, Value] | None = None
     owner: OwnClass | None = None
@@ -159,12 +170,6 @@ class Frame:
     entered: list[Region] = field(default_factory=list)  # by ExitStack.enter_context
     spine: tuple[ast.AST | None, str] = (None, "")  # the call that starts what is being assigned, and the name it will get
     is_over: bool = False  # the current block has returned, raised, continued or broken
-
-    def set_env(self, env: Mapping[str, Value]) -> None:
-        """Puts other bindings into the environment that everything defined here sees: there is one for each activation."""
-        bindings = dict(env)
-        self.env.clear()
-        self.env.update(bindings)
 
     def lookup(self, name: str) -> Value | None:
         found = self.env.get(name)

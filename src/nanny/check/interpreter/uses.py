@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from ...core.ops import LAYERS
 from .torch_names import WRAPPERS
 
+LONGEST = 30
 _MODULE_METHODS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "train", "eval"})
 _SCALER_CALLS = frozenset({"scale", "step", "update", "unscale_"})
 _MAKES_AMP = frozenset({"autocast", "GradScaler", "ShardedGradScaler"})
-_FRAMEWORKS = frozenset({"Accelerator", "Fabric", "Trainer", "TrainingArguments", "deepspeed", "fully_shard", "MixedPrecision"})
-_ACTIVE = _MAKES_AMP | _FRAMEWORKS | {"unscale_", "set_default_dtype"}
+_FRAMEWORKS = frozenset(
+    {"Accelerator", "Fabric", "Trainer", "LightningCLI", "TrainingArguments", "initialize", "fully_shard", "MixedPrecision"}
+)
+_ACTIVE = _MAKES_AMP | {"unscale_", "set_default_dtype"}
 _CASTS = frozenset({"half", "bfloat16"})
 _SAME_OBJECT = frozenset(
     ["to", "cuda", "cpu", "half", "bfloat16", "float", "double", "eval", "train", "requires_grad_", "contiguous"]
@@ -47,9 +50,9 @@ class Uses:
 
 
 def dotted(node: ast.AST) -> str:
-    """`a.b.c` for a chain of names, else the empty string."""
-    parts = []
-    while type(node) is ast.Attribute:
+    """`a.b.c` for a chain of names, else the empty string; a chain of more than LONGEST links is no name."""
+    parts: list[str] = []
+    while type(node) is ast.Attribute and len(parts) < LONGEST:
         parts.append(node.attr)
         node = node.value
     if type(node) is not ast.Name:
@@ -119,6 +122,7 @@ def uses_in(tree: ast.Module) -> Uses:
             if one in table or other in table:
                 table |= {one, other}
     uses.is_active = uses.is_active or not _ACTIVE.isdisjoint(uses.identifiers)
+    uses.is_active = uses.is_active or any(path.rpartition(".")[2] in _FRAMEWORKS for path in uses.called)
     if uses.scalers or not _MAKES_AMP.isdisjoint(uses.identifiers):
         _note_switches(uses, blocks, same)
     return uses

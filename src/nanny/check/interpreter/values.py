@@ -76,6 +76,55 @@ class Value:
         return self.kind == "const" and self.const is None
 
 
+class Env(dict[str, Value]):
+    """The bindings of one activation. What a branch changes can be taken back, at the cost of the changes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._journals: list[dict[str, Value | None]] = []  # what each open branch found before its changes
+
+    def __setitem__(self, name: str, value: Value) -> None:
+        if self._journals:
+            self._journals[-1].setdefault(name, self.get(name))
+        super().__setitem__(name, value)
+
+    def drop(self, name: str) -> None:
+        if name in self:
+            if self._journals:
+                self._journals[-1].setdefault(name, self[name])
+            del self[name]
+
+    def begin(self) -> None:
+        self._journals.append({})
+
+    def take_back(self) -> dict[str, Value | None]:
+        """Undoes all since `begin`, and gives what was bound (None: no longer) by then."""
+        before = self._journals.pop()
+        after = {name: self.get(name) for name in before}
+        for name, value in before.items():
+            if value is None:
+                self.pop(name, None)
+            else:
+                super().__setitem__(name, value)
+        return after
+
+    def put(self, changes: dict[str, Value | None]) -> None:
+        for name, value in changes.items():
+            if value is None:
+                self.drop(name)
+            else:
+                self[name] = value
+
+    def put_joined(self, one: dict[str, Value | None], other: dict[str, Value | None]) -> None:
+        """What is bound after two branches; what one of them does not bind is as the other has it."""
+        for name in {**one, **other}:
+            left, right = one.get(name, self.get(name)), other.get(name, self.get(name))
+            if left is None or right is None:
+                self.put({name: left or right})
+            else:
+                self[name] = left if left is right else join(left, right)
+
+
 Args = list[Value]
 Kwargs = dict[str, Value]
 UNKNOWN = Value()
@@ -172,3 +221,5 @@ def ancestors(value: Value, limit: int = 400) -> Iterator[Value]:
         seen.add(id(current))
         yield current
         stack.extend(current.inputs)
+        if current.kind == "dict" and isinstance(current.ref, dict):
+            stack.extend(item for item in current.ref.values() if isinstance(item, Value))

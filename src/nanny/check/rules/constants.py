@@ -142,7 +142,8 @@ def _feeds_log(event: Event, view: FileView) -> bool:
     first = event.arg(0) if event.arg(0).kind == "tensor" else event.arg(1)
     if not any(v.op in ("sigmoid", "softmax") for v in _steps(first)):
         return False
-    return any(v is event.out for e in view.of("log", "log2", "log10") for v in _steps(e.arg(0)))
+    logs = ("log", "log2", "log10")
+    return id(event.out) in view.once("steps to a log", lambda: {id(v) for e in view.of(*logs) for v in _steps(e.arg(0))})
 
 
 def _steps(value: Value) -> Iterator[Value]:
@@ -204,7 +205,9 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
 
 def _becomes_integer(value: Value, view: FileView) -> bool:
     """Whether the program later takes the half values for whole numbers again: they are ids, positions or counts."""
-    return any(e.out.dtype == "int" and any(v is value for v in _taken_from(e.arg(0))) for e in view.of("cast"))
+    return id(value) in view.once(
+        "taken for integers", lambda: {id(v) for e in view.of("cast") if e.out.dtype == "int" for v in _taken_from(e.arg(0))}
+    )
 
 
 def _taken_from(value: Value) -> Iterator[Value]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from ...core.finding import Link
 from ..chains import link
@@ -13,6 +15,15 @@ from ..interpreter.guards import AMP
 from ..interpreter.objects import parameter_owners
 from ..interpreter.trace import Event, Trace, can_meet
 from ..interpreter.values import UNKNOWN, Value
+
+HORIZON = 1000  # events: what is further away belongs to another step
+
+
+def near(events: list[tuple[int, Event]], index: int) -> list[Event]:
+    """Of events with their positions, in order, those within the horizon of a position."""
+    first = bisect_left(events, index - HORIZON, key=itemgetter(0))
+    last = bisect_left(events, index + HORIZON, key=itemgetter(0))
+    return [event for _, event in events[first:last]]
 
 
 def is_scaled(event: Event) -> bool:
@@ -26,16 +37,16 @@ def is_scaled(event: Event) -> bool:
 def before(trace: Trace, index: int) -> Iterator[Event]:
     """The events that the same pass can have met before event `index`, nearest first."""
     here = trace.events[index]
-    for event in reversed(trace.events[:index]):
-        if can_meet(here, event):
-            yield event
+    for position in range(index - 1, max(index - HORIZON, 0) - 1, -1):
+        if can_meet(here, trace.events[position]):
+            yield trace.events[position]
 
 
 def after(trace: Trace, index: int) -> Iterator[Event]:
     here = trace.events[index]
-    for event in trace.events[index + 1 :]:
-        if can_meet(here, event):
-            yield event
+    for position in range(index + 1, min(index + HORIZON, len(trace.events))):
+        if can_meet(here, trace.events[position]):
+            yield trace.events[position]
 
 
 def same_object(a: Value, b: Value) -> bool:
@@ -99,7 +110,8 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | 
     under a condition of its own, or for an optimizer that is not the one stepped, leaves it open.
     """
     owners = {id(t) for t in parameter_owners(params)}
-    owners &= {id(t) for e in trace.of("scaler.step", "scaler.unscale_") for t in parameter_owners(e.arg(1))}
+    beside = near(trace.numbered("scaler.step", "scaler.unscale_"), index) if owners else []
+    owners &= {id(t) for e in beside for t in parameter_owners(e.arg(1))}
     here = trace.events[index]
     doubtful: list[Event] = []
     for event in before(trace, index):

@@ -23,6 +23,7 @@ from .protocol import (  # fmt: skip
     is_disabled,
     is_scaled,
     loops_over_optimizers,
+    near,
     same_object,
     scaler_of,
     window_keys,
@@ -52,9 +53,11 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the scaler is built with enabled=False, or the gradients were divided by the scale by hand.
     """
+    if _is_off(trace, view):
+        return
     for index, event in trace.numbered("clip_grad"):
         scaled = backward_for(trace, index, event.arg(0, "parameters"))
-        if scaled is None or _is_off(trace, view, index):
+        if scaled is None:
             continue
         yield Hit(
             event.node,
@@ -81,9 +84,9 @@ def _how_to_unscale(scaled: Scaled) -> str:
     return "use accelerator.clip_grad_norm_(...), which unscales first"
 
 
-def _is_off(trace: Trace, view: FileView, index: int) -> bool:
+def _is_off(trace: Trace, view: FileView) -> bool:
     made = view.of("scaler.new")
-    used = [e for e in trace.events if e.op == "scaler.scale"]
+    used = trace.of("scaler.scale")
     return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
 
 
@@ -108,11 +111,13 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the use is linear (dividing by the world size, all_reduce) or only asks whether values are finite.
     """
     reads = {id(e.out): i for i, e in trace.numbered("grad_read")}
-    if not view.of("scaler.scale", "framework.backward"):
+    if not view.of("scaler.scale", "framework.backward") or _is_off(trace, view):
         return
     reported: set[int] = set()
-    for event in trace.events:
+    for position, event in enumerate(trace.events):
         source = _used_gradient(event)
+        if source is not None and _is_only_tested(event, trace.events[position + 1 : position + 100]):
+            continue
         if source is not None and "hook" in source.tags and id(source) not in reported and view.of("scaler.scale"):
             reported.add(id(source))
             text = f"a gradient hook uses ({event.op.rstrip('_')}) the scaled gradient: hooks run inside the scaled backward"
@@ -126,7 +131,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         index = reads[id(source)]
         read = trace.events[index]
         scaled = backward_for(trace, index)
-        if scaled is None or _is_off(trace, view, index):
+        if scaled is None:
             continue
         reported.add(id(source))
         name = event.op.rstrip("_")
@@ -158,6 +163,15 @@ def _used_gradient(event: Event) -> Value | None:
         if name in LOG_METHODS:
             return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
     return None
+
+
+_FINITE = frozenset({"isfinite", "isnan", "isinf"})
+
+
+def _is_only_tested(event: Event, later: list[Event]) -> bool:
+    """Whether what is made of a gradient is only asked to be finite, which no scale changes."""
+    uses = [e.op for e in later if any(v is event.out for v in e.args)] if event.out.op else []
+    return bool(uses) and _FINITE.issuperset(uses)
 
 
 def _has_gradient(value: Value) -> bool:
@@ -251,10 +265,10 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the window's condition also guards the call, by another name.
     """
-    anchors = trace.of("scaler.step", "optimizer.zero_grad")
-    backwards = [e for e in trace.events if e.op == "backward" and is_scaled(e)]
-    for event in trace.of("scaler.unscale_", "scaler.step", "scaler.update"):
-        anchor = _window_anchor(event, anchors, backwards)
+    anchors = trace.numbered("scaler.step", "optimizer.zero_grad")
+    backwards = [(index, e) for index, e in trace.numbered("backward") if is_scaled(e)]
+    for index, event in trace.numbered("scaler.unscale_", "scaler.step", "scaler.update"):
+        anchor = _window_anchor(event, near(anchors, index), near(backwards, index))
         if anchor is None:
             continue
         name, ends = event.op.partition(".")[2], anchor.op.partition(".")[2]
@@ -325,11 +339,11 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: every optimizer has a backward of its own between the updates.
     """
-    steps = trace.of("scaler.step")
+    steps = trace.numbered("scaler.step")
     for index, event in trace.numbered("scaler.update"):
         if event.args[1:] or event.kwargs:
             continue
-        mine = [s for s in steps if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
+        mine = [s for s in near(steps, index) if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
         reason = _misplaced(trace, index, event, mine)
         if reason:
             yield Hit(event.node, reason, "call update() once per iteration, after the last step")
@@ -347,11 +361,12 @@ def _is_retry(loop: ast.AST) -> bool:
 
 
 def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> str:
-    earlier = [e for e in before(trace, index) if any(e is s for s in steps)]
+    own = {id(step) for step in steps}
+    earlier = [e for e in before(trace, index) if id(e) in own]
     for later in after(trace, index):
         if later.op == "backward" or later.op == "scaler.scale":
             break
-        if any(later is s for s in steps) and later.at.loops == event.at.loops:
+        if id(later) in own and later.at.loops == event.at.loops:
             if earlier and not same_object(later.arg(1), earlier[0].arg(1)):
                 return (
                     f"the scale changes here; {later.place_in(event.file)} steps another optimizer with gradients of the old one"

@@ -108,6 +108,8 @@ def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: a test that provokes overflow or underflow on purpose.
     """
+    if any(e.args[1:] or e.kwargs for e in view.of("scaler.update")):  # the program sets the scale by hand
+        return
     names = SETTINGS if event.out.path.startswith("torch.cuda.amp") else ("device", *SETTINGS)
     yield from bad_settings(event, {**dict(zip(names, event.args)), **event.kwargs})
 
@@ -218,7 +220,13 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
         'add "scaler": scaler.state_dict(), and load it when resuming',
         chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
+        mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),
     )
+
+
+def _place(node: ast.AST, event: Event) -> tuple[str, int]:
+    """One dict that is saved in several places is one mistake."""
+    return getattr(node, "file", event.file), getattr(node, "lineno", 0)
 
 
 def _holds_optimizer(saved: Value) -> bool:

@@ -11,7 +11,7 @@ from ..interpreter.torch_names import GRAD_SCALERS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, same_object, scaler_of
+from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, near, same_object, scaler_of
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -33,13 +33,14 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: update is called by the caller in another file.
     """
     made = view.of("scaler.new")
-    updates = view.of("scaler.update")
+    here = trace.numbered("scaler.update")
+    elsewhere = [u for other in view.traces if other is not trace for u in other.of("scaler.update")]
     for index, step in trace.numbered("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue
-        here = [u for u in updates if same_object(scaler_of(u), scaler_of(step)) and can_meet(u, step)]
-        shared = [u for u in here if any(u is e for e in trace.events) or _is_one_object(u, step)]
-        if shared or _escapes(view, scaler_of(step)):
+        mine = (u for u in near(here, index) if same_object(scaler_of(u), scaler_of(step)) and can_meet(u, step))
+        others = (u for u in elsewhere if _is_one_object(u, step) and can_meet(u, step))
+        if any(mine) or any(others) or _escapes(view, scaler_of(step)):
             continue
         is_made_here = any(e.out.thing is scaler_of(step).thing for e in made)
         if not is_made_here and not any(e.op == "backward" for e in before(trace, index)):
@@ -85,12 +86,14 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the scaler is disabled in that branch, or this optimizer has a backward of its own without scaling.
     """
     made = view.of("scaler.new")
+    if _all_disabled(trace, made):
+        return
     for index, event in trace.numbered("optimizer.step"):
         owned = event.arg(0)
         if owned.thing is not None and owned.thing.kind == "framework_optimizer":
             continue
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
-        if last is None or not is_scaled(last) or _all_disabled(trace, made):
+        if last is None or not is_scaled(last):
             continue
         if "maybe_scaled" in last.arg(0).tags and (AMP, False) in event.at.guards:
             continue
@@ -121,7 +124,7 @@ def _all_disabled(trace: Trace, made: list[Event]) -> bool:
     return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
 
 
-@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace", extra=True)
+@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace")
 def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`loss.backward()` without `scaler.scale`, although the scaler steps the optimizer.
 
@@ -145,7 +148,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         for event in before(trace, index):
             if event.op in ("optimizer.step", "scaler.update", "framework.backward", "optimizer.zero_grad", "module.zero_grad"):
                 break  # stepped, or thrown away
-            if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
+            if event.op == "backward" and not is_scaled(event) and event.at.loops == step.at.loops:
                 yield Hit(
                     event.node,
                     f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
@@ -222,11 +225,13 @@ def _beside_a_scaler(trace: Trace, index: int, event: Event) -> Iterator[Hit]:
 
 def _is_scaled_by_hand(loss: Value, trace: Trace) -> bool:
     """Whether the loss is multiplied by a large number, or by one that the gradients are divided by again."""
-    undone = {id(v.thing) for e in trace.events if "grad" in e.arg(0).tags for v in e.args[1:] if v.thing is not None}
-    for value in ancestors(loss, 8):
-        if value.op == "mul" and any((v.is_number and v.const >= 64) or id(v.thing) in undone for v in value.inputs):
-            return True
-    return False
+    factors = [v for value in ancestors(loss, 8) if value.op == "mul" for v in value.inputs]
+    if any(v.is_number and v.const >= 64 for v in factors):
+        return True
+    things = {id(v.thing) for v in factors if v.thing is not None}
+    return bool(things) and any(
+        id(v.thing) in things for e in trace.events if "grad" in e.arg(0).tags for v in e.args[1:] if v.thing is not None
+    )
 
 
 @rule("SCALER_WITHOUT_AUTOCAST", Severity.WARNING, on="file")
@@ -256,7 +261,9 @@ def scaler_without_autocast(view: FileView) -> Iterator[Hit]:
         return
     for event in scaled[:1]:
         models = [v for v in ancestors(event.arg(1), 200) if v.op == "module_call"]
-        seen = bool(models) and all(any(i.kind in ("instance", "module") for i in v.inputs) for v in models)
+        if not models:
+            continue  # a helper that scales the loss of others
+        seen = all(any(i.kind in ("instance", "module") for i in v.inputs) for v in models)
         yield Hit(
             event.node,
             "the loss is scaled, but nothing in this program runs in half: no autocast, no cast",
@@ -299,16 +306,15 @@ def update_skipped(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the pass that leaves also ends the training, or updates the scaler itself.
     """
     made = view.of("scaler.new")
-    for index, event in trace.numbered("scaler.unscale_"):
+    leaves = trace.numbered("leave")
+    for index, event in trace.numbered("scaler.unscale_") if leaves else ():
         if is_disabled(scaler_of(event), made) or not event.at.loops:
             continue
-        update = next((e for e in after(trace, index) if e.op == "scaler.update"), None)
-        if update is None or update.at.loops != event.at.loops:
+        end, update = next(((i, e) for i, e in trace.numbered("scaler.update") if i > index and can_meet(e, event)), (0, event))
+        if not end or update.at.loops != event.at.loops or not same_object(scaler_of(update), scaler_of(event)):
             continue
-        if not same_object(scaler_of(update), scaler_of(event)):
-            continue
-        for leave in trace.of("leave"):
-            if _leaves_between(trace, event, leave, update):
+        for position, leave in leaves:
+            if index < position < end and _leaves_between(trace.events[index:position], event, leave):
                 yield Hit(
                     leave.node,
                     f"this pass ends after unscale_ at {event.place_in(leave.file)} and without update(): "
@@ -319,20 +325,15 @@ def update_skipped(trace: Trace, view: FileView) -> Iterator[Hit]:
                 break
 
 
-def _leaves_between(trace: Trace, unscale: Event, leave: Event, update: Event) -> bool:
-    """Whether `continue` ends a pass between the two calls, on a way that neither updates nor steps anything itself."""
-    at = {id(e): i for i, e in enumerate(trace.events)}
-    if not at[id(unscale)] < at[id(leave)] < at[id(update)] or not can_meet(unscale, leave):
-        return False
-    if leave.at.loops != unscale.at.loops or leave.at.stack != unscale.at.stack:
+def _leaves_between(between: list[Event], unscale: Event, leave: Event) -> bool:
+    """Whether `continue` ends a pass after unscale_, on a way that neither updates nor hands the scaler on."""
+    if not can_meet(unscale, leave) or leave.at.loops != unscale.at.loops or leave.at.stack != unscale.at.stack:
         return False
     own = [g for g in leave.at.guards if g not in unscale.at.guards]
     if not own or any(key == AMP or key.startswith("except@") for key, _ in own):
         return False
     return not any(
-        e.op in ("scaler.update", "scaler.new") or _hands_on(e, unscale)
-        for e in trace.events[at[id(unscale)] : at[id(leave)]]
-        if set(own) & set(e.at.guards)
+        e.op in ("scaler.update", "scaler.new") or _hands_on(e, unscale) for e in between if set(own) & set(e.at.guards)
     )
 
 

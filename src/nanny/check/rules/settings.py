@@ -9,7 +9,7 @@ from ...core.finding import Severity
 from ...core.limits import Limits
 from ..chains import link, node_link, region_link
 from ..interpreter.regions import framework_dtype
-from ..interpreter.torch_names import TRAINERS, TRAINING_ARGUMENTS
+from ..interpreter.torch_names import IN_FILE, TRAINERS, TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value
 from ..registry import Hit, rule
@@ -213,7 +213,8 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     else:
         for value in (*event.args[1:], *event.kwargs.values()):
             if value.kind == "external" and value.path.rpartition(".")[2] in _REDUCE_HOOKS:
-                yield Hit(event.node, f"{value.path.rpartition('.')[2]} sums gradients across ranks in half", hint)
+                text = f"{value.path.rpartition('.')[2]} sums gradients across ranks in half"
+                yield Hit(event.node, text, hint, Severity.INFO if event.at.guards else None)  # a user who asks for it knows
 
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="file")
@@ -333,6 +334,15 @@ def conflicting_precision(view: FileView) -> Iterator[Hit]:
             yield from _bf16_weights(view, event)
     for event in view.of("framework.new"):
         asked = framework_dtype(event.out.const)
+        written = event.kwargs.get(IN_FILE)
+        if asked and written is not None and written.node is not None and framework_dtype(written.const) not in ("", asked):
+            place = node_link(written.node, event.file, f"the settings file asks for {written.const}")
+            yield Hit(
+                event.node,
+                f"mixed_precision={event.out.const!r}, but {place.file}:{place.line} asks for {written.const}: the code wins",
+                "ask for one format in one of the two places",
+                chain=(place, link(event, f"the code asks for {event.out.const}")),
+            )
         for region in (e.out.ref for e in view.of("autocast")):
             if asked and region.dtype in ("fp16", "bf16") and region.dtype != asked and region.enabled is True and region.node:
                 yield Hit(

@@ -37,6 +37,13 @@ def _is_guess_in_evaluation(event: Event) -> bool:
     return not event.at.has_grad and not event.arg(0).sure
 
 
+def _unstable(event: Event, view: FileView, value: Value, text: str, hint: str) -> Hit:
+    """A warning where gradients go through; in code that only runs a model, a remark: a few lost digits do not add up."""
+    severity = None if event.at.has_grad and view.is_training() else Severity.INFO
+    chain = (*half_links(value, event.file), link(event, event.op))
+    return Hit(event.node, text, hint, severity, chain=chain, unknown=unknown_link(value, event.file))
+
+
 def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | None:
     """The value made by one of `ops` that `value` is, but for reshaping, clamping or an added eps."""
     current = value
@@ -67,11 +74,10 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event):
         return
-    if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*LOG_FUNCTIONS)):
+    if event.op == "softmax" and id(event.out) in _logged(view, "softmax"):
         return
-    yield Hit(
-        event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()"
-    )
+    text = f"{event.op} in {value.dtype}: {value.why}"
+    yield _unstable(event, view, value, text, "pass dtype=torch.float32, or cast the input with .float()")
 
 
 @rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *LOG_FUNCTIONS)
@@ -188,14 +194,21 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event):
         return
-    if any(_log_uses(e.arg(0), event.out) for e in view.of(*LOG_FUNCTIONS)):
+    if id(event.out) in view.once("log of sum of exp", lambda: {id(_summed_exp(e.arg(0))) for e in view.of(*LOG_FUNCTIONS)}):
         return
-    yield Hit(event.node, f"exp overflows fp16 from 11.1 on: {value.why}", "cast the argument with .float(), or bound it")
+    text = f"exp overflows fp16 from 11.1 on: {value.why}"
+    yield _unstable(event, view, value, text, "cast the argument with .float(), or bound it")
 
 
-def _log_uses(value: Value, made: Value) -> bool:
+def _summed_exp(value: Value) -> Value | None:
+    """The exp that a logarithm takes the sum of."""
     total = _made_by(value, ("sum", "mean", "nansum"))
-    return total is not None and bool(total.inputs) and _made_by(total.inputs[0], ("exp",)) is made
+    return _made_by(total.inputs[0], ("exp",)) if total is not None and total.inputs else None
+
+
+def _logged(view: FileView, *ops: str) -> set[int]:
+    """The results of these operations that a logarithm is taken of."""
+    return view.once(f"log of {ops}", lambda: {id(_made_by(e.arg(0), ops)) for e in view.of(*LOG_FUNCTIONS)} - {id(None)})
 
 
 @rule("NUM_REDUCE_HALF", Severity.WARNING, *SUM_FUNCTIONS)
@@ -226,9 +239,8 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     if _is_part_of_larger(event, view):
         return
     what = "squares" if is_square else "values"
-    yield Hit(
-        event.node, f"{event.op} of {value.dtype} {what}: {value.why}", "cast with .float() first, or pass dtype=torch.float32"
-    )
+    text = f"{event.op} of {value.dtype} {what}: {value.why}"
+    yield _unstable(event, view, value, text, "cast with .float() first, or pass dtype=torch.float32")
 
 
 def _is_bounded(value: Value) -> bool:
@@ -250,9 +262,8 @@ def _is_square(value: Value) -> bool:
 
 def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
-    if any(_variance(e) and any(v is event.out for v in ancestors(e.out, 20)) for e in view.of("sub")):
-        return True
-    return any(_made_by(e.arg(0), ("sum", "mean")) is event.out for e in view.of(*LOG_FUNCTIONS))
+    parts = view.once("variance", lambda: {id(v) for e in view.of("sub") if _variance(e) for v in ancestors(e.out, 20)})
+    return id(event.out) in parts or id(event.out) in _logged(view, "sum", "mean")
 
 
 @rule("NUM_VARIANCE", Severity.WARNING, "sub")

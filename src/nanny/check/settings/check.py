@@ -6,10 +6,10 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
+from functools import cache
 from typing import Any
 
-from ...core.finding import Finding, Link, NannyError
+from ...core.finding import Finding, Link
 from ..broken import broken_code
 from ..registry import rules_on
 from ..walk import KINDS, Found, Text, folders_up, read_text
@@ -17,17 +17,13 @@ from . import rules  # noqa: F401  (enters its rules)
 from .sections import Path, SettingsSection, Span, json_document, recognise, toml_document, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
-NEEDS_YAML = "reading YAML needs pyyaml; type: pip install pyyaml"
+LONGEST_SETTINGS = 1 << 16  # bytes; what is longer is data
 
 
 def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
     """Findings; a sentence if the user's own choice of file cannot be judged; None for a file of another purpose."""
     if not _WORTH_IT.search(text):
         return f"{path}: says nothing about precision, so there is nothing to check" if named else None
-    if kind == "yaml" and find_spec("yaml") is None:
-        if named:
-            raise NannyError(f"{path}: {NEEDS_YAML}")
-        return f"{path}: skipped, {NEEDS_YAML}"
     try:
         documents = list(_documents(text, kind))
     except (ValueError, RecursionError) as error:
@@ -43,7 +39,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
 def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Span]] | None:
     """A settings file that code in `importer` names, looked for beside it and in the folders above."""
     kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
-    if kind not in ("json", "yaml", "toml") or os.path.isabs(name) or (kind == "yaml" and not find_spec("yaml")):
+    if kind not in ("json", "yaml", "toml") or os.path.isabs(name):
         return None
     for folder in folders_up(importer):
         path = os.path.normpath(os.path.join(folder, name))
@@ -55,6 +51,23 @@ def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Spa
                 return None
             return (path, *documents[0]) if documents else None
     return None
+
+
+@cache
+def settings_in(folder: str) -> tuple[tuple[str, SettingsSection], ...]:
+    """The sections of the settings files right in a folder, each with its file."""
+    out: list[tuple[str, SettingsSection]] = []
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            names = sorted(e.name for e in entries if e.is_file() and e.stat().st_size <= LONGEST_SETTINGS)
+    except OSError:
+        return ()
+    for name in names:
+        found = read_settings(name, os.path.join(folder, name))
+        if found is not None:
+            path, data, spans = found
+            out += [(path, section) for section in recognise(data, spans)]
+    return tuple(out)
 
 
 def _documents(text: str, kind: str) -> Iterable[tuple[Any, Mapping[Path, Span]]]:

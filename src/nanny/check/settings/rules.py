@@ -321,13 +321,15 @@ def double_scaling(settings: SettingsSection) -> Iterator[Problem]:
 @rule("CONFIG_REDUCE_DTYPE", Severity.WARNING, on="settings")
 def reduce_dtype(settings: SettingsSection) -> Iterator[Problem]:
     """`communication_data_type` and `data_types.grad_accum_dtype` in DeepSpeed JSON, `reduce_dtype` of an FSDP
-    strategy in Lightning YAML.
+    strategy in Lightning YAML, `mixed_precision_reduce` in the TOML of torchtitan.
     """
     found: list[tuple[str, ...]] = []
     if settings.framework == "deepspeed":
         found = [("communication_data_type",), ("data_types", "grad_accum_dtype")]
     elif settings.framework == "lightning":
         found = [("strategy", *inner, "mixed_precision", *inner, "reduce_dtype") for inner in ((), ("init_args",))]
+    elif settings.framework == "titan":
+        found = [("mixed_precision_reduce",)]
     for keys in found:
         name = half_name(settings.get(*keys))
         if name:

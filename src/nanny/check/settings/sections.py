@@ -24,7 +24,7 @@ _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 class SettingsSection:
     """One section of a file: whose settings they are, what they say, and where it stands."""
 
-    framework: str  # deepspeed, accelerate, hf, lightning
+    framework: str  # deepspeed, accelerate, hf, lightning, titan (torchtitan and what copies its names)
     data: Mapping[str, Any]
     at: Path = ()
     spans: Mapping[Path, Span] = field(default_factory=dict)
@@ -78,6 +78,8 @@ def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[SettingsSection
             yield SettingsSection("lightning", value, (key,), spans)
         elif _is_training_arguments(value):
             yield SettingsSection("hf", value, (key,), spans)
+        elif value.keys() & {"mixed_precision_param", "mixed_precision_reduce"}:
+            yield SettingsSection("titan", value, (key,), spans)
 
 
 def _is_deepspeed(data: Mapping[str, Any]) -> bool:

@@ -86,3 +86,91 @@ def attention_logits_grow(signs: Signs) -> Iterator[Diagnosis]:
                 early=True,
                 expected_step=step,
             )
+
+
+def scale_sinks(signs: Signs) -> Iterator[Diagnosis]:
+    """The loss scale falls again and again after steps had passed: the gradients grow towards what fp16 holds."""
+    steps, scales = signs.evidence.curve("scale")
+    _, skipped = signs.evidence.curve("skipped")
+    if signs.harmed or len(scales) < 2 or len(skipped) != len(scales) or bool(skipped.all()):
+        return
+    first = int(np.argmin(skipped))  # a step that passed: the search is over
+    changes = [i for i in range(first, len(scales)) if i == first or scales[i] != scales[i - 1]]
+    points = [(int(steps[i]), 1 / float(scales[i])) for i in changes if scales[i] > 0]
+    floor = signs.limits.scale_floor
+    step = crossing(points, 1 / floor, int(signs.limits.trend_points), signs.limits.trend_fit)
+    if step is None or points[-1][1] * points[0][1] ** -1 < 1 / (2 * signs.limits.scale_sunk) ** 0.5:
+        return
+    yield Diagnosis(
+        culprit="scaler.scale",
+        confidence=POSSIBLE,
+        evidence=(
+            f"the loss scale sank from {number(1 / points[0][1])} at step {points[0][0]} to {number(1 / points[-1][1])} at step "
+            f"{points[-1][0]}, in {len(points) - 1} changes",
+            f"at this pace it is {floor:g} around step {step}, {step - int(steps[-1])} steps from now",
+        ),
+        step=points[-1][0],
+        precision_caused=True,
+        early=True,
+        expected_step=step,
+    )
+
+
+def entropy_falls(signs: Signs) -> Iterator[Diagnosis]:
+    """An attention becomes narrower from look to look."""
+    if signs.harmed:
+        return
+    seen: dict[str, list[tuple[int, float]]] = {}
+    for exam, attention in signs.fact("attention"):
+        for site, numbers in attention.items():
+            seen.setdefault(site, []).append((exam.step, float(numbers["entropy"])))
+    limits = signs.limits
+    for site, known in seen.items():
+        points = [(step, 1 / entropy) for step, entropy in known if entropy > 0]
+        if not points or known[-1][1] > _NARROW or known[-1][1] <= limits.attention_entropy:
+            continue
+        step = crossing(points, 1 / limits.attention_entropy, int(limits.trend_points), limits.trend_fit)
+        if step is not None:
+            yield Diagnosis(
+                culprit=site,
+                confidence=POSSIBLE,
+                evidence=(
+                    f"the entropy of its attention fell from {number(known[0][1])} at step {known[0][0]} to "
+                    f"{number(known[-1][1])} at step {known[-1][0]} (1 uniform, 0 one-hot)",
+                    f"at this pace it sees one key only around step {step}",
+                ),
+                step=known[-1][0],
+                precision_caused=False,
+                early=True,
+                expected_step=step,
+            )
+            return
+
+
+_NARROW = 0.3  # a fall from wide to less wide is how attention learns
+
+
+def updates_shrink(signs: Signs) -> Iterator[Diagnosis]:
+    """The share of 16-bit weights that a step leaves as they were grows towards most of them."""
+    narrow = [u for u in signs.facts.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
+    steps, shares = signs.evidence.curve("unchanged_share")
+    limits = signs.limits
+    if signs.harmed or not narrow or not len(shares) or float(shares[-1]) > limits.unchanged_share_warn:
+        return
+    points = [(int(s), float(share)) for s, share in zip(steps, shares)]
+    step = crossing(points, limits.unchanged_share_warn, int(limits.trend_points), limits.trend_fit)
+    if step is None or points[-1][1] < limits.unchanged_share_warn / 2:
+        return
+    yield Diagnosis(
+        culprit=max(narrow, key=lambda u: u.unchanged).name,
+        confidence=POSSIBLE,
+        evidence=(
+            f"{points[0][1]:.0%} of the 16-bit weights were left as they were at step {points[0][0]}, {points[-1][1]:.0%} "
+            f"at step {points[-1][0]}: updates fall below half a spacing",
+            f"at this pace it is most of them around step {step}",
+        ),
+        step=points[-1][0],
+        precision_caused=True,
+        early=True,
+        expected_step=step,
+    )

@@ -9,14 +9,16 @@ from ..describe import by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
+from .early import updates_shrink
 
 
-@cause("bf16_update_lost", family="update_stagnation")
+@cause("update_lost", family="update_stagnation")
 def update_lost(signs: Signs) -> Iterator[Diagnosis]:
     """Weights are kept in 16 bits and most updates are below half a spacing: the steps do nothing.
 
     Confirm: count the elements with a non-zero gradient that the step left bit-identical: more than half.
     """
+    yield from updates_shrink(signs)
     facts = signs.facts
     narrow = [u for u in facts.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
     total = sum(u.count for u in narrow)

@@ -12,6 +12,7 @@ from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs
+from .early import scale_sinks
 
 _RANGE = FP16.min_subnormal / FP16.max  # what is smaller beside the largest, no loss scale can lift
 
@@ -83,6 +84,7 @@ def loss_scale_too_low(signs: Signs) -> Iterator[Diagnosis]:
     Confirm: set the scale to 65536 for one step: the zeros disappear and nothing overflows.
     """
     yield from _underflow(signs, scaled=True)
+    yield from scale_sinks(signs)
 
 
 @cause("eps_underflow_fp16", family="underflow")

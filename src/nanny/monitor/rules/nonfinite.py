@@ -30,6 +30,13 @@ def _without_consequence(step: StepRecord, culprit: Culprit) -> bool:
 
 
 _ELSEWHERE = "look at the other ranks: `nanny summary --db FOLDER` reads the files of all and names the first"
+
+
+def _marks(culprit: Culprit) -> bool:
+    """NaN among numbers, which nothing is computed from: how a program says that something is not known."""
+    return culprit.call is not None and 0 < culprit.call.nan < culprit.call.count
+
+
 _UNTOUCHED = "; loss and gradients are finite, so it has not reached them"
 
 
@@ -46,7 +53,8 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
         hint = _ELSEWHERE * step.from_others
-        yield Observation(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence, hint=hint)
+        severity = None if not idle else Severity.INFO if _marks(culprit) else Severity.WARNING
+        yield Observation(said, culprit.site, severity=severity, evidence=culprit.evidence, hint=hint)
     first = culprit_of(step)
     turned = turned_to_nan(step, first) if first is not None else None
     if first is not None and turned is not None:

@@ -1,0 +1,90 @@
+"""Large and odd inputs cost no more than their size: the work is counted in calls, so that no clock decides."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from nanny.check.config import Config
+from nanny.check.files import Report, check_text
+from nanny.check.rules import protocol
+
+STEP = """\
+    scaler.scale(model(x)).backward()
+    scaler.unscale_(opt)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(opt)
+    scaler.update()
+"""
+
+
+def chain(size: int) -> str:
+    return f"import torch\nx = torch.float16\ny = a{'.b' * size}\n"
+
+
+def calls(size: int) -> str:
+    return f"import torch\nx = torch.float16\ny = a{'.b()' * (size // 4)}\n"
+
+
+def branches(size: int) -> str:
+    body = "".join(f"    x{i} = x * {i}\n    if x{i}:\n        x = x + {i}\n" for i in range(size // 3))
+    return f"import torch\n\ndef f(x):\n    x = x.half()\n{body}"
+
+
+def comprehensions(size: int) -> str:
+    body = "".join(f"    x{i} = [v * {i} for v in x]\n" for i in range(size))
+    return f"import torch\n\ndef f(x):\n    x = x.half()\n{body}"
+
+
+def formulas(size: int) -> str:
+    return "import torch\n\ndef f(x):\n    x = x.half()\n" + "    y = x.exp().sum() + torch.log(x.softmax(-1))\n" * (size // 4)
+
+
+def steps(size: int) -> str:
+    return f"import torch\n\ndef f(model, x, opt, scaler):\n{STEP * (size // 5)}"
+
+
+def counted(text: str, kind: str = "python") -> tuple[int, Report]:
+    """How many functions of Python are called for a text."""
+    seen = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal seen
+        seen += event == "call"
+
+    sys.setprofile(count)
+    try:
+        report = check_text(text, f"x.{'py' if kind == 'python' else 'ipynb'}", Config(), kind)
+    finally:
+        sys.setprofile(None)
+    return seen, report
+
+
+@pytest.mark.parametrize("make", [chain, calls, branches, comprehensions, formulas, steps], ids=lambda make: make.__name__)
+def test_four_times_the_code_is_four_times_the_work(make, monkeypatch):
+    monkeypatch.setattr(protocol, "HORIZON", 20)
+    counted(make(40))  # what is loaded once
+    small, _ = counted(make(200))
+    large, _ = counted(make(800))
+    assert large < 6 * small
+
+
+def test_a_chain_of_fifty_thousand_attributes_is_said_to_be_too_deep():
+    work, report = counted(chain(50_000))
+    assert report.notes == ["x.py: skipped, its code is nested too deeply to be read"]
+    assert work < 10_000
+
+
+def test_a_notebook_of_broken_cells_costs_what_its_cells_cost():
+    def notebook(size: int) -> str:
+        cell = {"cell_type": "code", "source": "!run \\\n  --x\nimport torch\ndef f(:\n"}
+        return json.dumps({"cells": [cell] * size, "metadata": {}})
+
+    counted(notebook(2), "notebook")
+    small, _ = counted(notebook(20), "notebook")
+    large, report = counted(notebook(80), "notebook")
+    assert large < 6 * small
+    assert {f.code for f in report.findings} == {"SYNTAX_ERROR"}
+    assert len(report.findings) == 80

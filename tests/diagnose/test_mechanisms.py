@@ -1,0 +1,107 @@
+"""What a cause needs before, at and after, on the curves of a run; names and formats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from nanny import Finding, Severity
+from nanny.cli import main
+from nanny.core.step import OptimizerState, StepRecord
+from nanny.diagnose.choose import diagnoses_of, fitting
+from nanny.diagnose.evidence import Evidence, RunFacts
+from nanny.diagnose.history import RunHistory
+from nanny.diagnose.knowledge import remedy_of
+from nanny.monitor.registry import all_rules, judge_step
+
+GROWS = [1.0, 1.1, 0.9, 1.0, 6.0, 50.0, 700.0, 9e3]
+
+
+def run_of(losses: list[float], norms: list[float], weights: list[float], lr: float = 0.1, **facts: object) -> Evidence:
+    steps = np.arange(len(losses))
+    curves = {"loss": losses, "grad_norm": norms, "weight_norm": weights, "lr": [lr] * len(losses)}
+    told = RunFacts(steps=len(losses), **facts)  # type: ignore[arg-type]
+    return Evidence(told, {name: (steps, np.array(values)) for name, values in curves.items()})
+
+
+def causes_of(evidence: Evidence) -> list[str]:
+    return [one.cause for one in diagnoses_of(evidence)]
+
+
+def test_steps_are_too_long_only_if_the_weights_go_along():
+    carried = [2.0, 2.0, 2.0, 2.1, 2.4, 9.0, 80.0, 800.0]
+    assert causes_of(run_of(GROWS, GROWS, carried)) == ["lr_too_high"]
+    assert causes_of(run_of(GROWS, GROWS, [2.0] * 8)) == []  # the loss is made of other things than before
+
+
+def test_a_learning_rate_of_zero_is_not_too_high():
+    assert causes_of(run_of(GROWS, GROWS, [2.0, 2.0, 2.0, 2.0, 2.0, 9.0, 80.0, 800.0], lr=0.0)) == []
+
+
+def test_a_reward_that_is_maximised_may_grow():
+    state = OptimizerState("SGD", True, False, 0.1, maximizes=True)
+    carried = [2.0, 2.0, 2.0, 2.1, 2.4, 9.0, 80.0, 800.0]
+    assert causes_of(run_of(GROWS, GROWS, carried, latest=StepRecord(0, optimizers=(state,)))) == []
+
+
+def test_a_runaway_that_begins_with_the_first_step_is_seen():
+    losses = [1.0, 3e5, 4e5, 3e5, 2e5, 9e4]
+    assert causes_of(run_of(losses, [0.5, 1e5, 2e5, 1e5, 1e5, 9e4], [3.0, 60.0, 70.0, 80.0, 90.0, 99.0])) == ["lr_too_high"]
+
+
+def test_one_batch_is_told_from_steps_that_are_too_long():
+    calm = [1.0, 1.2, 0.9, 1.1, 1.0, 0.8, 0.9, 1.0, 0.9, 0.8]
+    thrown = [2.0] * 10 + [2.0, 3e4, 5e6]
+    evidence = run_of([*calm, 4e9, 5e12, 7e20], [*calm, 3e6, 1e9, 4e15], thrown)
+    assert causes_of(evidence) == ["data_outlier"]
+    assert diagnoses_of(evidence)[0].step == 10
+    assert causes_of(run_of([*calm, 4e9, 1.1, 0.9], [*calm, 3e6, 1.0, 0.9], [2.0] * 13)) == []  # clipped: no harm
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_cause_names_a_format_that_the_run_does_not_have(dtype: str):
+    evidence = run_of(GROWS, GROWS, [2.0] * 8, latest=StepRecord(0, amp_dtype="" if dtype == "float32" else dtype))
+    assert [one.cause for one in fitting(evidence) if one.cause.endswith("_fp16")] == []
+    assert all(one.format == {"float32": "", "bfloat16": "bf16"}[dtype] for one in fitting(evidence))
+
+
+def test_former_names_and_names_without_a_format_are_understood(capsys: pytest.CaptureFixture[str]):
+    for asked, told in (("bf16_update_lost", "update_lost"), ("exp_overflow", "exp_overflow_fp16"), ("POLICY_MISMATCH",) * 2):
+        assert main(["rule", asked]) == 0
+        assert capsys.readouterr().out.startswith(told)
+    assert remedy_of("bf16_update_lost") == remedy_of("update_lost") != ""
+
+
+def scales(*numbers: float) -> list[Finding]:
+    run, found = RunHistory(), []
+    rules = {"SCALE_LOW": all_rules()["SCALE_LOW"]}
+    for i, (before, after) in enumerate(pairwise(numbers)):
+        step = StepRecord(i, scale=before, scale_after=after, skipped=after < before, stepped=True)
+        found += judge_step(step, run, rules)
+    return found
+
+
+def test_a_scale_that_has_sunk_is_a_warning_and_the_search_for_one_is_not():
+    assert [f.severity for f in scales(*[1024] * 20, 512, 256, 128, 64)] == [Severity.WARNING]
+    assert [f.value for f in scales(*[2**20] * 20, 2**19, *(2.0**i for i in range(18, 12, -1)))] == [2.0**13]
+    assert scales(1024, 1024, 512, 256, 128, 64, 64) == []  # so early it is still looking
+    assert scales(2**26, *(2.0**i for i in range(25, 15, -1)), 2**16, 2**16) == []  # no step had passed before
+    assert scales(*[64] * 30, 32, 16) == []  # a hundredth of 64 is far
+    assert scales(*[128] * 30, 64) == []
+
+
+def test_a_loss_is_compared_with_sums_over_as_many_terms():
+    rules = {code: all_rules()[code] for code in ("LOSS_SPIKE", "GRAD_EXPLOSION")}
+
+    def loud(longer: int) -> list[Finding]:
+        run, found = RunHistory(), []
+        for i in range(60):
+            steady = StepRecord(i, loss=1.0 + 0.01 * (i % 7), loss_terms=10)
+            found += judge_step(steady if i < 40 else replace(steady, loss=90.0, loss_terms=longer), run, rules)
+        return [f for f in found if f.severity > Severity.INFO]
+
+    assert [f.code for f in loud(longer=10)][:1] == ["LOSS_SPIKE"]
+    assert loud(longer=300) == []
