@@ -104,6 +104,7 @@ class Invariants:
         self._rates: list[float] = []
         self._narrow_only = False
         self._unowned: dict[str, tuple[Tensor, int]] = {}
+        self._owns_nothing = False  # no optimizer has any parameter of ours
         self._moves: set[str] = set()  # although no optimizer has it
         self._frozen: list[tuple[str, Tensor, Tensor]] = []
         self._frozen_moves: dict[str, int] = {}
@@ -363,6 +364,7 @@ class Invariants:
             owned = self._owned()
             keys = {name: key for key, name in self._parameters.items()}
             self._unowned = {name: seen for name, seen in looked.items() if keys[name] not in owned}
+        self._owns_nothing = owned.isdisjoint(self._parameters)
 
     def _owned(self) -> set[int]:
         references = [*(one.optimizer for one in self._known.values()), *self._others.values()]
@@ -417,8 +419,7 @@ class Invariants:
         looks = max((times for _, times in self._unowned.values()), default=0)
         names = [name for name, (_, times) in self._unowned.items() if times > 1]
         if names and self._searches:
-            owned = self._owned()
-            nothing = not any(key in owned for key in self._parameters)
+            nothing = self._owns_nothing
             yield self._breach("still" if nothing else "unowned", names, looks, self._total, ("others",) if nothing else ())
         rises = len(self._rates) > 1 and self._rates[-1] > self._rates[0]  # a warm-up is on its way
         if self._still and not self.has_moved and not self._narrow_only and not rises:
@@ -444,13 +445,15 @@ class Invariants:
         if unused_is_meant or not self._arrived:
             return
         kinds: dict[str, list[str]] = {}
+        prefixes = tuple(prefix for _, prefix in self._models if prefix)
+        own = {name for name in self._arrived if not name.startswith(prefixes)}  # of the model without a prefix
         for name, looks in self._missing.items():
             inside = name.rpartition(".")[0]
             site = inside or self._root_site
             kind = "ran" if site in self._ran else "without_grad" if site in self._ran_without_grad else "idle"
             chosen = any(name.startswith(f"{expert}.") for expert in self._experts)
             # else it is a bias that cancels out, or a parameter that is left over
-            alone = not any(other.startswith(f"{inside}." if inside else "") for other in self._arrived)
+            alone = not any(other.startswith(f"{inside}.") if inside else other in own for other in self._arrived)
             if looks >= self._closely and alone and not chosen:
                 kinds.setdefault(kind, []).append(name)
         for kind, names in kinds.items():
