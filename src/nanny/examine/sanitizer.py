@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -221,6 +221,12 @@ class Sanitizer:
             if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
                 parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
+    def note_gradients(self, gradients: Mapping[int, Tensor]) -> None:
+        """By the identity of their parameters: of a backward pass that leaves none on them."""
+        self._scale = self._scale or (self._scale_of() if self._scale_of is not None else None)
+        names = {id(p): name for name, owner in self._owners.items() if (p := owner()) is not None}
+        self._guarded(self._measure, {names[key]: grad for key, grad in gradients.items() if key in names})
+
     # hooks: nothing that fails in here may reach the training
 
     def _guarded(self, work: Callable[..., None], *args: Any) -> None:
@@ -402,12 +408,14 @@ class Sanitizer:
 
     def _measure_gradients(self) -> None:
         names, self._dirty = self._dirty, set()
+        owned = {name: p for name in names if (p := self._owners[name]()) is not None}
+        self._measure({name: grad for name, p in owned.items() if (grad := gradient_of(p)) is not None})
+
+    def _measure(self, gradients: Mapping[str, Tensor]) -> None:
         scale = self._scale or 1.0
         with outside_program():
-            for name in names:
-                parameter = self._owners[name]()
-                grad = None if parameter is None else gradient_of(parameter)
-                if grad is None or not has_storage(grad) or not grad.is_floating_point():
+            for name, grad in gradients.items():
+                if not has_storage(grad) or not grad.is_floating_point():
                     continue
                 self._known(grad, "gradient", name)
                 self._gradients[name] = gradient_numbers(grad, self._shadows.twin(grad), scale)

@@ -27,9 +27,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..core.examination import Examination
 from ..examine.again import NotAgain, examine_again
 from ..examine.sanitizer import Sanitizer
+from ..watch.calls import ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
-from ..watch.ranks import many_processes
+from ..watch.ranks import compiles_backward, many_processes
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -141,38 +142,63 @@ class Examiner:
         self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
         self._again = 0
+        self._afterwards = False  # this step is examined when its backward pass begins
         recorder.hears_calls = True
+        self._made: tuple[ModelCall, ...] = ()  # whose gradients are waited for
         recorder.when_backward = self.backward_begins
+        recorder.when_read = self.gradients_read
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
-        self._position, self._elapsed = position, elapsed
+        self._position, self._elapsed, self._made = position, elapsed, ()
+        self._recorder.keeps_gradients = False
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
-        self.off_because = self._obstacle()
-        return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
+        wanted = self.plan.wants(position, elapsed, self._typical()) or self._always
+        self._afterwards = wanted and bool(self._recorder.compiled)  # its own operations are not seen one by one
+        self._recorder.keeps_gradients = self._afterwards and not compiles_backward()
+        return wanted and not self._afterwards
 
     def backward_begins(self, loss_is_bad: bool) -> None:
-        """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
+        """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run. And what
+        was called of a compiled model, when the plan wants it: as it was written, beside its compiled step."""
         made, capture = self._recorder.calls_since_backward(), self._recorder.capture
-        if not loss_is_bad or capture is None or self.is_open or self.off_because or not modes_may_change():
+        planned, self._afterwards = self._afterwards, False
+        if capture is None or self.is_open or self.off_because or not modes_may_change():
             return
-        if self._again >= MOST_AGAIN or not self.turn.acquire(blocking=False):
+        if planned and not loss_is_bad and self._recorder.keeps_gradients:
+            self._made = made
+        elif planned or (loss_is_bad and self._again < MOST_AGAIN):
+            self._examine_again(made, planned)
+
+    def gradients_read(self) -> None:
+        """The backward pass is over, and nobody has changed the weights yet."""
+        made, self._made = self._made, ()
+        if made and self._recorder.capture is not None and not self.off_because and modes_may_change():
+            self._examine_again(made, planned=True)
+
+    def _examine_again(self, made: tuple[ModelCall, ...], planned: bool) -> None:
+        capture = self._recorder.capture
+        if capture is None or not self.turn.acquire(blocking=False):
             return
-        self._again += 1
-        self._recorder.hears_calls = self._again < MOST_AGAIN
+        if not planned:
+            self._again += 1
+            self._recorder.hears_calls = self._again < MOST_AGAIN or bool(self._recorder.compiled)
         started = time.perf_counter()
         try:
-            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale), self._tries))
+            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
         except NotAgain as error:
             self.not_again = str(error)
         finally:
             self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
             seconds = time.perf_counter() - started
-            self.plan.spent += seconds
+            if planned:
+                self.plan.done(self._position, seconds)
+            else:
+                self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
 
     def open(self, step: int) -> None:
@@ -261,11 +287,6 @@ class Examiner:
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:
             self._recorder.when_cleared()
-
-    def _obstacle(self) -> str:
-        if self._recorder.compiled:
-            return "the model is compiled, and its operations are not seen one by one"
-        return ""
 
     def _leads(self) -> bool:
         """Of many processes one is slow while it is examined, and the others wait for it. So that they do not wait for each in

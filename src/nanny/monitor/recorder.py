@@ -18,17 +18,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..core.step import StepRecord
+from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.checksum import checksum
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
-from ..watch.names import parts_of, root_name, unwrapped
+from ..watch.names import called_part, parts_of, root_name, unwrapped
 from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
-from .autopsy import first_nonfinite, singular_operation
+from .autopsy import bad_from_outside, first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
@@ -73,12 +73,14 @@ class Recorder:
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
+        self.keeps_gradients = False  # of the outputs of the calls of this step, so that backward can be made again too
         self._calls: ModelCalls | None = None
         self._stop_hearing: Callable[[], Any] = lambda: None
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
         self._updates = 0  # optimizer steps so far
         self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
+        self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -136,7 +138,7 @@ class Recorder:
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
         parts = parts_of(self.models)
-        self._called = [inner for model, _ in self.models if _is_read_freely(inner := unwrapped(model))]
+        self._called = [called_part(model) for model, _ in self.models if parts.compiled or _is_read_freely(unwrapped(model))]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
         self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
@@ -185,6 +187,16 @@ class Recorder:
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
         self._calls.begin()
+        self._calls.keeps_gradients = self.keeps_gradients
+
+    def _forget_hooks(self) -> None:
+        """Ours would be compiled with the backward pass that begins."""
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        for call in () if self._calls is None else self._calls.made:
+            call.forget_gradients()
+        self.keeps_gradients = False
 
     def _hear_gradients(self) -> None:
         """Of this process alone: at the optimizer they are those of all."""
@@ -224,7 +236,7 @@ class Recorder:
             self.capture.trace.close()
         if self.capture.record.stepped:
             self.capture.graph = None  # it holds the parameters
-        if not self.capture.reads and not self.optimizers:
+        if not self.capture.reads and not (self.optimizers and self._updates):  # a compiled optimizer tells nobody
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
             self._read_gradients(mine, self.capture.scale if scaled else None)
@@ -291,6 +303,8 @@ class Recorder:
             capture.provisional = False
             capture.reads.clear()
             capture.read.clear()
+        if self.when_read is not None:
+            self.when_read()
         groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
@@ -350,6 +364,8 @@ class Recorder:
             return
         root = roots[0]
         capture.graph = root.grad_fn
+        if compiles_backward():
+            self._forget_hooks()
         capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
         if root.numel() == 1 and root.is_floating_point():
@@ -359,17 +375,25 @@ class Recorder:
             capture.backward_scaled = capture.backward_scaled or scaled
             capture.record.loss_factor = None if scaled else _factor_of(root)
         looks = transfer.reads_freely(root.device)
-        if looks and not capture.packed and capture.record.autopsy is None and not _is_finite(root):
-            capture.record.autopsy = first_nonfinite(root, self.parameters)
+        if looks and capture.record.autopsy is None and not _is_finite(root):
+            capture.record.autopsy = self._autopsy(root, capture.packed)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
                 grad = None if p is None else gradient_of(p)
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
-        if self.when_backward is not None and looks:
-            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
+        if self.when_backward is not None and (looks or self.compiled):
+            self.when_backward(looks and bool(capture.losses) and not _is_finite(capture.losses[-1]))
         capture.record.backwards += 1
+
+    def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
+        """By the graph of the loss; where that is not to be read, or is one node of a compiled function, by what went in."""
+        found = None if packed else first_nonfinite(root, self.parameters)
+        if not packed and not (self.compiled and (found is None or not found.sure)):
+            return found
+        weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
+        return bad_from_outside(weights, [] if self._calls is None else [t for call in self._calls.made for t in call.inputs])
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:

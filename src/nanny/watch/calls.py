@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .tensors import being_traced, in_backward, tensors_in
+from .names import unwrapped
+from .tensors import being_traced, in_backward, outside_program, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 
@@ -32,6 +33,8 @@ class ModelCall:
         self.module, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
+        self.gradients: dict[int, Tensor] = {}  # by position of the output
+        self._handles: list[Any] = []
         self._versions = [t._version for t in self.inputs if not t.is_inference()]
         self._random = torch.get_rng_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
@@ -63,11 +66,30 @@ class ModelCall:
                 settings.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
             return self.module(*self.args, **self.kwargs)
 
+    def over(self, out: Any, keep_gradients: bool) -> None:
+        """`keep_gradients`: what arrives at its outputs in backward, for who makes that again."""
+        self.is_over = True
+        outputs = tensors_in(out)
+        self.outputs = [weakref.ref(t) for t in outputs]
+        for i, output in enumerate(outputs if keep_gradients else ()):
+            if output.requires_grad and not output.is_leaf:
+                self._handles.append(output.register_hook(functools.partial(_keep, self.gradients, i)))
+
+    def forget_gradients(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
     def gave(self, again: Any) -> bool | None:
         """Did it give the same bits? None: nobody has kept the first result."""
         before = [output() for output in self.outputs]
         pairs = [(b, a) for b, a in zip(before, tensors_in(again)) if b is not None]
         return all(torch.equal(_bits(b), _bits(a)) for b, a in pairs) if pairs else None
+
+
+def _keep(kept: dict[int, Tensor], position: int, gradient: Tensor) -> None:
+    if not torch.compiler.is_compiling():
+        with outside_program():
+            kept[position] = gradient.detach().clone()
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -80,6 +102,7 @@ class ModelCalls:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.made: list[ModelCall] = []
+        self.keeps_gradients = False
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -113,7 +136,7 @@ class ModelCalls:
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
         with torch._C.DisableTorchFunction():  # subclasses and modes of the program are not to notice
-            call = ModelCall(module, args, kwargs, has_modes=modes > 0)
+            call = ModelCall(unwrapped(module), args, kwargs, has_modes=modes > 0)
         self.made.append(call)
         return call
 
@@ -149,13 +172,14 @@ def _wrap(kind: Any) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a constant to the compiler, which then sees the model's own call
             return original(self, *args, **kwargs)
-        heard = [c for one in _listeners.get(kind, ()) if (c := _heard(one, self, args, kwargs)) is not None]
+        heard = [(one, c) for one in _listeners.get(kind, ()) if (c := _heard(one, self, args, kwargs)) is not None]
         out = None
         try:
             out = original(self, *args, **kwargs)
         finally:
-            for made in heard:
-                _is_over(made, out)
+            for one, made in heard:
+                with suppress(Exception):
+                    made.over(out, one.keeps_gradients)
         return out
 
     def undo() -> None:
@@ -167,12 +191,6 @@ def _wrap(kind: Any) -> None:
 
     kind.__call__ = call
     _undo[kind] = undo
-
-
-def _is_over(made: ModelCall, out: Any) -> None:
-    with suppress(Exception):
-        made.is_over = True
-        made.outputs = [weakref.ref(t) for t in tensors_in(out)]
 
 
 def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:

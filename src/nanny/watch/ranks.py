@@ -87,8 +87,10 @@ class LocalGradients:
 
 def compiles_backward() -> bool:
     """Then hooks on parameters become part of what is compiled, so there must be none of ours."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return dynamo is not None and bool(getattr(dynamo.config, "compiled_autograd", False))
+    if (dynamo := sys.modules.get("torch._dynamo")) is None:
+        return False
+    now = getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False)
+    return bool(now or getattr(dynamo.config, "compiled_autograd", False))
 
 
 class Replicas:
