@@ -26,7 +26,7 @@ from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
 from ..watch.names import called_part, parts_of, root_name, unwrapped
-from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes
+from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import bad_from_outside, first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
@@ -78,6 +78,7 @@ class Recorder:
         self._stop_hearing: Callable[[], Any] = lambda: None
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
+        self.shards: dict[str, int] = {}
         self._updates = 0  # optimizer steps so far
         self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
         self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
@@ -212,6 +213,7 @@ class Recorder:
         if self.replicas is not None and self.replicas.are_of(self.parameters):
             return
         self.replicas = Replicas(self.parameters) if many_processes() else None
+        self.shards = shards_of(self.parameters, self._owners) if many_processes() else {}
 
     def _bits(self, held: Mapping[str, Tensor]) -> Bits:
         """For whoever compares the files of all ranks."""

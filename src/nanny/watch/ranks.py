@@ -140,3 +140,13 @@ class Replicas:
     def are_synced(self) -> bool:
         """Not inside `no_sync`."""
         return all(getattr(w, "require_backward_grad_sync", True) for ref in self._wrappers if (w := ref()) is not None)
+
+
+def shards_of(parameters: Mapping[int, str], owners: Mapping[int, Held]) -> dict[str, int]:
+    """Parameters of which a rank holds a part (DTensor), and how many ranks hold the same part."""
+    held = {name: parameter for key, name in parameters.items() if (parameter := owners[key]()) is not None}
+    return {name: _copies(parameter) for name, parameter in held.items() if hasattr(parameter, "placements")}
+
+
+def _copies(sharded: Any) -> int:
+    return math.prod(sharded.device_mesh.size(i) for i, how in enumerate(sharded.placements) if how.is_replicate())
