@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from runs.query_recordings import nanny
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.amp.grad_scaler import GradScaler
@@ -84,7 +88,7 @@ class Outcome:
     losses: list[float]
     graphs: list[int]  # after each step
     breaks: int
-    nanny: MixedPrecisionNanny | None
+    nanny: MixedPrecisionNanny | None  # that watched
     gradients: list[float] = field(default_factory=list)
 
 
@@ -177,6 +181,15 @@ def test_the_examined_step_has_every_gradient_beside_fp32():
     assert 0 < exam.gradient_error < 0.05
     norms = math.sqrt(sum(g.norm**2 for g in exam.gradients))
     assert norms == pytest.approx(seen.gradients[0], rel=1e-2)  # of other kernels than the compiled ones
+
+
+def test_the_example_is_diagnosed_down_to_its_line(tmp_path):
+    script = shutil.copy(Path(__file__).parents[2] / "examples" / "compiled.py", tmp_path)
+    assert nanny("run", script, cwd=tmp_path).returncode == 0
+    first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
+    line = 1 + next(i for i, text in enumerate(Path(script).read_text().splitlines()) if "energy = " in text)
+    assert (first["cause"], first["culprit"]) == ("activation_overflow_fp16", "2")
+    assert first["where"].endswith(f"compiled.py:{line}")
 
 
 @pytest.mark.parametrize("way", ["whole", "parts"])

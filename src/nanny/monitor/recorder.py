@@ -262,7 +262,9 @@ class Recorder:
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
         record.root_site, capture.graph = self.root_site, None
-        capture.local = None if self._local is None else self._local.take()
+        if self._local is not None:
+            capture.local = self._local.take()
+            self.seconds += self._local.seconds
         record.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
@@ -390,12 +392,13 @@ class Recorder:
         capture.record.backwards += 1
 
     def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
-        """By the graph of the loss; where that is not to be read, or is one node of a compiled function, by what went in."""
+        """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
         found = None if packed else first_nonfinite(root, self.parameters)
-        if not packed and not (self.compiled and (found is None or not found.sure)):
+        if found is not None and found.sure:
             return found
         weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
-        return bad_from_outside(weights, [] if self._calls is None else [t for call in self._calls.made for t in call.inputs])
+        given = [] if self._calls is None else [t for call in self._calls.made for t in call.inputs]
+        return bad_from_outside(weights, given) or (None if self.compiled else found)
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
