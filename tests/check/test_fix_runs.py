@@ -134,6 +134,38 @@ def test_the_scale_survives_a_checkpoint_and_an_old_checkpoint_can_still_be_load
     assert resumed.scaler.get_scale() == 2.0**10
 
 
+HELPER = """\
+import torch
+
+
+def save(path, model, optimizer, note=""):
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": note}, path)
+
+
+def main(path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(torch.ones(4, 2)).float().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    save(path, model, optimizer)
+    return torch.load(path)
+"""
+
+
+def test_a_function_that_saves_gets_the_scaler_and_may_be_called_without(tmp_path):
+    new = fixed(tmp_path, HELPER, "SCALER_NOT_SAVED")
+    assert run(new, tmp_path / "new.pt")["scaler"]["scale"] == 2.0**10
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(new, names)
+    model = torch.nn.Linear(2, 1)
+    names["save"](tmp_path / "other.pt", model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.load(tmp_path / "other.pt")["scaler"] is None
+
+
 LOSS = """\
 import torch
 import torch.nn.functional as F

@@ -28,7 +28,7 @@ EXPECTED: dict[str, set[tuple[str, int, str]]] = {
         for line, code in ((clip, CLIP), (clip + 3, SAVED))
     },
     "leak": set(),
-    "leak_within": {("ts.py", 10, "NUM_SOFTMAX_HALF")},  # of the half teacher; the float32 student has no finding
+    "leak_within": set(),
     "attr": {("tr2.py", 14, SAVED)},
     "notebook": {("cont.ipynb", 9, CLIP), ("indent.ipynb", 8, CLIP), ("magics.ipynb", 7, CLIP)},
     "clean": set(),

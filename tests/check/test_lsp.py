@@ -86,6 +86,17 @@ def applied(text: str, edits: list[lsp.TextEdit]) -> str:
     return data.decode("utf-16-le")
 
 
+def test_what_is_shown_in_an_editor_is_what_the_command_finds(tmp_path):
+    from nanny.check.language_server import findings_in, page_of
+
+    (finding,) = findings_in(str(tmp_path / "train.py"), str(tmp_path), CLIP)
+    assert (finding.code, finding.line) == ("SCALER_CLIP_BEFORE_UNSCALE", 10)
+    page = page_of(finding)
+    assert "```python\nscaler.scale(loss).backward()\n" in page
+    assert page.count("```") % 2 == 0
+
+
+@pytest.mark.slow
 def test_a_finding_is_shown_explained_and_fixed(tmp_path):
     async def session() -> None:
         async with Editor(tmp_path) as editor:

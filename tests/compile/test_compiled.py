@@ -231,7 +231,7 @@ def test_a_compiled_backward_is_not_disturbed():
     [
         ("activation_overflow_fp16", {"gain": 1e6, "amp": torch.float16, "scaled": True}, {"amp": torch.float16, "scaled": True}),
         ("clip_before_unscale", {"clip_scaled": True, "amp": torch.float16, "scaled": True}, {}),
-        ("bf16_update_lost", {"weights": torch.bfloat16, "lr": 1e-5}, {"lr": 1e-5}),
+        ("update_lost", {"weights": torch.bfloat16, "lr": 1e-5}, {"lr": 1e-5}),
         ("lr_too_high", {"lr": 3.0}, {"lr": 0.05}),
         ("data_nan", {"bad_step": 7}, {}),
     ],

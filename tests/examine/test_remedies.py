@@ -160,6 +160,62 @@ def test_nothing_is_tried_where_it_is_forbidden() -> None:
     assert not found.tried
 
 
+class Deep(nn.Module):
+    """Gradients grow on their way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+        for layer in self.layers:
+            nn.init.eye_(layer.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            for layer in self.layers:
+                x = layer(x * 16.0)
+        return x.float()
+
+
+def _diagnosed(model: nn.Module, batch: Tensor, factor: float = 1.0, **options: Any) -> Diagnosis:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+    nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, **options)
+    for step in range(3):
+        with nanny.step(step):
+            (model(batch).float().sum() * factor).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    nanny.close()
+    (found,) = nanny.diagnoses()
+    return found
+
+
+def test_a_smaller_loss_scale_is_tried_where_one_was_made_by_hand() -> None:
+    found = _diagnosed(Deep(), torch.full((2, 8), 1e-4), factor=2.0**12)
+    assert found.cause == "static_loss_scale_overflow"
+    (trial,) = found.tried
+    assert (trial.change, trial.helped, trial.gradients_finite) == ("smaller_scale", True, True)
+    assert trial.gradient_error is not None
+    assert trial.gradient_error < 0.01
+
+
+def test_a_batch_is_tried_without_its_bad_rows() -> None:
+    batch = torch.ones(4, 8)
+    batch[1, 3] = batch[3, 0] = math.nan
+    found = _diagnosed(nn.Linear(8, 1), batch)
+    assert found.cause == "data_nan"
+    assert "it helps: with 2 rows of the batch left out, the model's outputs are finite" in trial_in_words(found.tried[0])
+    assert not _diagnosed(nn.Linear(8, 1), torch.full((4, 8), math.nan)).tried  # nothing would be left
+
+
+def test_an_update_that_is_lost_is_tried_on_fp32_weights() -> None:
+    torch.manual_seed(0)
+    found = _diagnosed(nn.Linear(8, 8).bfloat16(), torch.ones(4, 8, dtype=torch.bfloat16))
+    assert found.cause == "bf16_update_lost"
+    (trial,) = found.tried
+    assert (trial.change, trial.helped, trial.moved, trial.moved_before) == ("master_weights", True, 1.0, 0.0)
+
+
 def _with_trials(**outcome: Any) -> Diagnosis:
     nanny, _ = _trained(None)
     evidence = nanny.evidence()

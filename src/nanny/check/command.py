@@ -206,8 +206,17 @@ def _statistics(report: Report, form: str, colour: bool) -> str:
 
 def _ending(report: Report, options: argparse.Namespace) -> str:
     next_step = f"Next: nanny rule {worst_code(report.findings)}" if report.findings else ""
-    lines = (summary(report.findings, len(report.files)), _can_be_fixed(report, options), next_step)
+    lines = (summary(report.findings, len(report.files)), _also_read(report), _can_be_fixed(report, options), next_step)
     return "\n".join(line for line in lines if line)
+
+
+def _also_read(report: Report) -> str:
+    """Names what was read only because a checked file imports it."""
+    if not report.read_too:
+        return ""
+    names = ", ".join(report.read_too[:5]) + (" ..." if len(report.read_too) > 5 else "")
+    who = "it imports" if len(report.files) == 1 else "they import"
+    return f"Read {counted(len(report.read_too), 'more file')} that {who}: {names}"
 
 
 def _can_be_fixed(report: Report, options: argparse.Namespace) -> str:

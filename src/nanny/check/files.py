@@ -20,7 +20,7 @@ from ..show.findings import in_order
 from .broken import broken_code, too_deep
 from .config import Config, amp_dtype_name, device_name, find_config
 from .suppress import is_suppressed, read_suppressions
-from .walk import Found, Text, decode, find_files, read_text
+from .walk import Found, Text, decode, find_files, find_module, matches_path, read_text
 
 if TYPE_CHECKING:
     from .notebook import Notebook
@@ -42,6 +42,7 @@ class Report:
     lines: dict[tuple[str, int | None], list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    read_too: list[str] = field(default_factory=list)  # what they import, from below the root of their project
 
     def __add__(self, other: Report) -> Report:
         return Report(
@@ -49,20 +50,50 @@ class Report:
             self.lines | other.lines,
             self.notes + other.notes,
             self.files + other.files,
+            self.read_too + other.read_too,
         )
 
 
 class Sources(Mapping[str, str]):
-    """The Python files of a project by path, read when they are first asked for; `texts` stand in for what is on disk."""
+    """The Python files of a project by path, read when they are first asked for; `texts` stand in for what is on disk.
 
-    def __init__(self, paths: Iterable[str], texts: Mapping[str, str] = NO_TEXTS):
+    What those import is found beside them, below the root of their project, and named in `read`.
+    """
+
+    def __init__(self, paths: Iterable[str], texts: Mapping[str, str] = NO_TEXTS, config: Config = NO_OVERRIDES):
         self._texts: dict[str, Text | str | None] = {path: Text(texts[path]) if path in texts else None for path in paths}
+        self._given = frozenset(os.path.abspath(path) for path in self._texts)
+        self._config = config
+        self._beside: dict[tuple[str, str], str | None] = {}
+        self.read_too: list[str] = []
 
     def read(self, path: str) -> Text | str:
-        text = self._texts[path]
+        text = self._texts.get(path)
         if text is None:
             text = self._texts[path] = read_text(Found(path, "python"))
         return text
+
+    def beside(self, importer: str, target: str, level: int) -> str | None:
+        """The file behind an import that is not among those given; None for a library."""
+        folder = os.path.dirname(importer)
+        key = (folder, "." * level + target)
+        if key not in self._beside:
+            found = find_module(importer, target, level)
+            if found is not None and (
+                os.path.abspath(found) in self._given or matches_path(found, self._config.exclude, self._config.root)
+            ):
+                found = None
+            self._beside[key] = found
+            if found is not None and found not in self._texts:
+                self._texts[found] = None
+                self.read_too.append(found)
+        return self._beside[key]
+
+    def settings(self, name: str, importer: str) -> tuple[str, object, Mapping[tuple[str | int, ...], tuple[int, ...]]] | None:
+        """A settings file that the code names: where it is, what it says, and where each key stands."""
+        from .settings.check import read_settings
+
+        return read_settings(name, importer)
 
     def __getitem__(self, path: str) -> str:
         text = self.read(path)
@@ -111,7 +142,8 @@ def check_paths(
                 groups.setdefault(config, []).append(found)
     for config, found_files in groups.items():
         report += _check_group(found_files, config, jobs, texts)
-    return replace(report, findings=in_order(_one_for_each_place(report.findings)))
+    more = sorted(set(report.read_too) - set(report.files))
+    return replace(report, findings=in_order(_one_for_each_place(report.findings)), read_too=more)
 
 
 def check_text(text: str | bytes, filename: str, config: Config, kind: str = "python") -> Report:
@@ -124,7 +156,7 @@ def check_text(text: str | bytes, filename: str, config: Config, kind: str = "py
     found = Found(filename, kind, named=True)
     with _quiet_interpreter():
         if kind == "python":
-            report = _check_python({filename: text}, [filename], config)
+            report = _check_python(Sources([filename], {filename: text}, config), [filename], config)
         else:
             report = _check_other(found, text, config)
     return replace(report, findings=in_order([f for f in report.findings if config.wants(f)]))
@@ -194,7 +226,7 @@ def _in_workers(
 def check_batch(batch: list[Found], project: list[str], config: Config, texts: Mapping[str, str] = NO_TEXTS) -> Report:
     """Some files of a project, with the rest of it at hand for what they import."""
     report = Report()
-    sources = Sources(project, texts)
+    sources = Sources(project, texts, config)
     python = []
     with _quiet_interpreter():
         for found in batch:
@@ -208,6 +240,7 @@ def check_batch(batch: list[Found], project: list[str], config: Config, texts: M
             else:
                 report += _check_other(found, text.text, config)
         report += _check_python(sources, python, config)
+    report = replace(report, read_too=sources.read_too)
     if len(batch) >= SMALLEST_BATCH:
         gc.collect()  # what the engine knows about a batch is full of cycles
     return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])

@@ -5,6 +5,7 @@ A change stays only if the checker, asked about the text as it would be, has los
 
 from __future__ import annotations
 
+import ast
 import difflib
 import io
 import os
@@ -20,6 +21,7 @@ from .files import NO_TEXTS, Report
 from .fixers import Change, all_fixers
 from .walk import LARGEST, Found, Text, read_text
 
+DEEPEST = 300  # code nested more deeply is left to its author
 ROUNDS = 40  # checks of the whole in one run; each of them either takes changes or throws one away
 Check = Callable[[Mapping[str, str]], Report]
 Taken = dict[str, list[tuple[Finding, Change]]]  # file -> what is tried there
@@ -53,13 +55,25 @@ def changes_for(text: str, findings: Sequence[Finding], unsafe: bool) -> Iterato
     from .tree import Tree
 
     try:
-        tree = Tree(text)
-    except (ParserSyntaxError, RecursionError, ValueError):
+        tree = Tree(text) if _depth(text) <= DEEPEST else None
+    except (SyntaxError, ParserSyntaxError, RecursionError, ValueError, MemoryError):
+        tree = None
+    if tree is None:
         return
     for finding in wanted:
         for change in all_fixers()[finding.code](tree, finding):
             if change.edits and (unsafe or change.is_safe):
                 yield finding, change
+
+
+def _depth(text: str) -> int:
+    """How deeply the code is nested; libcst ends the whole process where its stack does."""
+    deepest, waiting = 0, [(ast.parse(text), 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        waiting += [(child, depth + 1) for child in ast.iter_child_nodes(node)]  # type: ignore[misc]
+    return deepest
 
 
 def good_changes(check: Check, file: str, text: str, findings: Sequence[Finding], finding: Finding) -> Iterator[Change]:
@@ -139,6 +153,8 @@ def _take(fixed: Fixed, may: _Allowed, unsafe: bool, refused: Collection[tuple[s
             if any(finding is other for other, _ in part) or (part and file in alone):
                 continue
             if _name(file, finding, change, fixed.texts[file]) in refused or any(_touch(change, c) for _, c in part):
+                continue
+            if any(start <= e.start <= end for start, end in change.rests_on for _, c in part for e in c.edits):
                 continue
             part.append((finding, change))
         if part:
@@ -233,9 +249,10 @@ def diff_of(fixed: Fixed) -> str:
     """All changes as one patch."""
     parts: list[str] = []
     for file, text in sorted(fixed.texts.items()):
-        old, new = (t.split("\n") for t in (fixed.before[file], text))
-        parts += difflib.unified_diff(old, new, file, file, lineterm="")
-    return "\n".join(parts)
+        old, new = (t.splitlines(keepends=True) for t in (fixed.before[file], text))
+        lines = difflib.unified_diff(old, new, file, file)
+        parts += [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
+    return "".join(parts).rstrip("\n")
 
 
 def write_all(fixed: Fixed) -> tuple[list[str], bool]:

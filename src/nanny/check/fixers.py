@@ -27,6 +27,7 @@ class Change:
     title: str
     edits: tuple[Edit, ...]
     is_safe: bool = True  # False: right as far as can be seen, but results may have another dtype or other numbers
+    rests_on: tuple[tuple[int, int], ...] = ()  # where its variables get their values: if one is mended, this may not be needed
 
 
 Fixer = Callable[["Tree", Finding], Iterator[Change]]

@@ -43,21 +43,18 @@ class Tree:
         for line in text.split("\n"):
             self._lines.append(self._lines[-1] + len(line) + 1)
 
-    @cached_property
-    def _parents(self) -> dict[cst.CSTNode, cst.CSTNode]:
-        parents: dict[cst.CSTNode, cst.CSTNode] = {}
-        waiting: list[cst.CSTNode] = [self.module]
+        self._parents: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._scopes: dict[cst.CSTNode, cst.CSTNode] = {}
+        self._kinds: dict[type[cst.CSTNode], list[cst.CSTNode]] = {}
+        waiting: list[tuple[cst.CSTNode, cst.CSTNode]] = [(self.module, self.module)]
         while waiting:
-            node = waiting.pop()
+            node, scope = waiting.pop()
             for child in node.children:
-                parents[child] = node
-                waiting.append(child)
-        return parents
-
-    @cached_property
-    def _in_order(self) -> list[cst.CSTNode]:
-        """All nodes in the order of the text, what contains before what is contained."""
-        return sorted(self._parents, key=lambda node: (self.start(node), -self.end(node)))
+                self._parents[child], self._scopes[child] = node, scope
+                self._kinds.setdefault(type(child), []).append(child)
+                waiting.append((child, child if isinstance(child, SCOPES) else scope))
+        for nodes in self._kinds.values():  # in the order of the text, what contains before what is contained
+            nodes.sort(key=lambda node: (self.start(node), -self.end(node)))
 
     # where nodes are
 
@@ -106,7 +103,7 @@ class Tree:
 
     def scope(self, node: cst.CSTNode) -> cst.CSTNode:
         """The function that the node runs in, or the module."""
-        return next(n for n in self.above(node) if isinstance(n, SCOPES))
+        return self._scopes.get(node, self.module)
 
     def owner(self, node: cst.CSTNode) -> cst.ClassDef | None:
         """The class whose method the node stands in."""
@@ -117,10 +114,12 @@ class Tree:
 
     def all(self, kind: type[Node], within: cst.CSTNode | None = None) -> list[Node]:
         """Every node of a kind in the order of the text; `within` a function, those that run in it, not in one it defines."""
-        found = [n for n in self._in_order if isinstance(n, kind)]
-        if within is None or within is self.module:
-            return found if within is None else [n for n in found if self.scope(n) is within]
-        return [n for n in found if self.contains(within, n) and (not isinstance(within, SCOPES) or self.scope(n) is within)]
+        found: list[Node] = self._kinds.get(kind, [])  # type: ignore[assignment]
+        if within is None:
+            return found
+        if isinstance(within, SCOPES):
+            return [n for n in found if self.scope(n) is within]
+        return [n for n in found if self.contains(within, n)]
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
         """The smallest statement around (or at) the node: an assignment, a call by itself, an `if` for what is in its test."""
@@ -138,18 +137,19 @@ class Tree:
     def imports(self) -> dict[str, str]:
         """What each imported name stands for: `F` -> `torch.nn.functional`."""
         table: dict[str, str] = {}
-        for node in self._in_order:
-            if isinstance(node, cst.Import):
-                for alias in node.names:
-                    path = dotted(alias.name)
-                    if alias.asname is not None:
-                        table[dotted(alias.asname.name)] = path
-                    else:
-                        table[path.partition(".")[0]] = path.partition(".")[0]
-            elif isinstance(node, cst.ImportFrom) and not node.relative and not isinstance(node.names, cst.ImportStar):
-                for alias in node.names:
-                    name = dotted(alias.asname.name) if alias.asname is not None else dotted(alias.name)
-                    table[name] = f"{dotted(node.module) if node.module else ''}.{dotted(alias.name)}"
+        for node in self.all(cst.Import):
+            for alias in node.names:
+                path = dotted(alias.name)
+                if alias.asname is not None:
+                    table[dotted(alias.asname.name)] = path
+                else:
+                    table[path.partition(".")[0]] = path.partition(".")[0]
+        for brought in self.all(cst.ImportFrom):
+            if brought.relative or brought.module is None or isinstance(brought.names, cst.ImportStar):
+                continue
+            for alias in brought.names:
+                name = dotted(alias.asname.name) if alias.asname is not None else dotted(alias.name)
+                table[name] = f"{dotted(brought.module)}.{dotted(alias.name)}"
         return table
 
     def path(self, node: cst.CSTNode) -> str:
@@ -167,6 +167,19 @@ class Tree:
         ]
         return min(names, key=len, default="")
 
+    def reach(self, path: str) -> tuple[str, list[Edit]]:
+        """How to write a path of torch here, with the import that this takes; an empty name where `torch` is something else."""
+        name = self.name_of(path)
+        if name or "torch" in self.bound_in(self.module):
+            return name, []
+        for line in self.module.body:
+            first = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
+            is_future = isinstance(first, cst.ImportFrom) and first.module is not None and dotted(first.module) == "__future__"
+            if isinstance(first, (cst.Import, cst.ImportFrom)) and not is_future:
+                edit = self.before(first, "import torch")
+                return (path, [edit]) if edit is not None else ("", [])
+        return "", []
+
     def bound_in(self, scope: cst.CSTNode) -> dict[str, int]:
         """Names and attributes that a function (or the module) binds -> where it does so first."""
         found: dict[str, int] = {}
@@ -174,21 +187,22 @@ class Tree:
             for parameter in _parameters(scope.params):
                 found.setdefault(parameter.name.value, self.start(scope))
         for target in self.targets(scope):
-            found.setdefault(self.code(target), self.start(target))
+            name, at = self.code(target), self.start(target)
+            found[name] = min(found.get(name, at), at)
         return found
 
     def targets(self, scope: cst.CSTNode) -> Iterator[cst.CSTNode]:
         """What is assigned to in a function or the module: names and attributes, those in tuples too."""
-        kinds = (cst.AssignTarget, cst.AnnAssign, cst.AugAssign, cst.For, cst.AsName, cst.NamedExpr)
-        for node in self._in_order:
-            if isinstance(node, kinds) and self.scope(node) is scope and not isinstance(self.parent(node), cst.ImportAlias):
-                waiting: list[cst.CSTNode] = [node.name if isinstance(node, cst.AsName) else node.target]
-                while waiting:
-                    target = waiting.pop(0)
-                    if isinstance(target, (cst.Tuple, cst.List)):
-                        waiting += [element.value for element in target.elements]
-                    elif isinstance(target, (cst.Name, cst.Attribute)):
-                        yield target
+        kinds = (cst.AssignTarget, cst.AnnAssign, cst.AugAssign, cst.For, cst.CompFor, cst.NamedExpr)
+        waiting: list[cst.CSTNode] = [node.target for kind in kinds for node in self.all(kind, scope)]  # type: ignore[attr-defined]
+        names = [n for n in self.all(cst.AsName, scope) if not isinstance(self.parent(n), cst.ImportAlias)]
+        waiting += [node.name for node in names]
+        while waiting:
+            target = waiting.pop()
+            if isinstance(target, (cst.Tuple, cst.List)):
+                waiting += [element.value for element in target.elements]
+            elif isinstance(target, (cst.Name, cst.Attribute)):
+                yield target
 
     def sees(self, node: cst.CSTNode, name: str) -> bool:
         """Whether a name is bound where the node stands: before it in its own function, or anywhere around that."""
@@ -222,12 +236,18 @@ class Tree:
         targets = set(map(id, self.targets(scope)))
         return [n for n in found if id(n) not in targets and not self._is_label(n)]
 
+    def names_in(self, node: cst.CSTNode) -> list[cst.Name]:
+        start, end = self.outer(node)
+        return [n for n in self.all(cst.Name) if start <= self.start(n) < end]
+
     def _is_label(self, name: cst.Name) -> bool:
-        """`x` in `a.x` and in `f(x=1)` is no variable."""
+        """`x` in `a.x`, in `f(x=1)` and in `def x(x)` is not read."""
         parent = self.parent(name)
-        return (isinstance(parent, cst.Attribute) and parent.attr is name) or (
-            isinstance(parent, cst.Arg) and parent.keyword is name
-        )
+        if isinstance(parent, cst.Attribute):
+            return parent.attr is name
+        if isinstance(parent, cst.Arg):
+            return parent.keyword is name
+        return isinstance(parent, (cst.FunctionDef, cst.ClassDef, cst.Param)) and parent.name is name
 
     def written_by(self, finding: Finding) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
         """The tensor and the value of `tensor[index] = value`, where a finding is about such a write."""
@@ -251,6 +271,11 @@ class Tree:
         """The white space that the node's line begins with."""
         line = self.text[self._lines[self._places[node].start.line - 1] :]
         return line[: len(line) - len(line.lstrip(" \t\f"))]
+
+    def deeper(self, node: cst.CSTNode) -> str:
+        """What one more step of indentation is made of where the node stands."""
+        usual = self.module.default_indent
+        return usual if "\t" in self.indent(node) or not usual.strip(" ") else "    "
 
     def before(self, node: cst.CSTNode, code: str) -> Edit | None:
         """Lines of code before the statement that the node stands in."""

@@ -146,6 +146,8 @@ class Trial:
     gradients_finite: bool | None = None
     gradient_error: float | None = None  # relative L2 beside FP32
     gradient_error_before: float | None = None  # without the change
+    moved: float | None = None  # share of the weights that the update moved
+    moved_before: float | None = None  # without the change
     scale: float | None = None  # of the loss; gradients that overflow under one are its own affair: it will fall
 
     @property
@@ -157,6 +159,8 @@ class Trial:
     @property
     def helped(self) -> bool | None:
         """None: a little, or nobody can tell."""
+        if self.moved is not None and self.moved_before is not None:
+            return self.moved * HELPED > self.moved_before
         if self.was_bad:
             far = self.gradient_error is not None and self.gradient_error > HELPED
             return None if self.is_finite and far else self.is_finite

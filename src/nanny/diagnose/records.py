@@ -20,6 +20,7 @@ class Diagnosis:
     source: str = ""  # the line itself, with carets under the operation in a second line if known
     confidence: float = 0.0  # one of registry.LEVELS
     precision_caused: bool | None = None  # None: unknown
+    format: str = ""  # the low one that the run uses: fp16, bf16; "" in FP32
     evidence: tuple[str, ...] = ()  # facts with their numbers
     chain: tuple[str, ...] = ()  # producer -> ... -> symptom
     remedy: str = ""

@@ -84,8 +84,8 @@ def verdict_of(
     if status == "crashed":
         return Verdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}")
     if status == "interrupted":
-        return Verdict(None, "INTERRUPTED", f"the run was stopped from outside; nothing wrong in {seen}")
-    return Verdict(True, "HEALTHY", f"nothing wrong in {seen}")
+        return Verdict(None, "INTERRUPTED", f"the run was stopped from outside; no numerical trouble in {seen}")
+    return Verdict(True, "HEALTHY", f"no numerical trouble in {seen}")
 
 
 def cause_in_words(one: Diagnosis, rank: int | None = None) -> str:

@@ -59,8 +59,13 @@ def _given(ledger: Ledger, step: TaggedOp) -> Suspect | None:
             continue
         role, name = ledger.roles.find(tensor) or ("given", "")
         if not span.nan and role in ("given", "buffer", "input") and span.high < math.inf:
+            ledger.stored_infinity |= tensor.dtype == torch.float16
             return ledger.purpose
-        return ledger.suspect(step, "given").note(operands=(_nonfinite_operand(tensor, role, name),), nan=span.nan)
+        operands = (_nonfinite_operand(tensor, role, name),)
+        numbers = {"constant": role == "given" and tensor.numel() == 1}
+        return ledger.suspect(step, "given").note(
+            operands=operands, nan=span.nan, dtype=short_dtype(tensor.dtype), numbers=numbers
+        )
     return None
 
 

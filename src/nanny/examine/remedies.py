@@ -9,6 +9,12 @@ backward pass and into gradients, which nobody else ever sees. The changes:
     scaled_first  the first factor of a product is divided before it, by what the program divides the result by
     larger_eps    the zero that is divided by, or whose logarithm or root is taken, gets an eps that its format can hold
 
+and, without a lane:
+
+    master_weights  the update on a copy of 16-bit weights in FP32, which the twin of the optimizer's step is
+    rows_left_out   the calls of the model again, without the rows of the batch that are not finite (examine/again.py)
+    smaller_scale   backward again from smaller gradients of the outputs (examine/again.py)
+
 What cannot be followed to the end (an operator of the program's own, a layout that the kernel refuses) is not told at all.
 """
 
@@ -229,6 +235,7 @@ class Remedies:
         self._twins = twins
         self._lanes: dict[str, Lane] = {}
         self._is_over = False
+        self._noted: list[Trial] = []
         self._losses: dict[str, tuple[float, float]] = {}
         self._outputs: dict[str, tuple[bool, float | None, float | None]] = {}
         self._gradients: dict[str, dict[str, GradientNumbers]] = {}
@@ -281,8 +288,12 @@ class Remedies:
         self._lanes.clear()
         self._is_over = True
 
+    def note(self, trial: Trial) -> None:
+        """One that needed no lane."""
+        self._noted.append(trial)
+
     def trials(self, scale: float | None, gradient_error: float | None) -> tuple[Trial, ...]:
-        return tuple(self._trial(change, lane, scale, gradient_error) for change, lane in self._told())
+        return (*(self._trial(change, lane, scale, gradient_error) for change, lane in self._told()), *self._noted)
 
     def _trial(self, change: str, lane: Lane, scale: float | None, before: float | None) -> Trial:
         loss, loss_reference = self._losses.get(change, (None, None))

@@ -114,7 +114,7 @@ class StepCapture:
             values, histograms = p["trace"].table()
             record.outputs, record.output_grads = _outputs(trace, values, histograms)
             record.bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, record.weights))
-            record.growths = tuple(growths_of(trace.calls, values))
+            record.growths = tuple(growths_of(trace.calls[: trace.first_pass], values))
             zeros = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, record.weights))
             record.zero_outputs = tuple(dict.fromkeys(zeros))
             record.called = frozenset(trace.called)

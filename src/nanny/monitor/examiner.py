@@ -15,8 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..core.examination import Examination
-from ..examine.again import NotAgain, examine_again
+from ..core.examination import Examination, Trial
+from ..examine.again import NotAgain, examine_again, run_twice, smaller_scale, without_bad_rows
 from ..examine.sanitizer import Sanitizer
-from ..watch.calls import ModelCall
+from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import compiles_backward, many_processes
@@ -39,6 +39,7 @@ EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
+HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad steps that are made again
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 
@@ -141,54 +142,72 @@ class Examiner:
         self._position = self._calls = 0
         self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
-        self._again = 0
-        self._afterwards = False  # this step is examined when its backward pass begins
+        self._again = self._twice = 0
+        self._afterwards = False  # this step is examined when its backward pass is over
+        self._made: list[ModelCall] = []  # in this step
+        self._made_at = -1
         recorder.hears_calls = True
-        self._made: tuple[ModelCall, ...] = ()  # whose gradients are waited for
         recorder.when_backward = self.backward_begins
         recorder.when_read = self.gradients_read
+        recorder.when_bad_gradients = self.gradients_are_bad
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
-        self._position, self._elapsed, self._made = position, elapsed, ()
-        self._recorder.keeps_gradients = False
+        self._position, self._elapsed, self._afterwards = position, elapsed, False
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
         wanted = self.plan.wants(position, elapsed, self._typical()) or self._always
         self._afterwards = wanted and bool(self._recorder.compiled)  # its own operations are not seen one by one
-        self._recorder.keeps_gradients = self._afterwards and not compiles_backward()
         return wanted and not self._afterwards
 
-    def backward_begins(self, loss_is_bad: bool) -> None:
-        """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run. And what
-        was called of a compiled model, when the plan wants it: as it was written, beside its compiled step."""
+    def backward_begins(self, loss_is_bad: bool, root: torch.Tensor) -> None:
+        """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
         made, capture = self._recorder.calls_since_backward(), self._recorder.capture
-        planned, self._afterwards = self._afterwards, False
-        if capture is None or self.is_open or self.off_because or not modes_may_change():
+        if capture is None:
             return
-        if planned and not loss_is_bad and self._recorder.keeps_gradients:
-            self._made = made
-        elif planned or (loss_is_bad and self._again < MOST_AGAIN):
-            self._examine_again(made, planned)
+        if self._made_at != capture.record.step:
+            self._made, self._made_at = [], capture.record.step
+        self._made = [*self._made, *made][:MOST_CALLS]
+        if loss_is_bad:
+            self._made, self._afterwards = [], False
+            self._make_again(made, root)
+        elif self._afterwards and compiles_backward():  # of that nothing can be seen
+            self._afterwards = False
+            self._make_again(made, planned=True)
 
     def gradients_read(self) -> None:
-        """The backward pass is over, and nobody has changed the weights yet."""
-        made, self._made = self._made, ()
-        if made and self._recorder.capture is not None and not self.off_because and modes_may_change():
-            self._examine_again(made, planned=True)
+        """Backward is over and the weights are as they were: what was called of a compiled model is made again, as it was
+        written, when the plan wants it."""
+        made, planned, self._afterwards = self._made, self._afterwards, False
+        if planned and made:
+            self._make_again(made, planned=True)
 
-    def _examine_again(self, made: tuple[ModelCall, ...], planned: bool) -> None:
+    def gradients_are_bad(self) -> None:
+        """The loss was finite: all that was called for it in this step is made again, backward too."""
+        made, self._made = self._made, []
+        if made:
+            self._make_again(made)
+
+    def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None, planned: bool = False) -> None:
         capture = self._recorder.capture
-        if capture is None or not self.turn.acquire(blocking=False):
+        if capture is None or self.off_because or not modes_may_change():
+            return
+        if self._sanitizer is not None:
+            self._look_twice(made, root, self._sanitizer)
+            return
+        if (self._again >= MOST_AGAIN and not planned) or not self.turn.acquire(blocking=False):
             return
         if not planned:
             self._again += 1
             self._recorder.hears_calls = self._again < MOST_AGAIN or bool(self._recorder.compiled)
         started = time.perf_counter()
         try:
-            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
+            step, scale = capture.record.step, weakly(self._scale)
+            tries = self._tries and not planned
+            seen = examine_again(made, self._recorder.models, step, scale, tries, root, compare=not planned)
+            self._deliver(replace(seen, trials=(*seen.trials, *(self._tried(made, root) if tries else ()))))
         except NotAgain as error:
             self.not_again = str(error)
         finally:
@@ -200,6 +219,31 @@ class Examiner:
             else:
                 self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
+
+    def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
+        """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""
+        if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
+            return
+        self._twice += 1
+        with contextlib.suppress(NotAgain), sanitizer.paused():
+            found = {} if root is None else run_twice(made, self._recorder.models, root)
+            if found:
+                sanitizer.note("not_reproducible", found)
+            for trial in self._tried(made, root):
+                sanitizer.note_trial(trial)
+        self._recorder.calls_since_backward()
+
+    def _tried(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
+        """What other inputs, or a smaller loss scale, would have made of these calls."""
+        capture = self._recorder.capture
+        if not self._tries or capture is None:
+            return []
+        if root is not None:
+            trial = without_bad_rows(made, root)
+        else:
+            by_hand = (capture.record.loss_factor or 1.0) >= HAND_MADE_SCALE or capture.record.scale_static
+            trial = smaller_scale(made, self._recorder.models, capture.record.step) if by_hand else None
+        return [] if trial is None else [trial]
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""

@@ -7,7 +7,7 @@ import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, TypeVar, cast
 
@@ -30,11 +30,15 @@ from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_proc
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import bad_from_outside, first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
+from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
+MOST_OPERATIONS_OF_A_LOSS = 8
+MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
+SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,13 +63,14 @@ class Recorder:
         self._busy = 0  # the thread that is at work in here
         self.models: list[tuple[nn.Module, str]] = []
         self.root_site = ""
+        self.invariants = Invariants()
         self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
-        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._scaled: list[tuple[Any, Tensor]] = []  # since the last backward: grad_fn of what scale() gave, and the true loss
         self._probe: UpdateProbe | None = None
         self._has_closure = True  # the optimizer that steps was given one, or nobody knows
         self._in_scaler_step: Optimizer | None = None
@@ -73,15 +78,15 @@ class Recorder:
         self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
-        self.keeps_gradients = False  # of the outputs of the calls of this step, so that backward can be made again too
         self._calls: ModelCalls | None = None
         self._stop_hearing: Callable[[], Any] = lambda: None
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
         self.shards: dict[str, int] = {}
         self._updates = 0  # optimizer steps so far
-        self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
+        self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
         self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
+        self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -170,25 +175,29 @@ class Recorder:
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
         self.stepped_late = False
-        self._scaled = self._probe = None
-        self._hear_calls()
+        self._scaled, self._probe = [], None
+        quiet = self._hear_calls()
         if traced:
             self.find_parts()
+        self.invariants.begin(self.capture.record, self.models, self.parameters, self._owners, quiet)
         self._hear_gradients()
         if traced:
             self._find_replicas()
-            self._measure_weights()
+            self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
+            self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
             self.capture.trace.open(self.hear)
 
-    def _hear_calls(self) -> None:
+    def _hear_calls(self) -> int:
+        """Gives how often the models were called in train mode without gradients since the last step began."""
         models = self._called if self.hears_calls else []
         if self._calls is None or not self._calls.are_of(models):
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
         self._calls.begin()
-        self._calls.keeps_gradients = self.keeps_gradients
+        quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
+        return quiet
 
     def _forget_hooks(self) -> None:
         """Ours would be compiled with the backward pass that begins."""
@@ -196,8 +205,7 @@ class Recorder:
             self._local.close()
             self._local = None
         for call in () if self._calls is None else self._calls.made:
-            call.forget_gradients()
-        self.keeps_gradients = False
+            call.let_gradients_pass()
 
     def _hear_gradients(self) -> None:
         """Of this process alone: at the optimizer they are those of all."""
@@ -238,6 +246,7 @@ class Recorder:
             self.capture.trace.close()
         if self.capture.record.stepped:
             self.capture.graph = None  # it holds the parameters
+            self._scaled = []
         if not self.capture.reads and not (self.optimizers and self._updates):  # a compiled optimizer tells nobody
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
@@ -247,20 +256,24 @@ class Recorder:
                 read.bits = None  # nobody knows whether they are complete
 
     @guarded
-    def take(self) -> StepCapture | None:
-        """All that was seen of the step, its numbers on their way to the host."""
+    def take(self, last: bool = False) -> StepCapture | None:
+        """All that was seen of the step, its numbers on their way to the host; of the last one, what it left behind as well."""
         capture, self.capture = self.capture, None
+        self._scaled = []
         if capture is None:
             return None
         if capture.trace is not None:
             capture.trace.close()
         record = capture.record
-        if record.traced or record.skipped:
+        if record.traced or record.skipped or last:
             self._measure_buffers(capture)
+        if last and capture.weights is None:
+            self._measure_weights(capture)
         if record.traced or record.examined:
             record.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
+        self.invariants.finish(record, capture.trace, capture.backward_scaled)
         record.root_site, capture.graph = self.root_site, None
         if self._local is not None:
             capture.local = self._local.take()
@@ -271,17 +284,16 @@ class Recorder:
 
     # what is measured
 
-    def _measure_weights(self) -> None:
-        assert self.capture is not None
+    def _measure_weights(self, capture: StepCapture) -> None:
         rows = RowBuffer(HISTOGRAM_SAMPLE)
         owned = {name: self._owners[key]() for key, name in self.parameters.items()}
         held = {name: p for name, p in owned.items() if p is not None and is_readable(p)}
         rows.add_all(list(held.values()))
         sites = [(name, short_dtype(p.dtype), tuple(p.shape)) for name, p in held.items()]
-        self.capture.weights = (sites, rows)
-        if self.replicas is not None and len({p.device for p in held.values()}) == 1:
-            self.capture.weight_bits = self._bits(held)
-            self.capture.record.updates_before = self._updates
+        capture.weights = (sites, rows)
+        if self.replicas is not None and len({p.device for p in held.values()}) == 1 and capture.record.traced:
+            capture.weight_bits = self._bits(held)
+            capture.record.updates_before = self._updates
 
     def _measure_buffers(self, capture: StepCapture) -> None:
         rows = RowBuffer()
@@ -347,6 +359,13 @@ class Recorder:
             if bad and capture.graph is not None and capture.record.autopsy is None:
                 capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
+            if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
+                self.when_bad_gradients()
+
+    def _scale_is_sought(self) -> bool:
+        capture = self.capture
+        scaled = capture is not None and capture.backward_scaled and capture.scale is not None
+        return scaled and float(capture.scale) >= SCALE_SOUGHT  # type: ignore[union-attr, arg-type]
 
     # events
 
@@ -364,6 +383,8 @@ class Recorder:
     @guarded
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         capture = self.capture
+        if capture is not None and roots:
+            self.invariants.before_backward(roots[0])
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
@@ -372,12 +393,11 @@ class Recorder:
             self._forget_hooks()
         capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
+        if capture.trace is not None and not capture.backwards:
+            capture.trace.first_pass = len(capture.trace.calls)
         if root.numel() == 1 and root.is_floating_point():
-            scaled = self._scaled is not None and self._scaled[0]() is root
-            loss = self._scaled[1] if scaled and self._scaled is not None else _copy_of(root)
-            capture.losses.append(loss)
-            capture.backward_scaled = capture.backward_scaled or scaled
-            capture.record.loss_factor = None if scaled else _factor_of(root)
+            capture.losses.append(self._true_loss(capture, root))
+            capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
         looks = transfer.reads_freely(root.device)
         if looks and capture.record.autopsy is None and not _is_finite(root):
             capture.record.autopsy = self._autopsy(root, capture.packed)
@@ -388,8 +408,21 @@ class Recorder:
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and (looks or self.compiled):
-            self.when_backward(looks and bool(capture.losses) and not _is_finite(capture.losses[-1]))
+            self.when_backward(looks and bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
+
+    def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor:
+        """What was scaled before backward, or what became of it: divided, added to others, stacked."""
+        scaled = _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        if not scaled:
+            capture.record.loss_factor = _factor_of(root)
+            return _copy_of(root)
+        capture.backward_scaled, capture.record.loss_factor = True, None
+        waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
+        self._scaled = [*waiting, scaled[-1]]  # backward may run there once more
+        if scaled[0][0] is root.grad_fn or capture.scale is None:
+            return scaled[0][1]
+        return _copy_of(root) / capture.scale
 
     def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
         """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
@@ -405,7 +438,7 @@ class Recorder:
         capture = self.capture
         if capture is None or (capture.ended and capture.backwards):
             return
-        self._scaled = (weakref.ref(scaled), _copy_of(loss))
+        self._scaled.append((scaled.grad_fn, _copy_of(loss)))
         self._note("scale")
         self._note_scaler(scaler)
         if scaler._scale is not None:
@@ -439,6 +472,7 @@ class Recorder:
         if capture is None or not mine:
             return
         self._in_scaler_step = optimizer
+        self.invariants.before_scaler_step()
         self._note("scaler.step")
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
@@ -475,6 +509,8 @@ class Recorder:
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         capture = self.capture
         mine = self._mine(optimizer)
+        if capture is not None:
+            self.invariants.before_step(optimizer, mine, has_closure)
         if capture is None or not mine:
             return
         if self._in_scaler_step is not optimizer:
@@ -488,7 +524,8 @@ class Recorder:
         self._has_closure = has_closure
         if not has_closure:
             self._read_gradients(mine, None)
-        if (capture.record.traced or capture.record.examined) and not has_closure:
+        probed = capture.record.traced or capture.record.examined or self.invariants.wants_probe
+        if probed and not has_closure:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -498,8 +535,12 @@ class Recorder:
             return
         if self._probe is not None:
             self._probe.after()
-            capture.probes.append(self._probe)
+            if capture.record.traced or capture.record.examined:
+                capture.probes.append(self._probe)
+            if self.invariants.wants_probe:
+                self.invariants.step.probes.append(self._probe)
             self._probe = None
+        self.invariants.after_step()
         if self._has_closure:
             self._read_gradients(self._mine(optimizer), None)  # what it left
         self.stepped_late = capture.ended
@@ -512,7 +553,17 @@ class Recorder:
     def _cleared(self, optimizer: Optimizer) -> None:
         if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
+        if self._has_mine(optimizer):
+            self.invariants.cleared()
         self._note("zero_grad")
+
+    def autocast_entered(self) -> None:
+        if self.capture is not None and not self.capture.ended and not self.is_busy:
+            self.run(self.invariants.autocast_entered)
+
+    @guarded
+    def batch_drawn(self, iterator: Any, batch: Any) -> None:
+        self.invariants.batch_drawn(iterator, batch)
 
     def forked(self) -> None:
         self.off = True
@@ -558,6 +609,40 @@ def _is_finite(tensor: Tensor) -> bool:
     """On the host."""
     is_number = tensor.numel() == 1 and tensor.is_floating_point()
     return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
+
+
+def _terms_of(node: Any) -> int:
+    """How many elements the last sum adds up; 0 if there is none near, as in a mean."""
+    near, most = [node], 0
+    for _ in range(MOST_OPERATIONS_OF_A_LOSS):
+        if not near:
+            break
+        now = near.pop(0)
+        name = "" if now is None else now.name()
+        if name in ("SumBackward0", "SumBackward1"):
+            most = max(most, math.prod(now._saved_self_sym_sizes))
+        elif name in _OF_SCALARS:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return most
+
+
+_OF_SCALARS = frozenset(["AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"])
+
+
+def _among_nearest(node: Any, made: Sequence[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+    """Those whose operation is this one or one of a few before it."""
+    near: list[Any] = [node] if made else []
+    found: list[tuple[Any, Tensor]] = []
+    for _ in range(MOST_OPERATIONS_BEHIND):
+        if not near or len(found) == len(made):
+            break
+        now = near.pop(0)
+        hit = next((one for one in made if one[0] is now), None)
+        if hit is not None:
+            found.append(hit)
+        else:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return found
 
 
 def _factor_of(root: Tensor) -> float | None:

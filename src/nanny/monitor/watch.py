@@ -3,6 +3,7 @@
     nanny = MixedPrecisionNanny(model, optimizer, scaler)
     for step, (x, y) in enumerate(loader):
         with nanny.step(step):
+            optimizer.zero_grad()
             loss = criterion(model(x), y)
             loss.backward()
         optimizer.step()
@@ -17,6 +18,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import time
 import traceback
 import weakref
@@ -31,6 +33,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from ..core.command_line import examine_command
 from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
@@ -51,7 +54,7 @@ from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
-from .registry import all_rules, judge_step
+from .registry import all_rules, is_of_loop, judge_step
 from .trace import BadOutput
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
@@ -68,7 +71,7 @@ def should_trace(step: int, every: int, dense_until: int) -> bool:
 def looks_wrong(found: Sequence[Finding]) -> bool:
     """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not, nor what came
     from another process."""
-    found = [f for f in found if not is_from_others(f)]
+    found = [f for f in found if not is_from_others(f) and not is_of_loop(f.code)]
     return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
@@ -278,7 +281,7 @@ class MixedPrecisionNanny:
 
     def _finish(self, wait: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order."""
-        capture = self._recorder.take()
+        capture = self._recorder.take(last=wait)
         if capture is not None:
             self._waiting.append(capture)
         while self._waiting and (wait or self._waiting[0].ready()):
@@ -436,6 +439,7 @@ class MixedPrecisionNanny:
             "traced_steps": self._traced,
             "steps": self._steps,
             "failure": self._failure or "",
+            "not_again": self._examiner.not_again if self._examiner is not None else "",
             "repeats": [[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
         }
 
@@ -457,7 +461,11 @@ class MixedPrecisionNanny:
             self._say(best)
         located = best is not None and bool(best.where)
         if not located and self._examiner is not None and self._examiner.not_again:
-            self._live.say(f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}")
+            step = verdict.first.step if verdict.first is not None else None
+            self._live.say(
+                f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}; "
+                f"to see it: {examine_command(sys.argv, step)}"
+            )
         for text in closing_lines(
             verdict,
             self.findings,

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..core.finding import Finding, Severity
+from ..core.step import Setup
 from ..diagnose.records import Diagnosis
+from ..diagnose.run import stored_evidence
 from ..diagnose.verdict import Verdict, first_nonfinite, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step
@@ -29,6 +31,7 @@ class RankState:
     curves: Curves
     steps: tuple[int, int] | None
     dumps: list[reader.DumpRow]
+    setup: Setup | None = None  # what trained, in which mode and precision
 
     @property
     def first_nonfinite_loss(self) -> int | None:
@@ -124,7 +127,8 @@ def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool 
 def _rank_state(source: Source) -> RankState:
     db, run = source.db, source.run.id
     curves = reader.scalars(db, run, CURVES)
-    return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run))
+    setup = stored_evidence(db, source.run).facts.latest.setup
+    return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run), setup)
 
 
 def _by_code(findings: Sequence[Finding]) -> list[CodeCount]:

@@ -281,6 +281,13 @@ def is_set_aside() -> bool:
     return any(not stream.is_on() and not stream._is_aside for stream in getattr(_of_thread, "streams", ()))
 
 
+def has_other_modes() -> bool:
+    """Of the program's own."""
+    if torch._C._len_torch_function_stack():
+        return True
+    return bool(_C._len_torch_dispatch_stack()) and any(not isinstance(m, _OpStream) for m in _get_current_dispatch_mode_stack())
+
+
 def may_change_modes() -> bool:
     """Inference mode and backward put the dispatcher back as they found it, a compiled function as it was without us."""
     return not (torch.is_inference_mode_enabled() or in_backward() or aside.is_inside())

@@ -97,7 +97,11 @@ _OUTSIDE = _Scope(Place(phase="loop"), Place(phase="backward"), "")
 
 def running_derivative() -> str:
     """The forward operation whose derivative autograd computes now: `acos` in `AcosBackward0`; "" outside, or of a custom one."""
-    node: Any = _node()
+    return derivative_of(_node())
+
+
+def derivative_of(node: Any) -> str:
+    """The forward operation that a node of the graph belongs to."""
     found = re.fullmatch(r"([A-Z]\w*?)Backward\d+", node.name()) if node is not None else None
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found[1]).lower() if found else ""
 
@@ -191,12 +195,17 @@ class Places:
         task = _task()
         if task != _NO_TASK and not (self._open and self._open[-1][2] == task):  # else: recomputed inside backward
             return self._spot_in_backward()
-        if self._updating is not None and not self._open:
+        if self._updating is not None and not self._open and not (self._has_closure and torch.is_grad_enabled()):
             return self._updating
         scope = self._open[-1][1] if self._open else _OUTSIDE
         where = _user_frame(sys._getframe(1)) if self._lines else None
         self._note(scope, where)
         return Spot(scope.forward, scope.classes, *(where or ()))
+
+    @property
+    def in_closure_step(self) -> bool:
+        """An optimizer steps that calls forward and backward itself."""
+        return self._updating is not None and self._has_closure
 
     def storages(self) -> dict[int, str]:
         """Names of the parameters and buffers that are known, by the address of their storage now."""
@@ -345,6 +354,12 @@ def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
             return code, frame.f_lasti
         frame = frame.f_back
     return None
+
+
+def users_line() -> str:
+    """`train.py:31`: the line of the program that is now being run."""
+    found = _user_frame(sys._getframe(1))
+    return "" if found is None else f"{_near(found[0].co_filename)}:{_line_of(*found)}"
 
 
 def _is_user_file(name: str) -> bool:

@@ -299,6 +299,7 @@ def _what_if(source: Source) -> dict[str, Any]:
                     "dtype": target,
                     "survives": result.survives is not False,
                     "with_losses": result.survives is None,
+                    "unknown": result.unknown,
                     "verdict": what_if_verdict(result),
                     "reasons": [_sentence(reason) for reason in what_if_reasons(result)],
                     "remarks": [_cut(remark) for remark in what_if_remarks(result, curves=False)],  # the page has better ones

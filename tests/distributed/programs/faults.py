@@ -53,9 +53,9 @@ class Case:
         torch.manual_seed(0)
         fixed, planted = self.fixed, self.cause
         gain = 1e6 if planted == "activation_overflow_fp16" and not fixed else 1.0
-        in_bf16 = planted == "bf16_update_lost"
+        in_bf16 = planted == "update_lost"
         net = Net(gain).to(torch.bfloat16 if in_bf16 and not fixed else torch.float32)
-        lr = {"lr_too_high": 0.05 if fixed else 3.0, "bf16_update_lost": 1e-5}.get(planted, 0.01)
+        lr = {"lr_too_high": 0.05 if fixed else 3.0, "update_lost": 1e-5}.get(planted, 0.01)
         optimizer: Any = torch.optim.SGD(net.parameters(), lr=lr)
         has_scaler = planted in ("clip_before_unscale", "activation_overflow_fp16")
         scaler = GradScaler("cpu", enabled=has_scaler, init_scale=2.0**10)
@@ -89,7 +89,7 @@ class Case:
         return hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())).hexdigest()
 
 
-CAUSES = ("activation_overflow_fp16", "clip_before_unscale", "bf16_update_lost", "lr_too_high", "data_nan")
+CAUSES = ("activation_overflow_fp16", "clip_before_unscale", "update_lost", "lr_too_high", "data_nan")
 
 
 def main(rank: int, world: int, folder: Path) -> dict[str, bool]:

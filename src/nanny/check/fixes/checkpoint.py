@@ -27,14 +27,41 @@ def save_the_scaler(tree: Tree, finding: Finding) -> Iterator[Change]:
     """Adds the scaler's state to the dict that is saved, and loads it where the optimizer's state is loaded from such a dict."""
     call = tree.at(finding, cst.Call)
     saved = argument(call, 0, "obj") if call is not None else None
-    for entry in _entries(tree, saved) if saved is not None else ():
+    if call is None or saved is None:
+        return
+    for entry in _entries(tree, saved):
         for scaler in _scalers_at(tree, entry.node):
             key = _key_beside(entry, scaler)
-            edits = [_saving(tree, entry, key, scaler)]
-            for load in _loads(tree, entry):
-                edits.append(_loading(tree, load, key, scaler))
+            edits = [_saving(tree, entry, key, scaler, _may_be_none(tree, scaler))]
+            edits += [_loading(tree, load, key, scaler) for load in _loads(tree, entry)]
             if None not in edits:
                 yield Change(f"save and load the state of {scaler}", tuple(e for e in edits if e is not None))
+        yield from _by_parameter(tree, entry)
+
+
+def _by_parameter(tree: Tree, entry: Entry) -> Iterator[Change]:
+    """A function that saves what it is given also gets the scaler, from every call in this file; others may go without."""
+    function = tree.scope(entry.node)
+    last_name = entry.optimizer.rpartition(".")[2]
+    names = {s.scaler for s in steps_in(tree) if "." not in s.scaler and s.optimizer.rpartition(".")[2] == last_name}
+    if not isinstance(function, cst.FunctionDef) or tree.owner(function) is not None or len(names) != 1 or _loads(tree, entry):
+        return
+    scaler = names.pop()
+    parameters, uses = function.params, tree.uses(tree.module, function.name.value)
+    calls = [parent for use in uses if isinstance(parent := tree.parent(use), cst.Call) and parent.func is use]
+    if not calls or len(calls) != len(uses) or scaler in tree.bound_in(function) or not parameters.params:
+        return
+    if parameters.star_kwarg is not None or parameters.kwonly_params or isinstance(parameters.star_arg, cst.Param):
+        return
+    if not all(call.args and not any(a.star for a in call.args) and tree.sees(call, scaler) for call in calls):
+        return
+    last = parameters.params[-1]
+    end = max(tree.outer(part)[1] for part in (last.name, last.default, last.annotation) if part is not None)
+    ends = [tree.outer(call.args[-1].value)[1] for call in calls]
+    saving = _saving(tree, entry, _key_beside(entry, scaler), scaler, may_be_none=True)
+    if saving is not None:
+        edits = (Edit(end, end, f", {scaler}=None"), saving, *(Edit(at, at, f", {scaler}={scaler}") for at in ends))
+        yield Change(f"save the state of {scaler}", edits)
 
 
 def _entries(tree: Tree, saved: cst.CSTNode) -> Iterator[Entry]:
@@ -114,12 +141,18 @@ def _may_be_none(tree: Tree, scaler: str) -> bool:
             isinstance(assign.value, cst.IfExp) or dotted(assign.value) == "None"
         ):
             return True
-    return any(p.name.value == scaler and p.default is not None and dotted(p.default) == "None" for p in tree.all(cst.Param))
+    for parameter in tree.all(cst.Param):
+        if parameter.name.value == scaler:
+            hint = tree.code(parameter.annotation.annotation) if parameter.annotation is not None else ""
+            given = dotted(parameter.default) if parameter.default is not None else ""
+            if given == "None" or "None" in hint or "Optional" in hint:
+                return True
+    return False
 
 
-def _saving(tree: Tree, entry: Entry, key: str, scaler: str) -> Edit | None:
+def _saving(tree: Tree, entry: Entry, key: str, scaler: str, may_be_none: bool) -> Edit | None:
     state = f"{scaler}.state_dict()"
-    if _may_be_none(tree, scaler):
+    if may_be_none:
         state += f" if {scaler} is not None else None"
     node = entry.node
     if isinstance(node, cst.Assign):
@@ -145,7 +178,7 @@ def _loads(tree: Tree, entry: Entry) -> list[cst.Call]:
 
 
 def _loading(tree: Tree, load: cst.Call, key: str, scaler: str) -> Edit | None:
-    """Loads the scaler's state if the checkpoint has one: those that were written before have not."""
+    """Loads the scaler's state if the checkpoint has one: older ones have not, and that of a disabled scaler is empty."""
     given = argument(load, 0, "state_dict")
     if not isinstance(given, cst.Subscript) or not dotted(given.value):
         return None
@@ -157,7 +190,7 @@ def _loading(tree: Tree, load: cst.Call, key: str, scaler: str) -> Edit | None:
     ):
         return None
     box = dotted(given.value)
-    test = f"{name} is not None and {key} in {box}" if _may_be_none(tree, name) else f"{key} in {box}"
+    test = f"{name} is not None and {box}.get({key})" if _may_be_none(tree, name) else f"{box}.get({key})"
     if f"{box}[{key}]" in tree.text:
         return None
-    return tree.after(tree.statement(load), f"if {test}:\n{tree.module.default_indent}{name}.load_state_dict({box}[{key}])")
+    return tree.after(tree.statement(load), f"if {test}:\n{tree.deeper(load)}{name}.load_state_dict({box}[{key}])")

@@ -16,7 +16,7 @@ Expression = cst.BaseExpression
 @fixer("NUM_MASK_CONSTANT")
 def limit_of_the_format(tree: Tree, finding: Finding) -> Iterator[Change]:
     """`torch.finfo(x.dtype).min` for a number that is put in; one that is added stays a matter of taste."""
-    finfo = tree.name_of("torch.finfo")
+    finfo, imported = tree.reach("torch.finfo")
     found = _put_in(tree, finding)
     if not finfo or found is None:
         return
@@ -26,15 +26,21 @@ def limit_of_the_format(tree: Tree, finding: Finding) -> Iterator[Change]:
         return
     is_safe = tree.at(finding, cst.BinaryOperation) is None
     if dtype is not None:
-        yield Change("use the format's own limit", (tree.replace(number, f"{finfo}({tree.code(dtype)}).{end}"),), is_safe)
+        yield Change(
+            "use the format's own limit", (tree.replace(number, f"{finfo}({tree.code(dtype)}).{end}"), *imported), is_safe
+        )
     elif tensor is not None and dotted(tensor):
-        yield Change("use the format's own limit", (tree.replace(number, f"{finfo}({dotted(tensor)}.dtype).{end}"),), is_safe)
+        yield Change(
+            "use the format's own limit", (tree.replace(number, f"{finfo}({dotted(tensor)}.dtype).{end}"), *imported), is_safe
+        )
     else:
         split = _named_first(tree, tensor, number, finfo, end) if tensor is not None else None
         if split is not None:
-            yield Change("use the format's own limit", tuple(split), is_safe)
-        half = tree.name_of("torch.float16")  # its limits exist in every format
-        yield Change("use the limit of float16", (tree.replace(number, f"{finfo}({half}).{end}"),), is_safe=False)
+            yield Change("use the format's own limit", (*split, *imported), is_safe)
+        half, more = tree.reach("torch.float16")  # its limits exist in every format
+        if half:
+            edits = (tree.replace(number, f"{finfo}({half}).{end}"), *(imported or more))
+            yield Change("use the limit of float16", edits, is_safe=False)
 
 
 def _put_in(tree: Tree, finding: Finding) -> tuple[Expression, Expression | None, Expression | None] | None:
@@ -45,7 +51,7 @@ def _put_in(tree: Tree, finding: Finding) -> tuple[Expression, Expression | None
     pair = tree.at(finding, cst.BinaryOperation)
     if pair is not None:
         sides = (pair.left, pair.right)
-        numbers = [side for side in sides if _end(tree, side)]
+        numbers = [side for side in sides if _end(tree, side) == "min"]  # a large factor above 0 is no mask
         return (numbers[0], sides[0] if numbers[0] is sides[1] else sides[1], None) if len(numbers) == 1 else None
     call = tree.at(finding, cst.Call)
     if call is None:

@@ -23,11 +23,18 @@ def new_amp_names(tree: Tree, finding: Finding) -> Iterator[Change]:
     if called is None:
         return
     device, name = _old(tree.path(called))
-    if not device:
+    if not device or _knows_both(tree, called):
         return
     edits = _imported(tree, called.value) if isinstance(called, cst.Name) else _dotted(tree, device, name, called)
     if edits:
         yield Change(f"use torch.amp.{name}", tuple(edits))
+
+
+def _knows_both(tree: Tree, node: cst.CSTNode) -> bool:
+    """Whether a condition or a `try` around chooses between the old name and the new one: that is for old versions of torch."""
+    choices = [n for n in tree.above(node) if isinstance(n, (cst.If, cst.IfExp, cst.Try))]
+    new = [n for n in tree.all(cst.Attribute) if tree.path(n).startswith("torch.amp")] if choices else []
+    return any(tree.contains(choice, n) for choice in choices for n in new)
 
 
 def _old(path: str) -> tuple[str, str]:
@@ -50,7 +57,8 @@ def _imported(tree: Tree, name: str) -> list[Edit]:
             return []
         edits = [tree.replace(node.module, "torch.amp")]
         for local, known in brought.items():
-            if [dotted(t) for t in tree.targets(tree.module)].count(local):
+            exported = any(s.value.strip("\"'") == local for s in tree.all(cst.SimpleString))  # in `__all__`, say
+            if exported or local in tree.bound_in(tree.module):
                 return []
             for use in tree.uses(tree.module, local):
                 if any(isinstance(n, (cst.ImportFrom, cst.Import)) for n in tree.above(use)):

@@ -25,7 +25,9 @@ def operand(tree: Tree, call: cst.Call) -> cst.BaseExpression | None:
 
 
 _ELEMENTWISE = (cst.Multiply, cst.Divide, cst.Add, cst.Subtract, cst.Power)
-_EARLIER = frozenset(("pow", "square", "abs", "neg", "sqrt", "exp", "mul", "div", "sub", "add", "mean", "std", "var", "sum"))
+_EARLIER = frozenset(
+    ("pow", "square", "abs", "neg", "sqrt", "exp", "mul", "div", "sub", "add", "mean", "std", "var", "sum", "norm")
+)
 
 
 def source(tree: Tree, value: cst.BaseExpression) -> cst.BaseExpression:
@@ -64,7 +66,19 @@ def mixes_freely(finding: Finding) -> bool:
 
 
 def _float_change(tree: Tree, value: cst.BaseExpression, is_safe: bool) -> Change:
-    return Change("compute it in float32", tuple(tree.appended(source(tree, value), ".float()")), is_safe)
+    return Change("compute it in float32", tuple(tree.appended(source(tree, value), ".float()")), is_safe, rests_on(tree, value))
+
+
+def rests_on(tree: Tree, value: cst.CSTNode) -> tuple[tuple[int, int], ...]:
+    """The assignments before an expression that its variables come from, through other variables too."""
+    here = tree.start(value)
+    earlier = [a for a in tree.all(cst.Assign, tree.scope(value)) if tree.end(a) < here]
+    wanted, found = {n.value for n in tree.names_in(value)}, []
+    for assign in reversed(earlier):
+        if any(n.value in wanted for target in assign.targets for n in tree.names_in(target)):
+            found.append((tree.start(assign), tree.end(assign)))
+            wanted |= {n.value for n in tree.names_in(assign.value)}
+    return tuple(found)
 
 
 @fixer("NUM_REDUCE_HALF", "NUM_EXP_HALF", "NUM_UNSUPPORTED_OP")
@@ -74,9 +88,7 @@ def in_float32(tree: Tree, finding: Finding) -> Iterator[Change]:
     value = operand(tree, call) if call is not None and not _in_place(call) else None
     if value is not None:
         raises = finding.code == "NUM_UNSUPPORTED_OP" and finding.severity == Severity.ERROR
-        yield Change(
-            "compute it in float32", tuple(tree.appended(source(tree, value), ".float()")), raises or mixes_freely(finding)
-        )
+        yield _float_change(tree, value, raises or mixes_freely(finding))
 
 
 @fixer("NUM_SOFTMAX_HALF")
@@ -88,12 +100,12 @@ def softmax_in_float32(tree: Tree, finding: Finding) -> Iterator[Change]:
         return
     edits = tree.appended(value, ".float()")
     if mixes_freely(finding) or _names_log(call):
-        yield Change("compute it in float32", tuple(edits), mixes_freely(finding))
+        yield Change("compute it in float32", tuple(edits), mixes_freely(finding), rests_on(tree, value))
     elif dotted(value):
         back = tree.appended(call, f".to({dotted(value)}.dtype)")
-        yield Change("compute it in float32", (*edits, *back), is_safe=False)
+        yield Change("compute it in float32", (*edits, *back), False, rests_on(tree, value))
     else:
-        yield Change("compute it in float32", tuple(edits), is_safe=False)
+        yield Change("compute it in float32", tuple(edits), False, rests_on(tree, value))
 
 
 def _names_log(call: cst.Call) -> bool:
@@ -207,7 +219,16 @@ def larger_adam_eps(tree: Tree, finding: Finding) -> Iterator[Change]:
     call = tree.at(finding, cst.Call)
     if call is None or not call.args or any(arg.star for arg in call.args) or argument(call, 3) is not None:
         return
-    eps = argument(call, 99, "eps")
+    eps, groups = argument(call, 99, "eps"), call.args[0].value
     end = tree.outer(call.args[-1].value)[1]
-    edit = tree.replace(eps, "1e-4") if eps is not None else Edit(end, end, ", eps=1e-4")
-    yield Change("use eps=1e-4", (edit,), is_safe=False)
+    edits = [Edit(end, end, ", eps=1e-4")] if eps is None else []
+    edits += [tree.replace(eps, "1e-4")] if eps is not None and not _is_large(eps) else []
+    for group in groups.elements if isinstance(groups, cst.List) else ():
+        entries = group.value.elements if isinstance(group.value, cst.Dict) else ()
+        given = [e.value for e in entries if isinstance(e, cst.DictElement) and tree.code(e.key).strip("\"'") == "eps"]
+        edits += [tree.replace(value, "1e-4") for value in given if not _is_large(value)]
+    yield Change("use eps=1e-4", tuple(edits), is_safe=False)
+
+
+def _is_large(eps: cst.CSTNode) -> bool:
+    return isinstance(eps, cst.Float) and float(eps.value) >= 1e-4

@@ -61,7 +61,8 @@ def _into_block(tree: Tree, call: cst.Call) -> list[Edit]:
     if tree.path(opened.func if isinstance(opened, cst.Call) else opened) in NO_GRAD | {"torch.set_grad_enabled"}:
         return []
     inner, outer = tree.indent(before.body.body[0]), tree.indent(before)
-    if isinstance(before.body.body[-1], cst.SimpleStatementLine) and isinstance(before.body.body[-1].body[-1], cst.Return):
+    last = before.body.body[-1]
+    if isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], (cst.Return, cst.Continue, cst.Break, cst.Raise)):
         return []
     return tree.shifted(statement, inner.removeprefix(outer)) or []
 

@@ -119,13 +119,13 @@ def _guarded(tree: Tree, anchor: cst.CSTNode, scaled: cst.CSTNode, step: Step) -
         loop = loops[0]
         if len(loops) > 1 or not isinstance(loop, cst.For) or dotted(loop.target) != step.optimizer:
             return ""
-        call = f"for {tree.code(loop.target)} in {tree.code(loop.iter)}:\n{tree.module.default_indent}{call}"
+        call = f"for {tree.code(loop.target)} in {tree.code(loop.iter)}:\n{tree.deeper(anchor)}{call}"
     tests = [_tests(tree, n, anchor) for n in (scaled, step.call)]
     if not tests[0] and not tests[1]:
         return call
     if tests[0] != tests[1] or len(tests[0]) != 1 or loops or "(" in tests[0][0]:
         return ""
-    return f"if {tests[0][0]}:\n{tree.module.default_indent}{call}"
+    return f"if {tests[0][0]}:\n{tree.deeper(anchor)}{call}"
 
 
 def _tests(tree: Tree, node: cst.CSTNode, anchor: cst.CSTNode) -> list[str]:

@@ -164,6 +164,7 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"these parameters are {kind} and are trained in this file; no float32 copy is kept",
         "create or load them in float32 and let autocast run the forward pass in half",
+        mistake=("half weights", event.file, event.line),
     )
 
 

@@ -87,7 +87,7 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     When not: never for speed or accuracy; it is only tolerated.
     """
     region = event.at.region
-    if region is None:
+    if region is None or region.is_framework:  # Lightning itself steps inside its region
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
     yield Hit(
@@ -317,12 +317,16 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
             yield Hit(forward.node, text, "decorate backward with torch.amp.custom_bwd")
         return
     tensors = [v for v in event.args[1:] if v.kind == "tensor" or (not v.kind and v.dtype != "int" and v.thing is not None)]
-    if len(tensors) < 2 and not any(_uses_matrices(f.node) for f in (forward, backward) if f is not None):
+    multiplies = any(_uses_matrices(f.node) for f in (forward, backward) if f is not None)
+    if len(tensors) < 2 and not multiplies:
         return
+    place = event.place_in(getattr(forward.node, "file", event.file))
     yield Hit(
         forward.node,
-        f"{owner.name} is applied under {region.label_in(event.file)} (line {event.line}) without custom_fwd/custom_bwd",
+        f"{owner.name} is applied under {region.label_in(event.file)} ({place}) without custom_fwd/custom_bwd",
         "decorate forward with torch.amp.custom_fwd and backward with torch.amp.custom_bwd",
+        None if multiplies else Severity.INFO,  # what it computes with is in a kernel that is not seen
+        chain=(region_link(region, event.file), link(event, "the function is applied")),
     )
 
 

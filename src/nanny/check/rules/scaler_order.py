@@ -113,6 +113,8 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     reported: set[int] = set()
     for event in trace.events:
         source = _used_gradient(event)
+        if source is not None and _is_only_tested(event, trace):
+            continue
         if source is not None and "hook" in source.tags and id(source) not in reported and view.of("scaler.scale"):
             reported.add(id(source))
             text = f"a gradient hook uses ({event.op.rstrip('_')}) the scaled gradient: hooks run inside the scaled backward"
@@ -158,6 +160,15 @@ def _used_gradient(event: Event) -> Value | None:
         if name in LOG_METHODS:
             return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
     return None
+
+
+_FINITE = frozenset({"isfinite", "isnan", "isinf"})
+
+
+def _is_only_tested(event: Event, trace: Trace) -> bool:
+    """Whether what is made of a gradient is only asked to be finite, which no scale changes."""
+    uses = [e.op for e in trace.events if e is not event and any(v is event.out for v in e.args)] if event.out.op else []
+    return bool(uses) and _FINITE.issuperset(uses)
 
 
 def _has_gradient(value: Value) -> bool:

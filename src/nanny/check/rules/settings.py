@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
-from ..chains import link, node_link
+from ..chains import link, node_link, region_link
+from ..interpreter.regions import framework_dtype
 from ..interpreter.torch_names import TRAINERS, TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value
@@ -156,7 +157,7 @@ def deepspeed_problems(section: dict[str, float]) -> Iterator[tuple[str, str]]:
     scale = section.get("loss_scale")
     if scale is not None and scale != 0 and scale <= _LIMITS.init_scale_low:
         yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that rescues no small gradient"
-    elif scale is not None and scale > _LIMITS.init_scale_high:
+    elif scale is not None and scale > _LIMITS.fixed_scale_high:
         yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that overflows every step"
     power = section.get("initial_scale_power")
     if power is not None and not 0 < power <= _LIMITS.scale_power_high:
@@ -212,7 +213,8 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     else:
         for value in (*event.args[1:], *event.kwargs.values()):
             if value.kind == "external" and value.path.rpartition(".")[2] in _REDUCE_HOOKS:
-                yield Hit(event.node, f"{value.path.rpartition('.')[2]} sums gradients across ranks in half", hint)
+                text = f"{value.path.rpartition('.')[2]} sums gradients across ranks in half"
+                yield Hit(event.node, text, hint, Severity.INFO if event.at.guards else None)  # a user who asks for it knows
 
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="file")
@@ -296,3 +298,73 @@ def _precision(value: Value | None) -> str:
     if text in ("fp16", "16-mixed", "16"):
         return "fp16"
     return "other" if isinstance(value.const, (str, int)) else ""
+
+
+@rule("CONFIG_CONFLICT", Severity.WARNING, on="file")
+def conflicting_precision(view: FileView) -> Iterator[Hit]:
+    """Two settings of one program ask for different half formats.
+
+    Why: one of them loses without a word, or the run stops: Hugging Face refuses arguments that differ from the DeepSpeed
+    file, and a GradScaler cannot unscale bf16 weights.
+
+    Example:
+        TrainingArguments(output_dir="out", bf16=True, deepspeed="ds_fp16.json")
+
+    Use instead:
+        TrainingArguments(output_dir="out", bf16=True, deepspeed="ds_bf16.json")
+
+    When not: the two belong to different programs.
+    """
+    for event in view.of("external"):
+        if event.arg(0).last not in TRAINING_ARGUMENTS:
+            continue
+        asked = next((kind for kind in ("fp16", "bf16") if _is_on(event.kwargs.get(kind))), "")
+        file = event.kwargs.get("deepspeed")
+        other = _deepspeed_kind(file)
+        if asked and file is not None and other and other[0] != asked:
+            place = node_link(other[1], event.file, f"DeepSpeed asks for {other[0]}")
+            yield Hit(
+                _keyword(event.node, asked),
+                f"{asked}=True, but the DeepSpeed settings ({place.file}:{place.line}) ask for {other[0]}: the run stops",
+                f"ask for {other[0]} in both, or for {asked}",
+                Severity.ERROR,
+                chain=(link(event, f"{asked} is on"), place),
+            )
+        if asked == "fp16":
+            yield from _bf16_weights(view, event)
+    for event in view.of("framework.new"):
+        asked = framework_dtype(event.out.const)
+        for region in (e.out.ref for e in view.of("autocast")):
+            if asked and region.dtype in ("fp16", "bf16") and region.dtype != asked and region.enabled is True and region.node:
+                yield Hit(
+                    region.node,
+                    f"autocast in {region.dtype}, but {event.out.ref} ({event.place_in(region.file)}) runs in {asked}",
+                    f"open it in {asked}, or drop it: the framework opens one around each forward",
+                    chain=(link(event, f"{event.out.ref} runs in {asked}"), region_link(region, event.file)),
+                )
+
+
+def _bf16_weights(view: FileView, arguments: Event) -> Iterator[Hit]:
+    """A model that is loaded in bf16 and trained with fp16=True: the scaler has no way to unscale its gradients."""
+    for event in view.of("from_pretrained"):
+        thing = event.out.thing
+        if thing is not None and thing.dtype == "bf16" and thing.is_trained:
+            yield Hit(
+                event.node,
+                f"weights loaded in bf16, trained with fp16=True ({arguments.place_in(event.file)}): "
+                "unscaling their gradients raises",
+                "train with bf16=True, or load the weights in float32",
+                Severity.ERROR,
+                chain=(link(event, "the weights are bf16"), link(arguments, "fp16 with its scaler")),
+                mistake=("half weights", event.file, event.line),
+            )
+
+
+def _deepspeed_kind(config: Value | None) -> tuple[str, ast.AST] | None:
+    """The half format that DeepSpeed settings switch on, and where."""
+    sections = config.ref if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else {}
+    for kind in ("fp16", "bf16"):
+        section = sections.get(kind)
+        if section is not None and _is_on(section) and section.node is not None:
+            return kind, section.ref["enabled"].node or section.node
+    return None

@@ -46,7 +46,7 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
         hint = _ELSEWHERE * step.from_others
-        yield Observation(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence, hint=hint)
+        yield Observation(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence, hint=hint)
     first = culprit_of(step)
     turned = turned_to_nan(step, first) if first is not None else None
     if first is not None and turned is not None:

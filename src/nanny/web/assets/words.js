@@ -266,7 +266,7 @@ function drawWhatif() {
   const { whatif } = page;
   document.getElementById("whatif").hidden = !whatif.formats;
   if (!whatif.formats) return;
-  const word = (f) => (f.survives ? (f.with_losses ? ["survives losses", "warning", "▲"] : ["survives", "good", "✓"]) : ["dies", "error", "✕"]);
+  const word = (f) => (f.unknown ? ["not known", "warning", "?"] : f.survives ? (f.with_losses ? ["survives losses", "warning", "▲"] : ["survives", "good", "✓"]) : ["dies", "error", "✕"]);
   const many = (text) => whatif.formats.filter((f) => f.remarks.includes(text)).length > 1;
   const common = [...new Set(whatif.formats.flatMap((f) => f.remarks.filter(many)))];
   const rows = whatif.formats.map((f) => {
