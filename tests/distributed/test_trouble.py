@@ -55,7 +55,7 @@ def test_a_rank_that_dies_leaves_the_others_with_the_error_they_would_have_had(t
     assert alive["dies"]["error"]
     said, text = verdict(tmp_path / "dies", capsys)
     assert "2 of 2 on record" in text
-    assert "nothing wrong" in said
+    assert "no numerical trouble" in said
 
 
 def test_torchrun_of_nanny_run_watches_a_script_that_knows_nothing_of_it(tmp_path, capsys):

@@ -3,8 +3,8 @@
 The step that went wrong is at hand until the optimizer changes the weights. Before anything is blamed it is run again as it was:
 an operation that gives other bits of the same inputs is itself the diagnosis. Backward is run again too, into gradients that
 nobody else sees, from the gradients that the outputs got, or from a loss that the model itself computes. What cannot be made
-again without a trace (calls of other processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is
-said.
+again without a trace (calls of other processes, hooks of the user, inputs written over) is left alone, and why is said. Compiled
+parts run as they were written: what is compared with FP32 is then not the very kernels of the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from ..core.examination import Examination, Trial
+from ..watch.aside import can_uncompile, uncompiled
 from ..watch.calls import ModelCall, same_bits
 from ..watch.digests import Digests, first_difference
 from ..watch.names import is_compiled
@@ -52,10 +53,11 @@ def examine_again(
     scale: Callable[[], float | None] | None = None,
     try_remedies: bool = True,
     root: Tensor | None = None,
+    compare: bool = True,
 ) -> Examination:
     """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were.
 
-    `root`: what backward was called on, if it has not run yet.
+    `root`: what backward was called on, if it has not run yet. `compare`: is it the same when it is run once more?
     """
     calls = tuple(calls)  # those who listen hear the second run as well
     second = _Again(calls, root, scale)
@@ -63,9 +65,11 @@ def examine_again(
     second.run(sanitizer)
     examination = sanitizer.close()
     facts = {**examination.facts, "again": True}
-    if any(call.gave(result) is False for call, result in zip(calls, second.results)):
+    if second.compiled:
+        facts["uncompiled"] = True
+    elif any(call.gave(result) is False for call, result in zip(calls, second.results)):
         facts["other_bits"] = True
-    unlike = _unlike(calls, models, second)
+    unlike = _unlike(calls, models, second) if compare else {}
     if unlike:
         facts["not_reproducible"] = unlike
     return replace(examination, facts=facts)
@@ -137,6 +141,8 @@ def _unlike(calls: Sequence[ModelCall], models: Models, second: _Again) -> dict[
     if found is not None:
         place = found.place
         return {**told, "op": found.op, "site": place.site, "where": place.where, "device": found.device}
+    if second.compiled:
+        return {}  # kernels of another kind give other bits
     was_same = [call.gave(result) for call, result in zip(calls, second.results)]
     if not same or False not in was_same or not second.untouched or second.digests.trouble:
         return {}  # the program itself went another way, or keeps a state
@@ -167,6 +173,7 @@ class _Again:
         if obstacle:
             raise NotAgain(obstacle)
         self._calls, self.root, self.scale = calls, root, scale
+        self.compiled = any(call.of_compiled for call in calls)
         self.digests = Digests(places)
         self.results: list[Any] = []
         self.leave_out: dict[int, Tensor] = {}  # rows, by the identity of the call
@@ -191,7 +198,10 @@ class _Again:
                 sanitizer.open()
             try:
                 drawn = _drawn()
-                with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
+                with (
+                    self._as_written(),
+                    torch._C._EnableTorchFunction(),
+                ):  # for the program's own classes; hooks of ours run without
                     self.results = [call.make_again(*self._inputs(call)) for call in self._calls]
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
                 self._backward(sanitizer)
@@ -199,6 +209,9 @@ class _Again:
                 raise NotAgain(str(error)) from None
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
                 raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
+
+    def _as_written(self) -> AbstractContextManager[None]:
+        return uncompiled() if self.compiled else nullcontext()
 
     def _inputs(self, call: ModelCall) -> tuple[Any, ...]:
         rows = self.leave_out.get(id(call))
@@ -330,7 +343,7 @@ def _obstacle(calls: Sequence[ModelCall]) -> str:
     if any(call.has_modes for call in calls) or torch._C._len_torch_dispatch_stack():
         return "a mode of the program's own was on"
     for module in (part for call in calls for part in call.module.modules()):
-        if is_compiled(module):
+        if is_compiled(module) and not can_uncompile():
             return "part of the model is compiled"
         if module._forward_hooks or module._forward_pre_hooks:
             return "the model has hooks, which would run a second time"

@@ -7,7 +7,7 @@ bad tensor lie behind the producer, nodes that saved good ones before it. Not do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
-from ..watch.tensors import short_dtype
+from ..watch.tensors import is_readable, short_dtype
 
 MOST_NODES = 100_000
 MOST_BACK = 8
@@ -56,6 +56,17 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
             return _about(maker, parameters, seen, good)
         return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
     return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
+
+
+def bad_from_outside(weights: Mapping[str, Tensor], given: Sequence[Tensor]) -> Autopsy | None:
+    """Where the graph does not tell: weights that are not finite, or else a batch that is not. -Inf alone is a mask."""
+    for name, weight in weights.items():
+        if is_readable(weight) and not bool(weight.isfinite().all()):
+            return Autopsy("weights", weight=name, dtype=short_dtype(weight.dtype))
+    for tensor in given:
+        if is_readable(tensor) and bool((tensor.isnan() | tensor.isposinf()).any()):
+            return Autopsy("input", from_data=True, dtype=short_dtype(tensor.dtype), nan=bool(tensor.isnan().any()))
+    return None
 
 
 def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:

@@ -30,7 +30,7 @@ from ..examine.sanitizer import Sanitizer
 from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
-from ..watch.ranks import many_processes
+from ..watch.ranks import compiles_backward, many_processes
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -144,21 +144,24 @@ class Examiner:
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
         self._is_replaced = False  # what is open came to an end before the step, which was made again
+        self._afterwards = False  # this step is examined when its backward pass is over
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
         recorder.when_backward = self.backward_begins
+        recorder.when_read = self.gradients_read
         recorder.when_bad_gradients = self.gradients_are_bad
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
-        self._position, self._elapsed = position, elapsed
+        self._position, self._elapsed, self._afterwards = position, elapsed, False
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
-        self.off_because = self._obstacle()
-        return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
+        wanted = self.plan.wants(position, elapsed, self._typical()) or self._always
+        self._afterwards = wanted and bool(self._recorder.compiled)  # its own operations are not seen one by one
+        return wanted and not self._afterwards
 
     def backward_begins(self, loss_is_bad: bool, root: torch.Tensor) -> None:
         """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
@@ -169,8 +172,18 @@ class Examiner:
             self._made, self._made_at = [], capture.record.step
         self._made = [*self._made, *made][:MOST_CALLS]
         if loss_is_bad:
-            self._made = []
+            self._made, self._afterwards = [], False
             self._make_again(made, root)
+        elif self._afterwards and compiles_backward():  # of that nothing can be seen
+            self._afterwards = False
+            self._make_again(made, planned=True)
+
+    def gradients_read(self) -> None:
+        """Backward is over and the weights are as they were: what was called of a compiled model is made again, as it was
+        written, when the plan wants it."""
+        made, planned, self._afterwards = self._made, self._afterwards, False
+        if planned and made:
+            self._make_again(made, planned=True)
 
     def gradients_are_bad(self) -> None:
         """The loss was finite: all that was called for it in this step is made again, backward too."""
@@ -178,7 +191,7 @@ class Examiner:
         if made:
             self._make_again(made)
 
-    def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None) -> None:
+    def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None, planned: bool = False) -> None:
         capture = self._recorder.capture
         if capture is None or self.off_because or not modes_may_change():
             return
@@ -186,16 +199,18 @@ class Examiner:
         if live is not None and not live.has_ended:
             self._look_twice(made, root, live)
             return
-        if self._again >= MOST_AGAIN or (live is None and not self.turn.acquire(blocking=False)):
+        if (self._again >= MOST_AGAIN and not planned) or (live is None and not self.turn.acquire(blocking=False)):
             return
-        self._again += 1
-        self._recorder.hears_calls = self._again < MOST_AGAIN
+        if not planned:
+            self._again += 1
+            self._recorder.hears_calls = self._again < MOST_AGAIN or bool(self._recorder.compiled)
         started = time.perf_counter()
         try:
             step, scale = capture.record.step, weakly(self._scale)
+            tries = self._tries and not planned
             with contextlib.nullcontext() if live is None else live.paused():
-                seen = examine_again(made, self._recorder.models, step, scale, self._tries, root)
-                self._deliver(replace(seen, trials=(*seen.trials, *self._tried(made, root))))
+                seen = examine_again(made, self._recorder.models, step, scale, tries, root, compare=not planned)
+                self._deliver(replace(seen, trials=(*seen.trials, *(self._tried(made, root) if tries else ()))))
             self._is_replaced = live is not None
         except NotAgain as error:
             self.not_again = str(error)
@@ -204,7 +219,10 @@ class Examiner:
                 self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
             seconds = time.perf_counter() - started
-            self.plan.spent += seconds
+            if planned:
+                self.plan.done(self._position, seconds)
+            else:
+                self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
 
     def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
@@ -323,11 +341,6 @@ class Examiner:
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:
             self._recorder.when_cleared()
-
-    def _obstacle(self) -> str:
-        if self._recorder.compiled:
-            return "the model is compiled, and its operations are not seen one by one"
-        return ""
 
     def _leads(self) -> bool:
         """Of many processes one is slow while it is examined, and the others wait for it. So that they do not wait for each in

@@ -18,17 +18,17 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..core.step import StepRecord
+from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.checksum import checksum
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
-from ..watch.names import parts_of, root_name, unwrapped
-from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes
+from ..watch.names import called_part, parts_of, root_name, unwrapped
+from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
-from .autopsy import first_nonfinite, singular_operation
+from .autopsy import bad_from_outside, first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
 from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -82,8 +82,10 @@ class Recorder:
         self._stop_hearing: Callable[[], Any] = lambda: None
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
+        self.shards: dict[str, int] = {}
         self._updates = 0  # optimizer steps so far
         self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
+        self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
         self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
@@ -142,7 +144,7 @@ class Recorder:
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
         parts = parts_of(self.models)
-        self._called = [inner for model, _ in self.models if _is_read_freely(inner := unwrapped(model))]
+        self._called = [called_part(model) for model, _ in self.models if parts.compiled or _is_read_freely(unwrapped(model))]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
         self.invariants.know(self.models, self.parameters, self._owners)
@@ -199,6 +201,14 @@ class Recorder:
         quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
         return quiet
 
+    def _forget_hooks(self) -> None:
+        """Ours would be compiled with the backward pass that begins."""
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        for call in () if self._calls is None else self._calls.made:
+            call.let_gradients_pass()
+
     def _hear_gradients(self) -> None:
         """Of this process alone: at the optimizer they are those of all."""
         if self._local is not None and not self._local.are_of(self.parameters):
@@ -213,6 +223,7 @@ class Recorder:
         if self.replicas is not None and self.replicas.are_of(self.parameters):
             return
         self.replicas = Replicas(self.parameters) if many_processes() else None
+        self.shards = shards_of(self.parameters, self._owners) if many_processes() else {}
 
     def _bits(self, held: Mapping[str, Tensor]) -> Bits:
         """For whoever compares the files of all ranks."""
@@ -238,7 +249,7 @@ class Recorder:
         if self.capture.record.stepped:
             self.capture.graph = None  # it holds the parameters
             self._scaled = []
-        if not self.capture.reads and not self.optimizers:
+        if not self.capture.reads and not (self.optimizers and self._updates):  # a compiled optimizer tells nobody
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
             self._read_gradients(mine, self.capture.scale if scaled else None)
@@ -266,7 +277,9 @@ class Recorder:
             )
         self.invariants.finish(record, capture.trace, capture.backward_scaled)
         record.root_site, capture.graph = self.root_site, None
-        capture.local = None if self._local is None else self._local.take()
+        if self._local is not None:
+            capture.local = self._local.take()
+            self.seconds += self._local.seconds
         record.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
@@ -308,6 +321,8 @@ class Recorder:
             capture.provisional = False
             capture.reads.clear()
             capture.read.clear()
+        if self.when_read is not None:
+            self.when_read()
         groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
@@ -376,6 +391,8 @@ class Recorder:
             return
         root = roots[0]
         capture.graph = root.grad_fn
+        if compiles_backward():
+            self._forget_hooks()
         capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
         if capture.trace is not None and not capture.backwards:
@@ -384,16 +401,16 @@ class Recorder:
             capture.losses.append(self._true_loss(capture, root))
             capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
         looks = transfer.reads_freely(root.device)
-        if looks and not capture.packed and capture.record.autopsy is None and not _is_finite(root):
-            capture.record.autopsy = first_nonfinite(root, self.parameters)
+        if looks and capture.record.autopsy is None and not _is_finite(root):
+            capture.record.autopsy = self._autopsy(root, capture.packed)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
                 grad = None if p is None else gradient_of(p)
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
-        if self.when_backward is not None and looks:
-            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
+        if self.when_backward is not None and (looks or self.compiled):
+            self.when_backward(looks and bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor:
@@ -408,6 +425,15 @@ class Recorder:
         if scaled[0][0] is root.grad_fn or capture.scale is None:
             return scaled[0][1]
         return _copy_of(root) / capture.scale
+
+    def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
+        """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
+        found = None if packed else first_nonfinite(root, self.parameters)
+        if found is not None and found.sure:
+            return found
+        weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
+        given = [] if self._calls is None else [t for call in self._calls.made for t in call.inputs]
+        return bad_from_outside(weights, given) or (None if self.compiled else found)
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:

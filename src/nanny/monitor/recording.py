@@ -51,6 +51,7 @@ class RunRecording:
         self._last: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._ring: deque[Sample] = deque(maxlen=RING)
         self._rank = info.rank
+        self._held: Any = None  # what was said last of who holds which parameters
         self._amp = ""
         self.failed_with = ""
 
@@ -74,9 +75,13 @@ class RunRecording:
     def add_examination(self, examination: Examination) -> None:
         self._writer.add_examination(examination)
 
-    def set_replicas(self, groups: Sequence[Sequence[int]]) -> None:
-        """Ranks that hold the same parameters; the numbers of groups in the checksums count from 1."""
-        self._writer.set_meta(replicas=[list(ranks) for ranks in groups])
+    def set_replicas(self, groups: Sequence[Sequence[int]], shards: Mapping[str, int]) -> None:
+        """Ranks that hold the same parameters (the numbers of groups in the checksums count from 1), and parameters of which
+        this rank has a part, with how many have the same part."""
+        known = (tuple(groups), tuple(shards.items()))
+        if known != self._held:
+            self._held = known
+            self._writer.set_meta(replicas=[list(ranks) for ranks in groups], shards=dict(shards))
 
     def set_facts(self, facts: RunFacts) -> None:
         self._writer.set_fact("facts", facts)

@@ -47,7 +47,7 @@ class UpdateProbe:
                 if name is None or grad is None or not is_readable(p) or not is_readable(grad):
                     continue
                 weight, gradient = thin(as_line(p), SAMPLE), thin(as_line(grad), SAMPLE)
-                if weight.shape == gradient.shape and (not before or weight.device == before[0].device):
+                if weight.numel() and weight.shape == gradient.shape and (not before or weight.device == before[0].device):
                     self._parameters.append((name, p, lr))
                     before.append(weight.float() if weight.dtype != torch.float32 else weight)
                     moved.append(gradient)

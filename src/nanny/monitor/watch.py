@@ -298,7 +298,7 @@ class MixedPrecisionNanny:
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
                 self._recording.set_facts(self._history.facts)
             if step.traced and self._recorder.replicas is not None:
-                self._recording.set_replicas(self._recorder.replicas.groups)
+                self._recording.set_replicas(self._recorder.replicas.groups, self._recorder.shards)
         if self._examiner is not None:
             if not step.examined and not step.traced and step.seconds is not None:
                 self._examiner.plain_step(step.seconds)

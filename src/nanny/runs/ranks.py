@@ -71,6 +71,27 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     return Apart(parameters, last)
 
 
+def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Steps and norms of all gradients of a job whose ranks hold parts of the weights; None if they do not, or if one is missing.
+
+    Squares of shards add up; what several ranks hold alike counts once.
+    """
+    if len(sources) < sources[0].run.world_size or not all(s.run.meta.get("shards") for s in sources):
+        return None
+    squares: dict[int, list[float]] = {}
+    for source in sources:
+        shards, db, run = source.run.meta["shards"], source.db, source.run.id
+        steps, norms = reader.samples(db, run, "grad", "norm")
+        _, counts = reader.samples(db, run, "grad", "count")
+        names = [site.name for site in reader.sites(db, run, "grad")][: norms.shape[1]]
+        share = np.array([1.0 / shards.get(name, len(sources)) for name in names])
+        own = np.where(counts > 0, norms.astype(np.float64) ** 2, 0.0) @ share
+        for step, value in zip(steps.tolist(), own.tolist()):
+            squares.setdefault(step, []).append(value)
+    known = sorted(step for step, parts in squares.items() if len(parts) == len(sources))
+    return np.array(known, np.int64), np.sqrt([sum(squares[step]) for step in known])
+
+
 class _Agreement:
     """Weights that nobody called replicas are known as such once they have moved, and moved alike."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..diagnose.run import stored_evidence
 from ..diagnose.verdict import Verdict, first_nonfinite, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step
-from .ranks import Apart, compare_ranks
+from .ranks import Apart, compare_ranks, whole_norms
 from .source import Source
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -117,7 +117,9 @@ class CurveStats:
 def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool = True) -> Summary:
     """The summary of a job, of which `open_job` gives the processes and the notes; `tried`: with remedies that were tried."""
     ranks = [_rank_state(source) for source in sources]
-    apart = compare_ranks(sources)
+    apart, norms = compare_ranks(sources), whole_norms(sources)
+    if norms is not None:
+        ranks[0] = replace(ranks[0], curves={**ranks[0].curves, "grad_norm": norms})
     found = sort_by_step([*(finding for rank in ranks for finding in rank.findings), *apart.findings])
     return Summary(ranks, job_verdict(sources, found, tried), _by_code(found), list(notes), apart)
 

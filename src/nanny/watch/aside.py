@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -122,6 +122,26 @@ def is_inside() -> bool:
     return any(thread == threading.get_ident() for thread, _ in _inside)
 
 
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled functions run as they were written, and nobody steps aside for them. What is compiled stays as it is."""
+    global _as_written
+    with _stance("force_eager"):
+        _as_written += 1
+        try:
+            yield
+        finally:
+            _as_written -= 1
+
+
+_stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6 and later
+_as_written = 0
+
+
+def can_uncompile() -> bool:
+    return _stance is not None and not torch.compiler.is_compiling()
+
+
 def _go_aside(why: str) -> None:
     for part in tuple(_parts):
         with suppress(Exception):
@@ -137,6 +157,8 @@ def _come_back() -> None:
 
 def _entered(original: Any) -> Any:
     def get_dynamic_layer_stack_depth() -> Any:
+        if _as_written:
+            return original()
         with _lock:
             if not _inside:
                 for door in _OTHER_DOORS:

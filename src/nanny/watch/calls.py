@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .names import is_compiled, unwrapped
 from .op_stream import has_other_modes
 from .tensors import being_traced, in_backward, tensors_in
 
@@ -34,11 +35,13 @@ class ModelCall:
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
     ) -> None:
-        self.module, self.args, self.kwargs, self.has_modes, self._catches = module, args, kwargs, has_modes, catches
+        self.module, self.args, self.kwargs, self.has_modes = unwrapped(module), args, kwargs, has_modes
+        self._catches, self._is_compiled = catches, is_compiled(module)
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
         self.nodes: list[int] = []  # of the graph, by which an output is known when it is gone
         self._numbers: list[tuple[Tensor | None, int]] = []  # of the outputs that are small, and the version they had
+        self._catching: list[Any] = []
         self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
         self._versions = [t._version for t in self.inputs if not t.is_inference()]
         self._random = torch.get_rng_state()
@@ -50,6 +53,11 @@ class ModelCall:
             for device in devices
             if torch.amp.is_autocast_available(device)
         ]
+
+    @property
+    def of_compiled(self) -> bool:
+        """The model, or a part of it, was compiled."""
+        return self._is_compiled or any(map(is_compiled, self.module.modules()))
 
     @property
     def inputs(self) -> list[Tensor]:
@@ -82,7 +90,13 @@ class ModelCall:
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
             if self._catches and tensor.grad_fn is not None and tensor.numel() <= MOST_ELEMENTS:
-                tensor.grad_fn.register_prehook(functools.partial(_catch, mine, i, tensor.output_nr))
+                hook = functools.partial(_catch, mine, i, tensor.output_nr)
+                self._catching.append(tensor.grad_fn.register_prehook(hook))
+
+    def let_gradients_pass(self) -> None:
+        """Nothing is caught, and no hook of ours is in the graph."""
+        while self._catching:
+            self._catching.pop().remove()
 
     def results(self) -> list[Tensor | None]:
         """What it gave, as far as it is still there and nobody has written into it."""

@@ -24,13 +24,23 @@ def plain_name(name: str) -> str:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's own module inside the wrappers. `module` counts as a wrapper only on torch's own parallel classes."""
-    while True:
-        inner = next((m for name in _WRAPPED if (m := getattr(model, name, None)) is not None), None)
-        if inner is None and type(model).__module__.startswith(("torch.nn.parallel", "torch.distributed", "deepspeed")):
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
-            return model
+    while (inner := _inside(model)) is not None:
         model = inner
+    return model
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    inner = next((m for name in _WRAPPED if (m := getattr(model, name, None)) is not None), None)
+    if inner is None and type(model).__module__.startswith(("torch.nn.parallel", "torch.distributed", "deepspeed")):
+        inner = getattr(model, "module", None)
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def called_part(model: nn.Module) -> nn.Module:
+    """The module whose calls can be seen from outside: the user's own, or the wrapper of torch.compile around it."""
+    while not hasattr(model, "_orig_mod") and (inner := _inside(model)) is not None:
+        model = inner
+    return model
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -1,0 +1,140 @@
+"""Weights that no rank holds alone: FSDP2, tensor parallel, pipeline stages; each watched, examined and not watched at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from nanny import MixedPrecisionNanny
+
+STEPS = 6
+
+
+class Net(nn.Module):
+    """5 rows for 2 ranks are shared unevenly, 1 row leaves a rank with none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.odd, self.down = nn.Linear(8, 16), nn.Linear(16, 5), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.odd(F.gelu(self.up(x)))))
+
+
+def batch(rank: int, step: int) -> Tensor:
+    return torch.randn(8, 8, generator=torch.Generator().manual_seed(100 * rank + step))
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def digest(net: nn.Module) -> str:
+    return hashlib.sha256(b"".join(local(p.detach()).float().numpy().tobytes() for p in net.parameters())).hexdigest()
+
+
+def loop(
+    net: nn.Module, rank: int, output: Path | None, accumulate: int = 1, same_data: bool = False, **options: Any
+) -> list[float]:
+    """The norm of all gradients at each step, by torch's own collective."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    watch = None
+    if output is not None:
+        watch = MixedPrecisionNanny(net, optimizer, trace_interval=2, output_dir=output, strict=True, **options)
+    norms = []
+    for step in range(STEPS):
+        with contextlib.nullcontext() if watch is None else watch.step(step):
+            for part in range(accumulate):
+                if hasattr(net, "set_requires_gradient_sync"):
+                    net.set_requires_gradient_sync(part + 1 == accumulate)
+                x = batch(0 if same_data else rank, step * accumulate + part)
+                (net(x).float() - x[:, :1].tanh()).square().mean().backward()
+            norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+            norms.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
+            optimizer.step()
+            optimizer.zero_grad()
+    if watch is not None:
+        watch.close()
+    return norms
+
+
+def fsdp(rank: int, output: Path | None, policy: Any = None, **how: Any) -> tuple[str, list[float]]:
+    net = Net()
+    for layer in (net.up, net.odd):
+        fully_shard(layer, **({} if policy is None else {"mp_policy": policy}))
+    fully_shard(net, **({} if policy is None else {"mp_policy": policy}))
+    return _result(net, loop(net, rank, output, **how))
+
+
+def tensor_parallel(rank: int, output: Path | None, **how: Any) -> tuple[str, list[float]]:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return _result(net, loop(net, rank, output, same_data=True, **how))
+
+
+def pipeline(rank: int, output: Path | None, **how: Any) -> tuple[str, list[float]]:
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(8, 16), nn.GELU()), nn.Sequential(nn.Linear(16, 1))]
+    net = parts[rank]
+    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, y: (out - y).square().mean())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    watch = (
+        None if output is None else MixedPrecisionNanny(net, optimizer, trace_interval=2, output_dir=output, strict=True, **how)
+    )
+    norms = []
+    for step in range(STEPS):
+        with contextlib.nullcontext() if watch is None else watch.step(step):
+            x = batch(0, step)
+            schedule.step(*((x,) if rank == 0 else ()), **({} if rank == 0 else {"target": x[:, :1].tanh()}))
+            whole = torch.tensor([sum(float(p.grad.double().square().sum()) for p in net.parameters() if p.grad is not None)])
+            dist.all_reduce(whole)
+            norms.append(math.sqrt(float(whole)))
+            optimizer.step()
+            optimizer.zero_grad()
+    if watch is not None:
+        watch.close()
+    return _result(net, norms)
+
+
+def _result(net: nn.Module, norms: list[float]) -> tuple[str, list[float]]:
+    return digest(net), norms
+
+
+LOW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+CASES: dict[str, Callable[..., tuple[str, list[float]]]] = {
+    "fsdp": fsdp,
+    "fsdp_bf16": lambda rank, output, **how: fsdp(rank, output, policy=LOW, **how),
+    "fsdp_accumulated": lambda rank, output, **how: fsdp(rank, output, accumulate=3, **how),
+    "tensor_parallel": tensor_parallel,
+    "pipeline": pipeline,
+}
+
+
+def main(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        alone, norms = case(rank, None)
+        dist.barrier()
+        seen, _ = case(rank, folder / name)
+        dist.barrier()
+        examined, _ = case(rank, folder / f"{name}_examined", examine="every")
+        dist.barrier()
+        results[name] = {"same": alone == seen, "same_examined": alone == examined, "norms": norms}
+    return results

@@ -1,0 +1,46 @@
+"""FSDP2, tensor parallel and pipeline stages under the nanny: the same bits, and norms of the whole from the files of all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanny import cli
+from nanny.runs.source import open_job
+from nanny.runs.summary import summarize
+
+from .job import run_job
+from .programs.sharded import CASES
+
+pytestmark = pytest.mark.slow
+SHARDED = [name for name in CASES if name != "pipeline"]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("sharded")
+    return folder, run_job("sharded", 2, folder)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_weight_is_what_it_would_have_been_unwatched(job, name):
+    assert [rank[name]["same"] for rank in job[1]] == [True, True]
+    assert [rank[name]["same_examined"] for rank in job[1]] == [True, True]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shards_and_stages_are_no_replicas_that_differ(job, name, capsys):
+    for folder in (name, f"{name}_examined"):
+        cli.main(["summary", "--db", str(job[0] / folder), "--format", "json"])
+        assert json.loads(capsys.readouterr().out)["verdict"].startswith("HEALTHY")
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_the_norm_of_all_shards_is_that_of_the_whole_gradient(job, name):
+    with open_job(str(job[0] / name), None) as (sources, notes):
+        summary = summarize(sources, notes)
+    _, norms = summary.lead.curves["grad_norm"]
+    assert norms.tolist() == pytest.approx(job[1][0][name]["norms"], rel=1e-5)
