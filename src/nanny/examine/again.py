@@ -201,7 +201,7 @@ class _Again:
                 with (
                     self._as_written(),
                     torch._C._EnableTorchFunction(),
-                ):  # for the program's own classes; hooks of ours run without
+                ):  # for the program's own classes
                     self.results = [call.make_again(*self._inputs(call)) for call in self._calls]
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
                 self._backward(sanitizer)
