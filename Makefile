@@ -2,20 +2,30 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+USABLE := $(VENV)/.usable
 READY := $(VENV)/.ready
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all test-matrix lint bench docs browser clean
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
-	$(BIN)/python -m compileall -q src/nanny || true
-	touch $(READY)
+# What a user has: nanny and what it needs, without the tools of its developers.
+$(USABLE): pyproject.toml constraints.txt
+	@echo "setting up $(VENV): torch first, which is large ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) hatchling editables
+	@$(PIP) torch==2.13.0
+	@echo "... then nanny and what it needs"
+	@$(PIP) --no-build-isolation -e '.[card]'
+	@$(BIN)/python -m compileall -q src/nanny || true
+	@touch $(USABLE)
 
-demo: $(READY)
-	$(BIN)/nanny demo
+$(READY): $(USABLE)
+	@echo "... and the tools of its developers"
+	@$(PIP) --no-build-isolation -e '.[dev]'
+	@touch $(READY)
+
+demo: $(USABLE)
+	@$(BIN)/nanny demo
 
 test: $(READY) browser
 	$(BIN)/pytest

@@ -31,6 +31,7 @@ def train(model, optimizer, data):
         scaler.update()
         optimizer.zero_grad()
 """
+SECOND = TRAIN[TRAIN.index("\n\ndef") :].replace("train(", "train_again(")
 CLIP, OLD = "SCALER_CLIP_BEFORE_UNSCALE", "REGION_DEPRECATED"
 BOTH = '{"train_batch_size": 8, "fp16": {"enabled": true}, "bf16": {"enabled": true}}'
 SCHEMA = Path(__file__).parents[1] / "data" / "sarif-2.1.0-rtm.4.json"
@@ -71,7 +72,9 @@ def test_text_shows_the_place_the_code_and_a_caret_under_the_call(project):
     assert lines[at + 1].index("^") == lines[at].index("torch.nn.utils")
     assert lines[at + 1].count("^") == len("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)")
     assert "fix: " in done.stdout
-    assert lines[-2:] == ["Found 1 error and 2 remarks in 1 file.", f"Next: nanny rule {CLIP}"]
+    summary, fixable, following = lines[-3:]
+    assert (summary, following) == ("Found 1 error and 2 remarks in 1 file.", f"Next: nanny rule {CLIP}")
+    assert fixable.startswith("[*] up to 3 fixable with --fix")
     assert "\x1b[" not in done.stdout
 
 
@@ -79,15 +82,40 @@ def test_colour_is_used_when_it_is_asked_for(project):
     assert "\x1b[" in nanny("train.py", cwd=project, NO_COLOR="", FORCE_COLOR="1").stdout
 
 
-def test_concise_gives_one_line_for_each_finding(project):
+def test_concise_gives_one_line_for_each_finding_errors_first(project):
+    (project / "plain.py").write_text(TRAIN.replace("        torch.nn.utils", "        optimizer.step()\n        torch.nn.utils"))
+    lines = nanny(".", "--output-format", "concise", "--exclude", "*.json", cwd=project).stdout.splitlines()
+    assert all(re.match(r"\w+\.py:\d+:\d+: (INFO|ERROR) [A-Z_]+ \S", line) for line in lines[:-1])
+    severities = [line.split()[1] for line in lines[:-1]]
+    assert severities == sorted(severities)  # ERROR before INFO
+    assert "ERROR" in severities
+
+
+def test_deprecated_names_are_one_line_for_each_file(project):
     lines = nanny("train.py", "--output-format", "concise", cwd=project).stdout.splitlines()
-    assert len(lines) == 4
-    assert all(re.match(r"train\.py:\d+:\d+: (INFO|ERROR) [A-Z_]+ \S", line) for line in lines[:3])
+    assert [OLD in line for line in lines] == [False, True, False]
+    assert "and 1 place more in this file" in lines[1]
+    assert lines[2] == "Found 1 error and 2 remarks in 1 file."
+
+
+def test_the_chain_of_an_error_is_shown_in_every_form(project):
+    text = nanny("train.py", cwd=project).stdout
+    assert "chain: line 10 backward of the scaled loss > line 11 they are clipped" in text
+    explained = nanny("train.py", "--explain", cwd=project).stdout
+    assert "1. line 10: backward of the scaled loss\n       scaler.scale(loss).backward()" in explained
+    assert "why: scaled gradients" in explained
+    clip = next(row for row in found("train.py", cwd=project) if row["code"] == CLIP)
+    assert [(link["filename"], link["location"]["row"]) for link in clip["chain"]] == [("train.py", 10), ("train.py", 11)]
+    log = json.loads(nanny("train.py", "--output-format", "sarif", cwd=project).stdout)
+    result = next(r for r in log["runs"][0]["results"] if r["ruleId"] == CLIP)
+    rows = [place["physicalLocation"]["region"]["startLine"] for place in result["relatedLocations"]]
+    assert rows == [10, 11]
+    assert nanny("train.py", "--explain", "--output-format", "json", cwd=project).returncode == 2
 
 
 def test_json_objects_have_exactly_the_promised_keys(project):
     rows = found("train.py", cwd=project)
-    keys = {"code", "severity", "message", "filename", "location", "end_location", "cell", "hint", "url"}
+    keys = {"code", "severity", "message", "filename", "location", "end_location", "cell", "hint", "url", "chain"}
     assert [set(row) for row in rows] == [keys] * 3
     clip = next(row for row in rows if row["code"] == CLIP)
     assert clip["location"] == {"row": 11, "column": 9}
@@ -292,17 +320,22 @@ def test_baseline_hides_old_findings_and_shows_new_ones_after_lines_moved(projec
     moved = "import os\n\n\n" + TRAIN
     (project / "train.py").write_text(moved)
     assert codes(".", "--baseline", "known.json", cwd=project) == []
-    clip_value = "        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)\n"
-    (project / "train.py").write_text(moved.replace("        scaler.step", f"{clip_value}        scaler.step"))
+    second = SECOND.replace("clip_grad_norm_", "clip_grad_value_")
+    (project / "train.py").write_text(moved + second)
     rows = found(".", "--baseline", "known.json", cwd=project)
-    assert [(row["code"], row["location"]["row"]) for row in rows] == [(CLIP, 15)]
+    assert [(row["code"], row["location"]["row"]) for row in rows] == [(OLD, 22), (CLIP, 25)]
 
 
 def test_a_second_copy_of_a_known_line_is_new(project):
     nanny(".", "--write-baseline", "known.json", cwd=project)
+    (project / "train.py").write_text(TRAIN + SECOND)
+    assert codes(".", "--baseline", "known.json", cwd=project) == [OLD, CLIP]
+
+
+def test_two_consequences_of_one_mistake_are_told_once(project):
     clip = next(line for line in TRAIN.splitlines(keepends=True) if "clip" in line)
     (project / "train.py").write_text(TRAIN.replace(clip, clip + clip))
-    assert codes(".", "--baseline", "known.json", cwd=project) == [CLIP]
+    assert codes("train.py", cwd=project).count(CLIP) == 1
 
 
 def test_baseline_tells_when_its_findings_are_gone(project):
@@ -357,8 +390,8 @@ def test_watch_checks_again_when_a_file_changes(project):
         cwd=project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1,
     )  # fmt: skip
     try:
-        first = [watching.stdout.readline() for _ in range(4)]
-        assert CLIP in first[2]
+        first = [watching.stdout.readline() for _ in range(3)]
+        assert CLIP in first[0]
         (project / "train.py").write_text("import torch\n")
         assert watching.stdout.readline().strip() == "No findings in 1 file."
     finally:

@@ -9,7 +9,6 @@ import pytest
 
 from nanny import check_model
 from nanny.check.files import check_paths
-from nanny.check.settings import check_settings
 
 HEALTHY_DEEPSPEED = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -174,9 +173,3 @@ def test_a_named_file_that_cannot_be_judged_is_told_and_others_are_not(tmp_path)
     assert check_paths([str(tmp_path)]).notes == []
     assert [f.code for f in check_model(tmp_path / "a.json")] == ["SYNTAX_ERROR"]
     assert "not the settings of" in check_paths([str(tmp_path / "b.json")]).notes[0]
-
-
-def test_missing_pyyaml_is_said_in_one_sentence(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    note = check_settings("trainer:\n  precision: 16-true\n", "x.yaml", "yaml", named=False)
-    assert note == "x.yaml: skipped, reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"

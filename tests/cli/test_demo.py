@@ -56,6 +56,11 @@ def test_the_demo_ends_with_a_page_and_the_line_to_serve_it(told):
     assert "nanny ui --db demo/nanny_logs" in text
 
 
+def test_the_demo_shows_a_fix_as_a_patch(told):
+    _, text = told
+    assert "+        scaler.unscale_(optimizer)" in text.splitlines()
+
+
 def test_commands_that_the_demo_names_work(told, monkeypatch, capsys):
     folder, text = told
     monkeypatch.chdir(folder)

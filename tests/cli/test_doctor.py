@@ -67,8 +67,8 @@ def test_text_names_the_device_the_store_and_every_extra():
 def test_extras_are_those_of_the_distribution():
     from importlib.metadata import metadata
 
-    for_developers = {"dev"}
-    assert {e.name for e in doctor.EXTRAS} == set(metadata("precision-nanny").get_all("Provides-Extra")) - for_developers
+    groups = {"all", "dev"}
+    assert {e.name for e in doctor.EXTRAS} == set(metadata("precision-nanny").get_all("Provides-Extra")) - groups
 
 
 def test_a_missing_extra_comes_with_the_line_to_type():

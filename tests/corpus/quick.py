@@ -25,6 +25,8 @@ _NAMES = {
         rotary_positions offset_in_the_root small_terms_after_a_large_start logits_with_offset embedding_with_many_hits
         gradients_left_from_a_bad_step loss_scaled_by_hand constant_feature squares_below_the_range
         gradients_without_scaler adam_in_half tiny_loss_weight_and_default_eps updates_in_bf16 statistics_kept_in_bf16
+        one_wrong_reading divided_by_hand_and_by_the_scaler penalty_beyond_the_range square_beyond_every_range
+        average_by_subtraction closure_that_overflows a_penalty_that_is_turned_up
         delayed_scaling_fixed fully_masked_row_fixed logarithm_of_an_empty_count_fixed loss_in_half_fixed
         ids_kept_in_bf16_fixed gradients_left_from_a_bad_step_fixed gradients_without_scaler_fixed updates_in_bf16_fixed
         weights_in_low_precision_that_move frozen_and_unused_parts integer_features zero_head large_targets

@@ -188,7 +188,7 @@ def test_the_remedy_is_told_in_chinese_if_asked_for(tmp_path, capsys):
 def test_the_command_says_that_a_healthy_run_is_healthy(tmp_path, capsys):
     train(mlp(), output_dir=tmp_path, steps=4)
     assert command(["diagnose", "--db", str(tmp_path)]) == 0
-    assert "HEALTHY: nothing wrong in 4 steps." in capsys.readouterr().out
+    assert "HEALTHY: no numerical trouble in 4 steps." in capsys.readouterr().out
 
 
 def test_a_path_without_a_store_is_refused(tmp_path, capsys):

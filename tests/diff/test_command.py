@@ -153,7 +153,7 @@ def test_without_plotly_the_page_names_what_to_install(folder):
         capture_output=True, text=True, cwd=folder, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "precision-nanny[web]" in done.stderr
+    assert "pip install plotly" in done.stderr
     assert "Traceback" not in done.stderr
 
 

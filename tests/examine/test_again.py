@@ -68,6 +68,11 @@ def test_the_first_bad_operation_is_named_and_nothing_changes() -> None:
     assert (bad.op, examination.step) == ("mul", 4)
     assert bad.place.file.endswith("test_again.py")
     assert "other_bits" not in examination.facts
+    assert bad.place.source.splitlines()[0] == "return self.head(h * h)"
+    ran, wide = bad.exponents["ran"], bad.exponents["fp32"]
+    assert ran["nonfinite"] == sum(count for order, count in wide.items() if order.isdecimal() and int(order) >= 16) > 0
+    assert sum(ran.values()) == sum(wide.values()) == 6 * 16
+    assert "nonfinite" not in wide
 
 
 def test_dropout_draws_the_same_numbers_again() -> None:
@@ -77,8 +82,7 @@ def test_dropout_draws_the_same_numbers_again() -> None:
     kept = model(torch.randn(6, 8))
     made = tuple(calls.made)
     assert "other_bits" not in examine_again(made, [(model, "")], 0).facts
-    with torch.no_grad():
-        kept[0] += 1  # as if the first run had given something else
+    kept.detach().numpy()[0] += 1  # as if the first run had given something else
     assert examine_again(made, [(model, "")], 0).facts["other_bits"]
     calls.close()
 
@@ -212,4 +216,6 @@ def test_why_a_bad_step_was_not_run_again_is_said(capsys: pytest.CaptureFixture[
     watched.close()
     (found,) = watched.diagnoses()
     assert found.confidence < 0.7
-    assert "not run again beside FP32: the model has hooks" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "not run again beside FP32: the model has hooks" in told
+    assert "to see it: nanny trace --sanitize --start-step 23 " in told

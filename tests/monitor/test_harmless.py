@@ -790,7 +790,7 @@ def test_a_script_that_forgets_to_close_loses_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(scalar(tmp_path / "nanny_logs", "loss")) == 5
     assert done.stdout == ""
-    assert "HEALTHY: nothing wrong in 5 steps" in done.stderr
+    assert "HEALTHY: no numerical trouble in 5 steps" in done.stderr
     assert "nanny summary" in done.stderr
 
 

@@ -82,7 +82,7 @@ def test_a_healthy_script_prints_and_returns_what_it_does_alone(folder, flags):
     alone = run(folder, "train.py", *flags, "--exit", "x y")
     watched = run(folder, "-m", "nanny.cli", "run", "train.py", *flags, "--exit", "x y")
     assert (watched.returncode, watched.stdout) == (7, alone.stdout)
-    assert "nanny: HEALTHY: nothing wrong in 12 steps" in watched.stderr
+    assert "nanny: HEALTHY: no numerical trouble in 12 steps" in watched.stderr
     assert [f for f in findings(folder) if f.severity > Severity.INFO] == []
 
 

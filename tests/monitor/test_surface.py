@@ -47,6 +47,7 @@ def test_the_readme_form_works_as_it_is_written(tmp_path, monkeypatch, capsys):
     nanny = MixedPrecisionNanny(model, trace_interval=100)
     for step, (x, y) in enumerate(dataloader):
         with nanny.step(step):
+            optimizer.zero_grad()
             loss = criterion(model(x), y)
             loss.backward()
         optimizer.step()

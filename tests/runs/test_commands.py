@@ -163,7 +163,7 @@ def test_summary_says_what_to_do_who_passed_it_on_and_what_to_type(logs: Path) -
 def test_summary_of_a_healthy_run_is_healthy_and_exits_0(logs: Path) -> None:
     done = nanny("summary", "--run", "1", cwd=logs)
     assert done.returncode == 0
-    assert done.stdout.startswith("HEALTHY: nothing wrong in 40 steps")
+    assert done.stdout.startswith("HEALTHY: no numerical trouble in 40 steps")
 
 
 def test_a_nan_loss_without_any_finding_is_not_called_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

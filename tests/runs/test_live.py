@@ -91,7 +91,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_summary_and_snapshot_work_while_training_writes(live: RunWriter, tmp_path: Path) -> None:
-    assert nanny("summary", cwd=tmp_path).stdout.startswith("HEALTHY: nothing wrong in 5 steps")
+    assert nanny("summary", cwd=tmp_path).stdout.startswith("HEALTHY: no numerical trouble in 5 steps")
     assert nanny("snapshot", tmp_path / "copy.db", cwd=tmp_path).returncode == 0
     live.add_scalars(5, {"loss": 0.1})
     live.flush()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from training import Apply, mlp, train
@@ -99,3 +101,45 @@ def test_a_real_run_exports_and_snapshots(logs: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "stats_output.csv").stat().st_size > 0
     assert nanny("snapshot", tmp_path / "copy.db", cwd=logs).returncode == 0
     assert nanny("tail", "--db", tmp_path / "copy.db", cwd=tmp_path).returncode == 0
+
+
+def _shown(path: Path) -> list[str]:
+    return ["".join(element.itertext()) for element in ElementTree.parse(path).iter() if element.tag.endswith("}text")]
+
+
+def test_the_card_shows_the_wall_its_number_and_the_way_out(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(logs / "nanny_logs")
+    assert cli.main(["diagnose", "--db", db, "--format", "json"]) == 1
+    (one,) = json.loads(capsys.readouterr().out)
+    assert cli.main(["card", "--db", db, "-o", str(tmp_path / "sick.svg")]) == 0
+    words = _shown(tmp_path / "sick.svg")
+    assert words[0] == "NOT HEALTHY"
+    assert "fp16 ends at 65,504" in words
+    assert any(word.startswith("FP32 has ") for word in words), "what the format could not hold"
+    assert "step 0" in words
+    line, _, carets = one["source"].partition("\n")
+    assert not carets or line[carets.index("^") :].startswith("x * x")
+    assert any("x * x" in word for word in words), "a long line is cut around what ran"
+    assert one["remedy"].split()[0] in " ".join(words)
+
+
+def test_the_card_of_a_healthy_run_shows_its_clearance_in_both_languages(logs: Path, tmp_path: Path) -> None:
+    db = str(logs / "nanny_logs")
+    for language, verdict, heading in (("en", "HEALTHY", "Clearance"), ("zh", "健康", "余量")):
+        file = tmp_path / f"{language}.svg"
+        assert cli.main(["card", "--db", db, "--run", "2", "--lang", language, "-o", str(file)]) == 0
+        words = _shown(file)
+        assert (words[0], heading in words) == (verdict, True)
+
+
+def test_a_card_is_a_picture_of_the_promised_size_or_says_what_it_can_be(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(logs / "nanny_logs")
+    assert cli.main(["card", "--db", db, "-o", str(tmp_path / "card.png")]) == 0
+    with Image.open(tmp_path / "card.png") as picture:
+        assert picture.size == (1200, 630)
+    assert cli.main(["card", "--db", db, "-o", str(tmp_path / "card.gif")]) == 2
+    assert "a card is an .svg or a .png" in capsys.readouterr().err

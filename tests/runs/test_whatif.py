@@ -299,6 +299,20 @@ def test_a_run_that_was_never_finite_is_not_told_that_it_survives(tmp_path: Path
     assert "not finite from its first step (0) on" in capsys.readouterr().err
 
 
+def test_a_run_that_died_is_told_what_happened_and_nothing_behind_it_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path, replace(HEALTHY, amp_dtype="float16", loss_is_nan_from=22, grow={"body.0": 17.0}, scale=1024.0))
+    own = whatif(tmp_path, capsys)
+    assert own["survives"] is False
+    assert all(row["peak_step"] < 22 for row in own["layers"])
+    assert own["verdict"].startswith("This FP16 run did NOT SURVIVE as it was: its loss is not finite from step 22 on")
+    other = whatif(tmp_path, capsys, "bf16")
+    assert "whether it would have gone on is not known" in other["verdict"]
+    assert other["unknown"] is True
+    assert other["with_losses"] is True, "never plain survival of what died"
+
+
 def test_a_very_long_name_does_not_bury_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path, Recipe(layers={"x" * 5000: (17.0, 0.0), "y": (17.0, 0.0)}, steps=8, trace_every=4))
     reasons = whatif(tmp_path, capsys)["reasons"]

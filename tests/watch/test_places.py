@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import sys
 from collections import Counter
 
 import pytest
@@ -119,6 +120,11 @@ def test_lines_are_the_users_and_in_backward_those_of_the_forward_operation():
     assert lines["exp", "forward"] == (__file__, first + 1)
     loop = next(p for name, p in places.seen if name == "sum" and p.phase == "loop")
     assert loop.line == inspect.getsourcelines(step)[1] + 1
+    text = "loss = model(torch.randn(2, 3)).sum()"
+    shown = loop.source.splitlines()
+    assert shown[0] == text
+    if sys.version_info >= (3, 11):  # older ones do not know the columns
+        assert shown[1] == " " * len("loss = ") + "^" * len(text.removeprefix("loss = "))
 
 
 def test_gradients_that_are_added_up_belong_to_their_parameter():

@@ -123,9 +123,20 @@ def test_a_click_on_a_cell_moves_all_views_to_its_layer_and_step(opened):
     assert page.locator("#histogram-title").inner_text() == "stem · outputs"
 
 
+def test_the_picture_of_the_run_is_drawn_and_can_be_saved(opened):
+    page = opened.page
+    assert page.locator("#wall img").evaluate("image => image.decode().then(() => image.naturalWidth)") > 0
+    assert page.locator("#wall img").get_attribute("alt").startswith("NOT HEALTHY: 2 errors")
+    saved = page.locator("#wall a").get_attribute("href")
+    assert "fp16%20ends%20at%2065%2C504" in saved
+    assert "c8451b" in page.locator("#icon").get_attribute("href"), "a sick run is red among the tabs"
+
+
 def test_a_click_on_a_curve_moves_all_views_to_its_step(opened):
     page = opened.page
-    place = page.locator("#curves-figure .nsewdrag").nth(1).bounding_box()
+    plot = page.locator("#curves-figure .nsewdrag").nth(1)
+    plot.scroll_into_view_if_needed()
+    place = plot.bounding_box()
     page.mouse.move(place["x"] + place["width"] * 0.25, place["y"] + 30)
     page.wait_for_timeout(200)
     page.mouse.click(place["x"] + place["width"] * 0.25, place["y"] + 30)

@@ -161,6 +161,7 @@ class DiagnosisResult:
     confirm: str
     early: bool
     expected_step: int | None
+    tried: list[dict[str, Any]]  # its remedies, tried on the very step: `text` says what came of it, `helped` whether it did
 
 
 @dataclass(frozen=True)

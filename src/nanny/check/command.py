@@ -1,6 +1,7 @@
 """`nanny check PATH...`: finds mixed-precision mistakes in source code before the first GPU hour.
 
-Exit code 0: nothing as bad as `--fail-on` (default: warning), 1: findings, 2: wrong usage.
+Exit code 0: nothing as bad as `--fail-on` (default: warning), 1: findings, 2: wrong usage. After `--fix` what remains counts;
+`--diff` gives 1 if there is something to change.
 """
 
 from __future__ import annotations
@@ -9,17 +10,29 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..core.command_line import Parser, whole
-from ..core.finding import NannyError, Severity
+from ..core.finding import Finding, NannyError, Severity
+from ..core.numbers import counted
 from ..core.terminal import complain, say, visible_lines
-from ..show.findings import in_order, render_concise, render_statistics, render_text, statistics, summary, worst_code
+from ..show.findings import (
+    errors_first,
+    folded,
+    in_order,
+    render_concise,
+    render_statistics,
+    render_text,
+    statistics,
+    summary,
+    worst_code,
+)  # fmt: skip
 from ..show.term import wants_colour, width_of
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
-from .files import STDIN, Report, check_paths, check_text, merged
-from .walk import KINDS, LARGEST, find_files
+from .files import NO_TEXTS, STDIN, Report, check_paths, check_text, merged
+from .fixes import FIXABLE
+from .walk import KINDS, LARGEST, Found, Text, find_files, read_text
 
 FORMATS = ("text", "concise", "json", "jsonl", "github", "gitlab", "junit", "sarif")
 WATCH_SECONDS = 0.5
@@ -29,8 +42,15 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     if options.jobs is not None and options.jobs < 1:
         raise NannyError(f"--jobs {options.jobs}: at least one process is needed")
+    if options.explain and options.output_format != "text":
+        raise NannyError(f"--explain is for text; {options.output_format} has the chains without it")
     if options.statistics and options.output_format not in ("text", "json"):
         raise NannyError(f"--statistics comes as text or json, not as {options.output_format}")
+    if options.fix or options.diff:
+        if "-" in options.paths:
+            raise NannyError("--fix and --diff change files; save standard input to a file and name that")
+        if options.watch:
+            raise NannyError("--watch only looks; use --fix or --diff without it")
     overrides = Config(
         select=known_codes(_split(options.select), "--select: "),
         ignore=known_codes(_split(options.ignore), "--ignore: "),
@@ -42,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check_once(options: argparse.Namespace, overrides: Config) -> int:
-    report = _report(options, overrides)
-    if options.baseline:
-        report = _without_known(report, options.baseline)
+    if options.diff:
+        return _show_diff(options, overrides)
+    report = _fixed_report(options, overrides) if options.fix else _report(options, overrides)
     if options.write_baseline:
         from .baseline import write_baseline
 
@@ -61,9 +81,37 @@ def _check_once(options: argparse.Namespace, overrides: Config) -> int:
     return 1 if is_bad and not options.exit_zero else 0
 
 
-def _report(options: argparse.Namespace, overrides: Config) -> Report:
+def _fixed_report(options: argparse.Namespace, overrides: Config) -> Report:
+    """What is left after fixing; read again from disk if a file could not be written."""
+    from .fix import fix_all, write_all
+
+    fixed = fix_all(lambda texts: _report(options, overrides, texts), options.paths, options.unsafe_fixes)
+    notes, all_written = write_all(fixed)
+    report = fixed.report if all_written else _report(options, overrides)
+    return replace(report, notes=report.notes + notes)
+
+
+def _show_diff(options: argparse.Namespace, overrides: Config) -> int:
+    from .fix import diff_of, fix_all
+
+    fixed = fix_all(lambda texts: _report(options, overrides, texts), options.paths, options.unsafe_fixes)
+    for note in fixed.report.notes + fixed.notes:
+        complain(note)
+    if not fixed.texts:
+        return 0
+    say(diff_of(fixed))
+    complain(f"{counted(fixed.count, 'finding')} would be fixed in {counted(len(fixed.texts), 'file')}; --fix writes it")
+    return 0 if options.exit_zero else 1
+
+
+def _report(options: argparse.Namespace, overrides: Config, texts: Mapping[str, str] = NO_TEXTS) -> Report:
+    report = _whole_report(options, overrides, texts)
+    return _without_known(report, options.baseline) if options.baseline else report
+
+
+def _whole_report(options: argparse.Namespace, overrides: Config, texts: Mapping[str, str]) -> Report:
     paths = [path for path in options.paths if path != "-"]
-    report = check_paths(paths, overrides, options.jobs or 0)
+    report = check_paths(paths, overrides, options.jobs or 0, texts=texts)
     if "-" in options.paths:
         name = options.stdin_filename or STDIN
         config = merged(find_config(options.stdin_filename or os.curdir), overrides)
@@ -104,10 +152,14 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
     findings, form = report.findings, options.output_format
     if options.statistics:
         return _statistics(report, form, colour)
+    if form in ("text", "concise"):
+        findings = errors_first(folded(findings, "REGION_DEPRECATED"))
     if form == "text":
-        return "\n\n".join(part for part in (render_text(findings, report.lines, colour, width), _ending(report)) if part)
+        lines, whys = (_lines_of_chains(report), _whys(findings)) if options.explain else (report.lines, None)
+        parts = (render_text(findings, lines, colour, width, whys), _ending(report, options))
+        return "\n\n".join(part for part in parts if part)
     if form == "concise":
-        return "\n".join(part for part in (render_concise(findings, colour), summary(findings, len(report.files))) if part)
+        return "\n".join(part for part in (render_concise(findings, colour), summary(report.findings, len(report.files))) if part)
     if form in ("json", "jsonl"):
         from ..core.plain_json import render_json, render_jsonl
 
@@ -125,6 +177,25 @@ def rendered(report: Report, options: argparse.Namespace, colour: bool, width: i
     return (reports.render_github if form == "github" else reports.render_gitlab)(findings, here)
 
 
+def _lines_of_chains(report: Report) -> dict[tuple[str, int | None], list[str]]:
+    """The lines of every file that a chain goes through."""
+    lines = dict(report.lines)
+    for file in {link.file for finding in report.findings for link in finding.chain if link.cell is None}:
+        if (file, None) not in lines and os.path.isfile(file):
+            text = read_text(Found(file, "python"))
+            lines[file, None] = text.text.split("\n") if isinstance(text, Text) else []
+    return lines
+
+
+def _whys(findings: Sequence[Finding]) -> dict[str, str]:
+    """The reason that the page of each code gives."""
+    from .pages import checker_pages
+
+    pages = checker_pages()
+    sections = {code: pages[code][1].partition("\nWhy: ")[2] for code in {f.code for f in findings} if code in pages}
+    return {code: " ".join(text.partition("\n\n")[0].split()) for code, text in sections.items()}
+
+
 def _statistics(report: Report, form: str, colour: bool) -> str:
     if form == "text":
         return render_statistics(report.findings, colour) or summary([], len(report.files))
@@ -133,9 +204,27 @@ def _statistics(report: Report, form: str, colour: bool) -> str:
     return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(report.findings)])
 
 
-def _ending(report: Report) -> str:
-    end = summary(report.findings, len(report.files))
-    return f"{end}\nNext: nanny rule {worst_code(report.findings)}" if report.findings else end
+def _ending(report: Report, options: argparse.Namespace) -> str:
+    next_step = f"Next: nanny rule {worst_code(report.findings)}" if report.findings else ""
+    lines = (summary(report.findings, len(report.files)), _also_read(report), _can_be_fixed(report, options), next_step)
+    return "\n".join(line for line in lines if line)
+
+
+def _also_read(report: Report) -> str:
+    """Names what was read only because a checked file imports it."""
+    if not report.read_too:
+        return ""
+    names = ", ".join(report.read_too[:5]) + (" ..." if len(report.read_too) > 5 else "")
+    who = "it imports" if len(report.files) == 1 else "they import"
+    return f"Read {counted(len(report.read_too), 'more file')} that {who}: {names}"
+
+
+def _can_be_fixed(report: Report, options: argparse.Namespace) -> str:
+    """A line about findings of a kind that can be fixed; whether each can is known only when it is tried."""
+    codes = [finding.code for finding in report.findings if finding.code in FIXABLE and finding.cell is None]
+    if not codes or options.fix:
+        return ""
+    return f"[*] up to {len(codes)} fixable with --fix ({', '.join(sorted(set(codes)))}); --diff shows how"
 
 
 def _watch(options: argparse.Namespace, overrides: Config) -> int:
@@ -204,9 +293,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--amp-dtype", metavar="{" + ",".join(AMP_DTYPES) + "}", help="autocast's format, if the code does not say so")
     add("--output-format", choices=FORMATS, default="text")
     add("--output-file", metavar="FILE", help="write the findings there instead of to the terminal")
+    add("--explain", action="store_true", help="the chain of each finding in full, and why it matters")
     add("--statistics", action="store_true", help="how many findings of each code")
     add("--fail-on", choices=("info", "warning", "error"), default="warning", help="exit code 1 from here (warning)")
     add("--exit-zero", action="store_true", help="exit code 0 even with findings")
+    add("--fix", action="store_true", help="mend what can be mended safely, then report what remains")
+    add("--diff", action="store_true", help="show what --fix would change, and write nothing")
+    add("--unsafe-fixes", action="store_true", help="also those that may change dtypes or numbers elsewhere")
     add("--baseline", metavar="FILE", help="leave out the findings in this file")
     add("--write-baseline", metavar="FILE", help="write today's findings as known")
     add("--stdin-filename", metavar="NAME", help="what to call standard input")

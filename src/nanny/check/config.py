@@ -160,12 +160,17 @@ def _table(file: str) -> Any:
         raise NannyError(f"{file}: cannot be read ({error.strerror}); mend it or move it away") from error
     if b"nanny" not in data:
         return None
+    try:
+        tools = parsed_toml(data.decode()).get("tool", {})
+    except (ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of thousands of digits
+        raise NannyError(f"{file}: not valid TOML ({error}); fix it or move it away") from error
+    return tools.get("nanny") if isinstance(tools, dict) else None  # what else stands there is not ours to judge
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError if the text is no TOML."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib  # the same parser, for Python 3.10
-    try:
-        tools = tomllib.loads(data.decode()).get("tool", {})
-    except (ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of thousands of digits
-        raise NannyError(f"{file}: not valid TOML ({error}); fix it or move it away") from error
-    return tools.get("nanny") if isinstance(tools, dict) else None  # what else stands there is not ours to judge
+    return tomllib.loads(text)

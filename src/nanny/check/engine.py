@@ -6,12 +6,13 @@ findings = check_source(open("train.py").read(), "train.py", Options(device="cud
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
-from ..core.finding import Finding
+from ..core.finding import Finding, Severity
 from .interpreter.interpreter import Interpreter
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
-from .interpreter.trace import FileView, Options
+from .interpreter.trace import Event, FileView, Options
 from .registry import CheckRule, Hit, event_rules, rules_on
 
 
@@ -31,11 +32,13 @@ def check_project(
     options: Options | None = None,
     only: Collection[str] | None = None,
     trees: Mapping[str, ast.Module] | None = None,
+    notes: list[str] | None = None,
 ) -> dict[str, list[Finding]]:
     """The findings of several files that may import each other, by file; files with a syntax error are left out.
 
     `only` names the files to start from (all, by default); the others are read where those import them.
-    `trees` are those that are parsed already.
+    `trees` are those that are parsed already. With `notes`, a failure of ours in one file or rule is told there, and the
+    others go on.
     """
     options = options or Options()
     project = Project(sources, trees)
@@ -46,49 +49,124 @@ def check_project(
         source = project.file(filename)
         if source is None:
             continue
-        for file, findings in _check_file(source, project, options).items():
-            merged.setdefault(file, {}).update({(f.code, f.line, f.column): f for f in findings})
+        for file, findings in _check_file(source, project, options, notes).items():
+            known = merged.setdefault(file, {})
+            for finding in findings:
+                place = (finding.code, finding.line, finding.column)
+                known[place] = worse(known.get(place), finding)
     return {file: sorted(found.values(), key=_position) for file, found in merged.items()}
+
+
+def worse(known: Finding | None, finding: Finding) -> Finding:
+    """Which of two findings about one place is told: the same one in whatever order they come.
+
+    Of its circumstances only those stay that hold whenever the place is reached.
+    """
+    if known is None:
+        return finding
+    first = min(known, finding, key=lambda f: (-f.severity, f.column or 0, len(f.chain), f.message))
+    if known.evidence.get("autocast") == finding.evidence.get("autocast"):
+        return first
+    return replace(first, evidence={key: value for key, value in first.evidence.items() if key != "autocast"})
 
 
 def _position(finding: Finding) -> tuple[int, int, str]:
     return finding.line or 0, finding.column or 0, finding.code
 
 
-def _check_file(source: SourceFile, project: Project, options: Options) -> dict[str, list[Finding]]:
-    view = Interpreter(project, options).walk(WalkedFile(source))
-    found: dict[tuple[object, ...], Finding] = {}
-    for rule, hit, file in _hits(view):
-        severity = hit.severity or rule.severity
-        finding = Finding(
-            rule.code,
-            severity,
-            hit.message,
-            hit.hint,
-            file=getattr(hit.node, "file", file),
-            evidence=hit.evidence,
-            **span(hit.node),
-        )
+def _check_file(
+    source: SourceFile, project: Project, options: Options, notes: list[str] | None = None
+) -> dict[str, list[Finding]]:
+    found: dict[tuple[object, ...], tuple[Finding, Hit]] = {}
+    try:
+        view = Interpreter(project, options).walk(WalkedFile(source))
+    except RecursionError:
+        raise
+    except Exception as error:
+        if notes is None:
+            raise
+        notes.append(f"{source.filename}: not checked, {_failure(error)}")
+        return {}
+    tests = {source.filename: source.is_test}
+    for rule, hit, file, event in _hits(view, notes):
+        finding = _finding(rule, hit, file, event)
+        if finding.file not in tests:
+            other = project.file(finding.file) if finding.file in project.sources else None
+            tests[finding.file] = other is not None and other.is_test
+        if tests[finding.file]:  # a test may break things on purpose
+            finding = replace(finding, severity=Severity(max(finding.severity - 1, Severity.INFO)))
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)
-        if known is None or (finding.severity, -(finding.column or 0)) > (known.severity, -(known.column or 0)):
-            found[key] = finding
+        kept = worse(known[0] if known else None, finding)
+        found[key] = kept, known[1] if known is not None and kept.message == known[0].message else hit
     out: dict[str, list[Finding]] = {}
-    for finding in sorted(found.values(), key=_position):
+    for finding in sorted(_one_for_each_mistake(found.values()), key=_position):
         out.setdefault(finding.file, []).append(finding)
     return out
 
 
-def _hits(view: FileView) -> Iterator[tuple[CheckRule, Hit, str]]:
+def _failure(error: Exception) -> str:
+    return f"which is a fault of nanny ({type(error).__name__}: {error}); please report it"
+
+
+def _finding(rule: CheckRule, hit: Hit, file: str, event: Event | None) -> Finding:
+    severity, message = hit.severity or rule.severity, hit.message
+    if hit.unknown:
+        severity, message = min(severity, Severity.WARNING), f"possible: {message}; {hit.unknown} is not known"
+    if not hit.chain:
+        severity = min(severity, Severity.WARNING)
+    evidence = {**hit.evidence, **_circumstances(event)}
+    where = getattr(hit.node, "file", file)
+    return Finding(rule.code, severity, message, hit.hint, file=where, evidence=evidence, chain=hit.chain, **span(hit.node))
+
+
+def _circumstances(event: Event | None) -> dict[str, str]:
+    """What a fix must know: the device type of the autocast region that the operation runs in."""
+    region = event.at.region if event is not None else None
+    return {"autocast": region.device or "unknown"} if region is not None else {}
+
+
+def _one_for_each_mistake(found: Iterable[tuple[Finding, Hit]]) -> Iterator[Finding]:
+    """Of several consequences of one mistake the worst, and of those the first."""
+    worst: dict[Hashable, Finding] = {}
+    for finding, hit in found:
+        if hit.mistake is None:
+            yield finding
+            continue
+        known = worst.get(hit.mistake)
+        rank = (-finding.severity, finding.file, *_position(finding))
+        if known is None or rank < (-known.severity, known.file, *_position(known)):
+            worst[hit.mistake] = finding
+    yield from worst.values()
+
+
+def _hits(view: FileView, notes: list[str] | None) -> Iterator[tuple[CheckRule, Hit, str, Event | None]]:
+    """What the rules say. One that fails is told in `notes`, once, and asked no more about this file."""
     wanted = event_rules()
+    failed: set[CheckRule] = set()
+
+    def asked(rule: CheckRule, *about: object) -> Iterable[Hit]:
+        if rule in failed:
+            return []
+        try:
+            return list(rule.function(*about))
+        except RecursionError:
+            raise
+        except Exception as error:
+            if notes is None:
+                raise
+            failed.add(rule)
+            notes.append(f"{view.module.filename}: {rule.code} was not checked, {_failure(error)}")
+            return []
+
     for trace in view.traces:
         for event in trace.events:
             for rule in wanted.get(event.op, ()):
-                for hit in rule.function(event, view):
-                    yield rule, hit, event.file
+                for hit in asked(rule, event, view):
+                    yield rule, hit, event.file, event
         for rule in rules_on("trace"):
-            for hit in rule.function(trace, view):
-                yield rule, hit, trace.module.filename
+            for hit in asked(rule, trace, view):
+                yield rule, hit, trace.module.filename, None
     for rule in rules_on("file"):
-        for hit in rule.function(view):
-            yield rule, hit, view.module.filename
+        for hit in asked(rule, view):
+            yield rule, hit, view.module.filename, None

@@ -20,13 +20,14 @@ from ..show.findings import in_order
 from .broken import broken_code, too_deep
 from .config import Config, amp_dtype_name, device_name, find_config
 from .suppress import is_suppressed, read_suppressions
-from .walk import Found, Text, decode, find_files, read_text
+from .walk import Found, Text, decode, find_files, find_module, matches_path, read_text
 
 if TYPE_CHECKING:
     from .notebook import Notebook
 
 T = TypeVar("T")
 STDIN = "<stdin>"
+NO_TEXTS: Mapping[str, str] = {}
 NO_OVERRIDES = Config()
 SMALLEST_BATCH, LARGEST_BATCH = 48, 90  # files checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
@@ -41,6 +42,7 @@ class Report:
     lines: dict[tuple[str, int | None], list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    read_too: list[str] = field(default_factory=list)  # what they import, from below the root of their project
 
     def __add__(self, other: Report) -> Report:
         return Report(
@@ -48,20 +50,50 @@ class Report:
             self.lines | other.lines,
             self.notes + other.notes,
             self.files + other.files,
+            self.read_too + other.read_too,
         )
 
 
 class Sources(Mapping[str, str]):
-    """The Python files of a project by path, read when they are first asked for."""
+    """The Python files of a project by path, read when they are first asked for; `texts` stand in for what is on disk.
 
-    def __init__(self, paths: Iterable[str]):
-        self._texts: dict[str, Text | str | None] = dict.fromkeys(paths)
+    What those import is found beside them, below the root of their project, and named in `read`.
+    """
+
+    def __init__(self, paths: Iterable[str], texts: Mapping[str, str] = NO_TEXTS, config: Config = NO_OVERRIDES):
+        self._texts: dict[str, Text | str | None] = {path: Text(texts[path]) if path in texts else None for path in paths}
+        self._given = frozenset(os.path.abspath(path) for path in self._texts)
+        self._config = config
+        self._beside: dict[tuple[str, str], str | None] = {}
+        self.read_too: list[str] = []
 
     def read(self, path: str) -> Text | str:
-        text = self._texts[path]
+        text = self._texts.get(path)
         if text is None:
             text = self._texts[path] = read_text(Found(path, "python"))
         return text
+
+    def beside(self, importer: str, target: str, level: int) -> str | None:
+        """The file behind an import that is not among those given; None for a library."""
+        folder = os.path.dirname(importer)
+        key = (folder, "." * level + target)
+        if key not in self._beside:
+            found = find_module(importer, target, level)
+            if found is not None and (
+                os.path.abspath(found) in self._given or matches_path(found, self._config.exclude, self._config.root)
+            ):
+                found = None
+            self._beside[key] = found
+            if found is not None and found not in self._texts:
+                self._texts[found] = None
+                self.read_too.append(found)
+        return self._beside[key]
+
+    def settings(self, name: str, importer: str) -> tuple[str, object, Mapping[tuple[str | int, ...], tuple[int, ...]]] | None:
+        """A settings file that the code names: where it is, what it says, and where each key stands."""
+        from .settings.check import read_settings
+
+        return read_settings(name, importer)
 
     def __getitem__(self, path: str) -> str:
         text = self.read(path)
@@ -91,8 +123,13 @@ def check_model(
     return check_paths([text], overrides, jobs=1).findings
 
 
-def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0, top: str = "") -> Report:
-    """Every file below the paths, each by the `[tool.nanny]` above the path that was given, but not above `top`."""
+def check_paths(
+    paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0, top: str = "", texts: Mapping[str, str] = NO_TEXTS
+) -> Report:
+    """Every file below the paths, each by the `[tool.nanny]` above the path that was given, but not above `top`.
+
+    `texts` are Python files as they would be: what a fix makes of them, or an editor that has not saved them yet.
+    """
     report = Report()
     seen: set[str] = set()
     groups: dict[Config, list[Found]] = {}
@@ -104,8 +141,9 @@ def check_paths(paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: in
                 seen.add(real)
                 groups.setdefault(config, []).append(found)
     for config, found_files in groups.items():
-        report += _check_group(found_files, config, jobs)
-    return replace(report, findings=in_order(_one_for_each_place(report.findings)))
+        report += _check_group(found_files, config, jobs, texts)
+    more = sorted(set(report.read_too) - set(report.files))
+    return replace(report, findings=in_order(_one_for_each_place(report.findings)), read_too=more)
 
 
 def check_text(text: str | bytes, filename: str, config: Config, kind: str = "python") -> Report:
@@ -118,7 +156,7 @@ def check_text(text: str | bytes, filename: str, config: Config, kind: str = "py
     found = Found(filename, kind, named=True)
     with _quiet_interpreter():
         if kind == "python":
-            report = _check_python({filename: text}, [filename], config)
+            report = _check_python(Sources([filename], {filename: text}, config), [filename], config)
         else:
             report = _check_other(found, text, config)
     return replace(report, findings=in_order([f for f in report.findings if config.wants(f)]))
@@ -138,12 +176,12 @@ def merged(config: Config, overrides: Config) -> Config:
 
 def _one_for_each_place(findings: Iterable[Finding]) -> list[Finding]:
     """A file that several others import is seen by each of their batches; the worst of what they say about a place stays."""
+    from .engine import worse
+
     unique: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         place = (finding.file, finding.cell, finding.line, finding.column, finding.code)
-        known = unique.setdefault(place, finding)
-        if finding.severity > known.severity:
-            unique[place] = finding
+        unique[place] = worse(unique.get(place), finding)
     return list(unique.values())
 
 
@@ -155,20 +193,22 @@ def _is_path(text: str) -> bool:
     return os.path.lexists(text) or text.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or not is_code
 
 
-def _check_group(found_files: list[Found], config: Config, jobs: int) -> Report:
+def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Mapping[str, str]) -> Report:
     """The files of one configuration, in this process or, if there are many, in several."""
     project = [found.path for found in found_files if found.kind == "python"]
     workers = jobs or _cores()
     size = min(max(len(found_files) // (4 * workers), SMALLEST_BATCH), LARGEST_BATCH)
     batches = [found_files[at : at + size] for at in range(0, len(found_files), size)]
     if min(workers, len(batches)) > 1:
-        reports = _in_workers(batches, project, config, min(workers, len(batches)))
+        reports = _in_workers(batches, project, config, min(workers, len(batches)), texts)
     else:
-        reports = [check_batch(batch, project, config) for batch in batches]
+        reports = [check_batch(batch, project, config, texts) for batch in batches]
     return sum(reports, Report())
 
 
-def _in_workers(batches: list[list[Found]], project: list[str], config: Config, workers: int) -> list[Report]:
+def _in_workers(
+    batches: list[list[Found]], project: list[str], config: Config, workers: int, texts: Mapping[str, str]
+) -> list[Report]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -177,16 +217,16 @@ def _in_workers(batches: list[list[Found]], project: list[str], config: Config, 
     size = len(batches)
     try:
         with ProcessPoolExecutor(workers, context) as pool:
-            return list(pool.map(check_batch, batches, [project] * size, [config] * size))
+            return list(pool.map(check_batch, batches, [project] * size, [config] * size, [texts] * size))
     except BrokenProcessPool:  # a worker was killed, most often for its memory
         note = "a worker process was killed; checked everything again in one process"
-        return [Report(notes=[note]), *(check_batch(batch, project, config) for batch in batches)]
+        return [Report(notes=[note]), *(check_batch(batch, project, config, texts) for batch in batches)]
 
 
-def check_batch(batch: list[Found], project: list[str], config: Config) -> Report:
+def check_batch(batch: list[Found], project: list[str], config: Config, texts: Mapping[str, str] = NO_TEXTS) -> Report:
     """Some files of a project, with the rest of it at hand for what they import."""
     report = Report()
-    sources = Sources(project)
+    sources = Sources(project, texts, config)
     python = []
     with _quiet_interpreter():
         for found in batch:
@@ -200,6 +240,7 @@ def check_batch(batch: list[Found], project: list[str], config: Config) -> Repor
             else:
                 report += _check_other(found, text.text, config)
         report += _check_python(sources, python, config)
+    report = replace(report, read_too=sources.read_too)
     if len(batch) >= SMALLEST_BATCH:
         gc.collect()  # what the engine knows about a batch is full of cycles
     return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
@@ -266,7 +307,7 @@ def _engine_findings(
     options = Options(device=config.device, amp_dtype=config.amp_dtype)
 
     def run(only: list[str]) -> list[Finding]:
-        by_file = check_project(sources, options, only, trees)
+        by_file = check_project(sources, options, only, trees, notes)
         return [finding for findings in by_file.values() for finding in findings]
 
     try:
@@ -334,7 +375,7 @@ def _check_notebook(found: Found, text: str, config: Config) -> Report:
         return Report(notes=[f"{found.path}: skipped, its code is not Python"])
     inner = _check_python({found.path: notebook.source}, [found.path], config)
     findings = [in_cell(finding, notebook) for finding in inner.findings]
-    findings += [replace(broken_code(error, found.path), cell=cell.number) for cell, error in notebook.broken]
+    findings += [broken_code(error, found.path, cell=cell.number) for cell, error in notebook.broken]
     return Report(findings, _cell_lines(findings, notebook, found.path), inner.notes, [found.path])
 
 

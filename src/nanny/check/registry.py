@@ -8,13 +8,13 @@ It yields `Hit`s. Its docstring is its page: what it finds, then the sections Wh
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from inspect import cleandoc
 from typing import Any
 
-from ..core.finding import Severity
+from ..core.finding import Link, Severity
 from ..core.registry import import_all
 
 
@@ -27,6 +27,9 @@ class Hit:
     hint: str
     severity: Severity | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    chain: tuple[Link, ...] = ()  # an ERROR needs one: where it begins, each step, the use
+    unknown: str = ""  # the link that is not known: then this is at most a WARNING, and says "possible"
+    mistake: Hashable = None  # hits that share one are one mistake, told once
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 
 from ..core.finding import NannyError
 from ..core.regular_files import read_regular
 
-KINDS = {".py": "python", ".ipynb": "notebook", ".json": "json", ".yaml": "yaml", ".yml": "yaml"}
+KINDS = {".py": "python", ".ipynb": "notebook", ".json": "json", ".yaml": "yaml", ".yml": "yaml", ".toml": "toml"}
 SKIPPED_FOLDERS = frozenset(
     (
         *(".git", ".hg", ".svn", ".venv", "venv", ".env", ".tox", ".nox", ".direnv", ".idea", ".vscode", "node_modules"),
@@ -23,7 +24,8 @@ SKIPPED_FOLDERS = frozenset(
         *("build", "dist", "_build", "buck-out", ".eggs", "__pypackages__", "site-packages"),
     )
 )
-LARGEST = {"python": 2 << 20, "notebook": 64 << 20, "json": 1 << 20, "yaml": 1 << 20}  # notebooks carry their pictures
+# notebooks carry their pictures
+LARGEST = {"python": 2 << 20, "notebook": 64 << 20, "json": 1 << 20, "yaml": 1 << 20, "toml": 1 << 20}
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
@@ -81,6 +83,62 @@ def find_files(path: str, notes: list[str], exclude: Sequence[str] = (), root: s
             if kind and _may_be_read(entry) and not matches_path(shown, exclude, root):
                 yield Found(shown, kind)
         waiting += reversed(below)
+
+
+_ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml")
+
+
+@cache
+def project_root(folder: str) -> str:
+    """The folder that holds the project of an absolute folder: the nearest with a mark of one, else the folder itself."""
+    at = folder
+    while True:
+        if any(os.path.exists(os.path.join(at, mark)) for mark in _ROOT_MARKS):
+            return at
+        above = os.path.dirname(at)
+        if above == at:
+            return folder
+        at = above
+
+
+def folders_up(path: str) -> Iterator[str]:
+    """The folder of a file and those above it, up to the root of its project, written as the path is."""
+    folder = os.path.dirname(path)
+    root = project_root(os.path.abspath(folder))
+    while True:
+        yield folder
+        here = os.path.abspath(folder)
+        if here == root or os.path.dirname(here) == here:
+            return
+        folder = os.path.normpath(os.path.join(folder, os.pardir))
+
+
+@cache
+def _names_in(folder: str) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(folder or os.curdir))
+    except OSError:
+        return frozenset()
+
+
+def find_module(importer: str, target: str, level: int) -> str | None:
+    """The file below the project's root that `import target` (with so many leading dots) in a file means."""
+    folders = list(folders_up(importer)) if not level else []
+    if level:
+        up = os.path.join(os.path.dirname(importer), *[os.pardir] * (level - 1))
+        folders = [os.path.normpath(up) if level > 1 else up]
+    parts = target.split(".") if target else []
+    for folder in folders:
+        for base in (folder, os.path.join(folder, "src")):
+            if not parts and not level:
+                continue
+            if parts and not {parts[0], f"{parts[0]}.py"} & _names_in(base):
+                continue
+            path = os.path.join(base, *parts)
+            for candidate in (f"{path}.py", os.path.join(path, "__init__.py")):
+                if os.path.isfile(candidate) and not SKIPPED_FOLDERS.intersection(candidate.split(os.sep)):
+                    return os.path.normpath(candidate)
+    return None
 
 
 def read_text(found: Found) -> Text | str:

@@ -14,6 +14,7 @@ from ..core.terminal import complain
 # name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
 COMMANDS = {
     "check": ("nanny.check.command", "find mixed-precision mistakes in source code, before training"),
+    "lsp": ("nanny.check.language_server", "the checker in an editor: findings, explanations and quick fixes as you type"),
     "tensor": ("nanny.tensor.command", "what fp16, bf16 or fp8 would do to a stored tensor"),
     "diff": ("nanny.diff.command", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
     "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
@@ -33,6 +34,7 @@ COMMANDS = {
     "tail": ("nanny.runs.command", "follow a live run in the terminal"),
     "report": ("nanny.web.report", "a run as one HTML file that opens without network"),
     "ui": ("nanny.web.ui", "the page on a run in the browser, live"),
+    "card": ("nanny.cli.card", "one picture of a run to paste into an issue"),
     "plot": ("nanny.cli.plot", "pictures of a run for papers and chat"),
     "rule": ("nanny.cli.explain", "explain a finding's code"),
     "mcp": ("nanny.agent.server", "let an AI agent check code and read runs"),
@@ -41,7 +43,7 @@ COMMANDS = {
 }
 SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
-READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.plot"}
+READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.card", "nanny.cli.plot"}
 # in these an error of the operating system may be the user's program's own, and keeps its traceback
 RUN_PROGRAMS = {"nanny.monitor.command", "nanny.ops.command", "nanny.diff.command"}
 

@@ -6,6 +6,8 @@ seconds; what is recorded goes into `demo/` (another folder with --out).
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..check.command import main as check
 from ..core.command_line import Parser
 from ..core.finding import NannyError
+from ..runs.card import card_svg
 from ..runs.diagnose import main as diagnose
 from ..runs.source import open_job
 from ..runs.summary import summarize
@@ -96,7 +100,7 @@ def examine_the_axis(trained: Trained, folder: Path) -> None:
     print("\n".join(f"  {line}".rstrip() for line in text.splitlines()))
     path = folder / "products.pt"
     torch.save(products, path)
-    print(f"\nAll numbers behind it: nanny tensor {path} --dtype bf16 --dim 2")
+    print(f"\nAll numbers behind it: {nanny()} tensor {path} --dtype bf16 --dim 2")
 
 
 def follow_the_hint(trained: Trained) -> None:
@@ -145,14 +149,14 @@ def watch_it_break(folder: Path, steps: int = 120) -> Path:
 
 
 def explain_it(logs: Path) -> None:
-    chapter(f"5. What happened: nanny summary --db {logs}")
+    chapter(f"5. What happened: {nanny()} summary --db {logs}")
     with open_job(str(logs), None) as (sources, notes):
         print(render_answer(summary_answer(summarize(sources, notes)), "text", width_of(sys.stdout), wants_colour(sys.stdout)))
     print("\n(The cost looks high because a step of this network takes only milliseconds; make bench measures it on a GPT.)")
 
 
 def name_the_cause(logs: Path) -> None:
-    chapter(f"6. Why, and what to change: nanny diagnose --db {logs}")
+    chapter(f"6. Why, and what to change: {nanny()} diagnose --db {logs}")
     diagnose(["--db", str(logs)])
 
 
@@ -162,9 +166,46 @@ def draw_it(folder: Path, logs: Path) -> None:
     try:
         size = write_report(page, logs)
         print(f"{page} ({size / 1e6:.1f} MB) opens in any browser, without a network.")
-    except NannyError as error:  # plotly is an extra
+    except NannyError as error:  # plotly was removed
         print(f"Not drawn: {error}")
-    print(f"In the browser, and live while a run trains: nanny ui --db {logs}")
+    with open_job(str(logs), None) as (sources, notes):
+        (folder / "card.svg").write_text(card_svg(summarize(sources, notes)), encoding="utf-8")
+    print(f"{folder / 'card.svg'} is one picture of it, to paste into an issue.")
+    print(f"In the browser, and live while a run trains: {nanny()} ui --db {logs}")
+
+
+def nanny() -> str:
+    """What to type here: the command may lie in an environment that is not switched on."""
+    if shutil.which("nanny"):
+        return "nanny"
+    program = Path(sys.argv[0])
+    return shlex.quote(str(program)) if program.name == "nanny" and program.is_file() else "python -m nanny"
+
+
+CLIPPED_TOO_EARLY = """\
+import torch
+
+def train(model, loader, optimizer):
+    scaler = torch.amp.GradScaler("cuda")
+    for x in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).mean()
+        scaler.scale(loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def mend_it(folder: Path) -> None:
+    script = folder / "train.py"
+    chapter(f"8. A mistake that no run needs to make: {nanny()} check {script} --diff")
+    script.write_text(CLIPPED_TOO_EARLY, encoding="utf-8")
+    try:
+        check([str(script), "--diff"])
+        print(f"\nTo have it written: {nanny()} check {script} --fix")
+    except NannyError as error:  # libcst is an extra
+        print(f"Not shown: {error}")
 
 
 def chapter(title: str) -> None:
@@ -205,5 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     explain_it(logs)
     name_the_cause(logs)
     draw_it(folder, logs)
-    print("\nYour own run, without changing it: nanny run train.py")
+    mend_it(folder)
+    print(f"\nYour own run, without changing it: {nanny()} run train.py")
     return 0

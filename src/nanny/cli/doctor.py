@@ -40,13 +40,14 @@ class Extra:
 
 
 EXTRAS = (
-    Extra("web", ("plotly",), "report", "nanny.web.report", "the interactive page of a run"),
     Extra("plot", ("matplotlib",), "plot", "nanny.cli.plot", "charts as image files"),
+    Extra("card", ("resvg_py",), "card", "nanny.cli.card", "the picture of a run as PNG"),
+    Extra("fix", ("libcst",), "check --fix", "nanny.check.fixes", "mending what the checker finds"),
+    Extra("lsp", ("pygls", "libcst"), "lsp", "nanny.check.language_server", "the checker in an editor"),
     Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
-    Extra("yaml", ("yaml",), "check", "nanny.check.settings", "checking .yaml settings files"),
     Extra("export", ("pyarrow", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
 )
-PIP_NAMES = {"yaml": "pyyaml"}
+PIP_NAMES = {"resvg_py": "resvg-py"}
 
 
 def installed_version(package: str) -> str | None:

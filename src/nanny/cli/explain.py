@@ -15,6 +15,7 @@ from ..core.command_line import add_format, add_language, command_parser
 from ..core.finding import NannyError
 from ..core.numbers import nearest
 from ..core.plain_json import to_text
+from ..diagnose.knowledge import current_name
 from ..show.pages import Page, all_pages, cause_pages, page_markdown, page_text
 from ..show.term import width_of
 
@@ -56,6 +57,8 @@ def causes_page() -> str:
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
     pages = all_pages(options.lang)
+    if options.lang != "en":  # a rule that proves a cause of its own name has that page
+        pages |= {code: pages[code.lower()] for code, page in pages.items() if not page.family and code.lower() in pages}
     if options.all:
         print(_pages_text(list(pages.values()), options.format, whole=True))
     elif not options.codes:
@@ -71,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 def _find(code: str, pages: dict[str, Page]) -> list[Page]:
     """The page of a code or cause, or all pages of a family (`SCALER`, `underflow`)."""
     wanted = code.strip().upper()
-    for name in (wanted, wanted.lower()):
+    for name in (code.strip(), wanted, wanted.lower(), current_name(wanted.lower())):
         if name in pages:
             return [pages[name]]
     begins = f"{wanted.rstrip('_')}_"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,12 @@ from .terminal import complain, say, visible_lines
 
 LANGUAGES = ("en", "zh")
 LARGEST = 2**63 - 1  # what SQLite calls an integer
+
+
+def examine_command(argv: Sequence[str], step: int | None) -> str:
+    """What would prove a cause: the script again, and the step that went wrong beside FP32."""
+    at = ["--start-step", str(step)] if step else []
+    return shlex.join(["nanny", "trace", "--sanitize", *at, *(argv or ["SCRIPT"])])
 
 
 class Parser(argparse.ArgumentParser):

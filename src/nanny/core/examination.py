@@ -6,6 +6,7 @@ stored, judged again and shown without torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ class Place:
     phase: str = "forward"
     file: str = ""  # the nearest frame outside torch and nanny; in backward, of the operation it belongs to
     line: int | None = None
+    source: str = ""  # that line, and a second one with carets under what ran if Python knows (from 3.11 on)
 
     @property
     def where(self) -> str:
@@ -108,6 +110,7 @@ class FirstBad:
     from_data: bool = False
     source: str = "examination"  # or graph, trace, gradients: what a step that was not examined tells
     hazard: Hazard | None = None  # that it is, or that led to it
+    exponents: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # ran, fp32 -> binary order of the result -> values
 
     @property
     def culprit(self) -> str:
@@ -125,6 +128,52 @@ class FirstBad:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A remedy tried on this very step: what came out of it with one change, beside the run. None: it could not be told."""
+
+    change: str  # fp32, scaled_first, larger_eps ...: see examine/remedies.py
+    op: str = ""  # the first operation that was changed, and where
+    place: Place = field(default_factory=Place)
+    order: int = 0
+    places: int = 1  # operations that were changed
+    value: float | None = None  # the factor, the eps, the scale, the number of rows
+    was_bad: bool = True  # without the change, loss, outputs or gradients were not finite
+    loss: float | None = None
+    loss_reference: float | None = None
+    outputs_finite: bool | None = None
+    output_error: float | None = None  # relative L2 of the model's outputs beside FP32
+    output_change: float | None = None  # the same beside the outputs as they were
+    gradients_finite: bool | None = None
+    gradient_error: float | None = None  # relative L2 beside FP32
+    gradient_error_before: float | None = None  # without the change
+    moved: float | None = None  # share of the weights that the update moved
+    moved_before: float | None = None  # without the change
+    scale: float | None = None  # of the loss; gradients that overflow under one are its own affair: it will fall
+
+    @property
+    def is_finite(self) -> bool:
+        """Loss and gradients, or what is known of them."""
+        loss = self.outputs_finite if self.loss is None else math.isfinite(self.loss)
+        return loss is not False and (self.gradients_finite is not False or (self.scale or 1.0) > 1)
+
+    @property
+    def helped(self) -> bool | None:
+        """None: a little, or nobody can tell."""
+        if self.moved is not None and self.moved_before is not None:
+            return self.moved * HELPED > self.moved_before
+        if self.was_bad:
+            far = self.gradient_error is not None and self.gradient_error > HELPED
+            return None if self.is_finite and far else self.is_finite
+        before, after = self.gradient_error_before, self.gradient_error
+        if before is None or after is None or not before:
+            return None
+        return True if after < HELPED * before else False if after > FAILED * before else None
+
+
+HELPED, FAILED = 0.5, 0.9  # of the gradients, or of their error before, is still wrong
+
+
+@dataclass(frozen=True)
 class Examination:
     """All that an examined step told."""
 
@@ -139,6 +188,7 @@ class Examination:
     first_bad: FirstBad | None = None  # in the program as it ran
     first_bad_reference: FirstBad | None = None  # in its FP32 twin
     hazards: tuple[Hazard, ...] = ()  # by consequence, worst first
+    trials: tuple[Trial, ...] = ()  # remedies that were tried on this step
     facts: Mapping[str, Any] = field(default_factory=dict)  # what else causes ask for: see examine/sanitizer.py
     reseeds: Mapping[str, int] = field(default_factory=dict)  # operation and reason -> how often the twin could not follow
     seconds: float | None = None

@@ -44,6 +44,19 @@ class Severity(enum.IntEnum):
 
 
 @dataclass(frozen=True)
+class Link:
+    """One place on the way to a mistake in source code: what happens there."""
+
+    file: str
+    line: int
+    what: str
+    cell: int | None = None  # notebook cell, 1-based
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, **({} if self.cell is None else {"cell": self.cell}), "line": self.line, "what": self.what}
+
+
+@dataclass(frozen=True)
 class Finding:
     """Something wrong: what, where, with which numbers, and what to do about it."""
 
@@ -63,6 +76,7 @@ class Finding:
     value: float | None = None
     limit: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    chain: tuple[Link, ...] = ()  # in source code: where it begins, each step, the use
 
     @property
     def where(self) -> str:
@@ -76,6 +90,8 @@ class Finding:
         out: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if value not in (None, "") and not (f.name == "evidence" and not value):
+            if f.name == "chain":
+                out |= {"chain": [link.to_json() for link in value]} if value else {}
+            elif value not in (None, "") and not (f.name == "evidence" and not value):
                 out[f.name] = value.name if isinstance(value, Severity) else value
         return out

@@ -106,8 +106,10 @@ class Limits:
         quoted="5 decreases in a row at any time",
     )  # fmt: skip
     scale_low_warn: float = _limit(
-        128, "loss-scaling", "information only: which scale is healthy depends on the gradients", quoted="128; 1024"
-    )
+        128, "loss-scaling", "where steps once passed at a higher one; which scale is healthy depends on the gradients",
+        quoted="128; 1024",
+    )  # fmt: skip
+    scale_sunk: float = _limit(0.01, "loss-scaling", "a choice: a hundredth of the scale at which steps first passed")
     scale_floor: float = _limit(
         1.0, "loss-scaling", "GradScaler halves for ever; below 1 the gradients themselves do not fit",
         quoted="1 as the value at which it stops",
@@ -239,15 +241,35 @@ class Limits:
     )
     runaway_loss: float = _limit(10.0, "own-history", "a choice: ten times where it began, and staying there, is no bad batch")
     runaway_grad: float = _limit(100.0, "own-history", "as explosion_ratio, from the first steps on")
+    runaway_weights: float = _limit(
+        1.5, "own-history", "a choice: steps too long carry the weights away; a loss that grows by its data or weighting does not"
+    )
+    outlier_jump: float = _limit(1e3, "own-history", "a choice: times all losses lately, in one step behind an update as usual")
 
     policy_ratio_warn: float = _limit(
         0.01, "decisions", "median |ratio - 1| of a sequence; bf16 against FP32 gives 0.003 at 32 tokens"
     )
     policy_ratio_error: float = _limit(0.2, "decisions", "PPO's usual clip range: the mismatch alone clips")
 
+    # loops
+    still_looks: float = _limit(3, "loops", "a choice: steps that moved nothing; the first may be of a warm-up")
+    still_steps: float = _limit(10, "loops", "with a learning rate of 0: a warm-up from 0 has one such step")
+    still_gradient: float = _limit(1e-7, "loops", "rms; the rounding noise of a flat loss is 1e-9")
+    unowned_steps: float = _limit(3, "loops", "a choice: a gradient at three steps, and bits that stay")
+    uncleared_steps: float = _limit(2, "loops", "a choice: once may be a step that is made to try")
+    no_gradient_steps: float = _limit(10, "loops", "a zero-initialised gate passes none at one or two steps")
+    idle_steps: float = _limit(128, "loops", "a choice: a branch that is not called may be called later")
+    lost_steps: float = _limit(6, "loops", "a choice: backward passes for nothing, and half of all")
+    stale_steps: float = _limit(3, "loops", "a choice: one step without a gradient is an odd batch")
+    mode_steps: float = _limit(3, "loops", "a choice: three trained steps in evaluation mode")
+    same_batches: float = _limit(8, "loops", "by chance 6e-5, for a data set of four different samples")
+    gone_history: float = _limit(10, "loops", "a choice: steps with a gradient before the one without")
+    gone_loss: float = _limit(1e-3, "loops", "of its median: a loss that is nearly 0 may have no gradient")
+
     # static checker
     init_scale_low: float = _limit(8.0, "loss-scaling", "saves only gradients within 3 bits of the point where they become 0")
     init_scale_high: float = _limit(2.0**24, "loss-scaling", "a healthy start from 2**24 skips 6 steps; above is waste")
+    fixed_scale_high: float = _limit(2.0**17, "loss-scaling", "a fixed scale: above it a gradient of 0.5 overflows fp16")
     growth_factor_high: float = _limit(
         8.0, "loss-scaling", "a choice: three doublings at once leave the working range of the scale"
     )

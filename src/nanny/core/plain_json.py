@@ -44,7 +44,7 @@ def _position(row: int | None, column: int | None) -> dict[str, int] | None:
 
 
 def finding_object(finding: Finding) -> dict[str, Any]:
-    """A finding in source code has always the same nine keys; one of a run has the fields that say something."""
+    """A finding in source code has always the same ten keys; one of a run has the fields that say something."""
     if not finding.file:
         return finding.to_json()
     return {
@@ -57,6 +57,10 @@ def finding_object(finding: Finding) -> dict[str, Any]:
         "cell": finding.cell,
         "hint": finding.hint,
         "url": rule_url(finding.code),
+        "chain": [
+            {"filename": link.file, "location": {"row": link.line}, "cell": link.cell, "what": link.what}
+            for link in finding.chain
+        ],
     }
 
 

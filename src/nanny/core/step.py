@@ -172,6 +172,37 @@ class OptimizerState:
     eps_ratio: float | None = None  # median sqrt(v_hat)/eps over elements with v > 0
     weight_decay: float = 0.0
     decoupled: bool = False  # the decay is p *= 1 - lr * weight_decay, as in AdamW
+    maximizes: bool = False  # what backward is given is to grow
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What trains, in which mode and in which precision, as a traced step shows it."""
+
+    tensors: int  # parameters of the models
+    elements: int
+    trained: int  # of them in an optimizer, and a gradient came
+    trained_elements: int
+    training: bool | None  # train mode, evaluation mode; None: several models that differ
+    modules: int = 0  # that ran and that autocast would lower: linear layers, convolutions, recurrences
+    low_modules: int = 0
+    low: str = ""  # the format of those
+    meant: str = ""  # the format that autocast, or a GradScaler, was there for
+    batch: str = ""  # checksum of the batch that a DataLoader gave last
+
+
+@dataclass(frozen=True)
+class Breach:
+    """Something that holds in every sound loop and has not held, up to this step."""
+
+    kind: str
+    names: tuple[str, ...] = ()  # parameters, buffers or modules; the first ones
+    count: int = 0  # of all of them
+    steps: int = 0  # how often
+    of: int = 0  # times that it could have been so
+    elements: int = 0
+    where: str = ""  # file:line of the program
+    traits: tuple[str, ...] = ()  # what tells its varieties apart
 
 
 _TABLE = {"table": True}  # numbers of many sites: stored as samples, and too large to be kept of a step that is over
@@ -207,6 +238,11 @@ class StepRecord:
     clipped_scaled: bool = False
     stepped_scaled: bool = False  # an optimizer ran by itself, on gradients that nobody had unscaled through the scaler
     stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
+    local_bad: tuple[str, ...] = ()  # of many processes: gradients that were not finite here, before they met those of others
+    updates_before: int | None = field(
+        default=None, metadata=_curve("updates")
+    )  # of many processes: how often weights had changed
+    from_others: bool = False  # the bad gradients of this step came from another process: its own were finite
     grads: SiteTable | None = field(default=None, metadata=_TABLE)
     outputs: SiteTable | None = field(default=None, metadata=_TABLE)
     output_grads: SiteTable | None = field(default=None, metadata=_TABLE)
@@ -226,16 +262,25 @@ class StepRecord:
     calls: tuple[str, ...] = field(default=(), metadata={"if": "stepped"})  # of the loop, in order: scale, backward, clip ...
     backwards: int = 0
     loss_factor: float | None = None  # a number by which the loss was multiplied by hand right before backward
+    loss_terms: int | None = None  # elements that the last sum before backward has added up
     growths: tuple[Growth, ...] = ()
     new_scaler: bool = False  # a GradScaler that no step before has used
     scale_given: bool = False  # update() was told the scale
     scale_static: bool = False  # the scaler in use can neither fall nor rise
+    experts: tuple[str, ...] = ()  # modules of which others like them were chosen, on a traced step
+    setup: Setup | None = None
+    breaches: tuple[Breach, ...] = ()
 
     # of a step that is kept without its tables (`RunFacts.incidents`)
     bad_grads: tuple[str, ...] = ()  # not finite; the last one is nearest to the loss
     nan_grads: bool = False  # one of them holds NaN, not only infinities
     culprit_code: str = ""  # of the first producer, as the rules name it
     culprit_site: str = ""
+
+    @property
+    def loss_unit(self) -> float:
+        """What the loss is made of: a sum over more terms, or times a larger number, is another quantity."""
+        return (self.loss_terms or 1) * (abs(self.loss_factor or 1.0) or 1.0)
 
     def without_tables(self, **more: Any) -> StepRecord:
         """With the conclusions drawn from them instead."""
@@ -249,5 +294,5 @@ TABLES = tuple(f.name for f in fields(StepRecord) if "table" in f.metadata)
 TOLD = tuple(
     (f.name, f.default, f.metadata.get("if", ""))
     for f in fields(StepRecord)
-    if f.name not in (*TABLES, "step", "seconds", "between", "called", "updates", "zero_outputs", "bad_calls")
+    if f.name not in (*TABLES, "step", "seconds", "between", "called", "experts", "updates", "zero_outputs", "bad_calls")
 )

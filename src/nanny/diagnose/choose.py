@@ -6,6 +6,8 @@
    the surer one (certain, likely, possible); among equals the one that `PRECEDENCE` puts before the other; then the one that
    most examined steps put first; then the one that was there first.
 
+4. `TRIED_FOR`: which remedies, tried on the step itself, speak for a cause, and against it if they were in vain.
+
 The monitor asks the same functions while a run goes on.
 """
 
@@ -38,7 +40,7 @@ from ..core.ops import (
 from .evidence import Evidence
 from .knowledge import remedy_of
 from .records import Diagnosis
-from .registry import all_causes
+from .registry import LIKELY, POSSIBLE, all_causes, less_sure
 from .signs import Signs
 
 # ---- 1. from a hazard to its cause ----
@@ -60,6 +62,7 @@ HAZARD_RULES = (
     _rule("given_nonfinite", "parameter", "", "an earlier step destroyed the weights: that one has the cause"),
     _rule("given_nonfinite", "buffer", "bn_stats_poisoned", "only running statistics outlive a skipped step"),
     _rule("given_nonfinite", "gradient", "stale_inf_grads", "backward adds to what was there"),
+    _rule("given_nonfinite", "constant", "constant_out_of_range", "one number from outside, and no batch"),
     _rule("given_nonfinite", "", "data_nan", "no operation has touched it yet"),
     _rule("masked_rows", "", "mask_inf_full_row", "0 / 0 in every row without a key"),
     _rule("constant_lost", "optimizer", "adam_eps_underflow_fp16", "the eps of the optimizer"),
@@ -78,6 +81,7 @@ HAZARD_RULES = (
     _rule("exp_range", "fp16", "exp_overflow_fp16", "exp ends at 11.09 in fp16"),
     _rule("overflow", "fp16 backward scaled_by_hand", "static_loss_scale_overflow", "a constant factor that nobody lowers"),
     _rule("overflow", "fp16 backward", "activation_overflow_fp16", "a gradient of activations leaves the range by itself"),
+    _rule("overflow", "fp16 constant", "constant_out_of_range", "one number from outside is cast, and no batch"),
     _rule("overflow", "fp16 from_data", "input_out_of_range_fp16", "the cast of the data overflows"),
     _rule("overflow", "fp16 scores", "attention_logit_overflow_fp16", "two activations multiplied, and a softmax behind them"),
     _rule("overflow", "fp16 loss_operation", "loss_computed_in_fp16", "a library loss on fp16 tensors"),
@@ -134,7 +138,7 @@ HAZARD_RULES = (
     _rule("average", "", "ema_stagnation"),
     _rule("accumulator", "of_gradients", "low_precision_grad_accumulation", "what is added are gradients"),
     _rule("accumulator", "", "absorption_in_accumulator"),
-    _rule("update_lost", "", "bf16_update_lost"),
+    _rule("update_lost", "", "update_lost"),
     _rule("decay_lost", "", "weight_decay_lost"),
     _rule("gradient_sum", "", "low_precision_grad_accumulation"),
     _rule("state_still", "average", "ema_stagnation", "state of the optimizer, or multiplied by a number below 1"),
@@ -198,7 +202,7 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
         return "saturated_probability_loss"
     told = at.source == "examination" or not signs.amp_dtype  # else what went in may have been rounded to the edge before
     if told and at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
-        if at.op in PARTIAL:
+        if at.op in PARTIAL and (at.nan or at.op not in PRODUCTS):
             return "undefined_operation"
         if not at.nan and at.op not in SOFTMAXES:
             return "float32_overflow"
@@ -248,17 +252,25 @@ PRECEDENCE = (
     Precedence("bn_stats_poisoned", "overflow", "training went on after the overflow; the buffer is what stays broken"),
     Precedence("adam_eps_underflow_fp16", "overflow", "the first update made the weights infinite, the rest follows"),
     Precedence("adam_eps_underflow_fp16", "underflow", "it is the optimizer's own eps that is 0"),
+    Precedence("data_outlier", "overflow", "one batch threw the weights away, numbers left their range afterwards"),
+    Precedence("data_outlier", "precision_loss", "nothing is exact on weights that were thrown away"),
+    Precedence("data_outlier", "not_precision", "what broke afterwards was broken by that batch"),
+    Precedence("data_outlier", "optimizer_v_lag", "the batch is the reason, whatever the second moment expected"),
     Precedence("exploding_recurrence", "overflow", "growth that is there before any training ends in an overflow"),
     Precedence("lr_too_high", "overflow", "loss and gradients grew first, numbers left their range afterwards"),
     Precedence("lr_too_high", "precision_loss", "FP32 would run away as well"),
     Precedence("lr_too_high", "optimizer_v_lag", "a loss that grows on and on is divergence, not one long step"),
     Precedence("grad_norm_overflow_fp16", "underflow", "the gradients were there before the clip coefficient made them 0"),
     Precedence("weight_decay_lost", "ema_stagnation", "a decay that rounds away shows in every weight, a slow average in a few"),
-    Precedence("bf16_update_lost", "ema_stagnation", "weights that do not move need no average to explain it"),
+    Precedence("update_lost", "ema_stagnation", "weights that do not move need no average to explain it"),
     Precedence("attention_entropy_collapse", "precision_loss", "a one-hot softmax passes no gradient in FP32 either"),
     Precedence("vanishing_architecture", "precision_loss", "the gradient is gone in FP32 too"),
     Precedence("vanishing_architecture", "dead_relu", "a fade through all layers leaves the first units off, too"),
     Precedence("adam_eps_dominates", "precision_loss", "steps that eps makes short are short in FP32 too"),
+    Precedence("gradient_never_cleared", "not_precision", "sums of all gradients so far run away at any learning rate"),
+    Precedence("gradient_never_cleared", "overflow", "the gradients grew first, numbers left their range afterwards"),
+    Precedence("step_without_backward", "step_changes_nothing", "a step without a gradient has nothing to change"),
+    Precedence("no_gradient_arrives", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("train_infer_mismatch", "logprob_rounding", "a ratio off 1 on unchanged weights is the proof itself"),
 )
 
@@ -291,19 +303,64 @@ def _order(one: Diagnosis, lead: str) -> tuple[bool, int]:
 def fitting(evidence: Evidence) -> list[Diagnosis]:
     """Everything that fits at all, best first."""
     signs = Signs(evidence)
+    known = {name: one for name, one in all_causes().items() if not name.endswith("_fp16") or "fp16" in signs.formats}
     found = [
         replace(
             seen,
             cause=one.name,
+            format="fp16" if one.name.endswith("_fp16") else next(iter(signs.formats), ""),
             family=one.family,
             precision_caused=one.precision if seen.precision_caused is None else seen.precision_caused,
             remedy=remedy_of(one.name),
             confirm=one.paragraph("Confirm"),
         )
-        for one in all_causes().values()
+        for one in known.values()  # a name never contradicts the formats of the run
         for seen in one.function(signs)
     ]
-    return best_first(found, signs.lead)
+    return best_first([_weighed_by_trials(one, signs) for one in _run_again(found)], signs.lead)
+
+
+def _run_again(found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Of a step that came out otherwise when it was run again, what an operation did in it proves nothing."""
+    chance = next((one for one in found if one.cause == "not_reproducible" and one.confidence >= LIKELY), None)
+    if chance is None:
+        return list(found)
+    return [replace(o, confidence=POSSIBLE) if o is not chance and o.step == chance.step else o for o in found]
+
+
+# ---- 4. what was tried on the step itself ----
+
+_FP32 = ("fp32",)
+TRIED_FOR = {  # cause -> changes of a step (examine/remedies.py) that are its remedy; the other causes have none
+    "activation_overflow_fp16": _FP32,
+    "attention_logit_overflow_fp16": ("scaled_first", "fp32"),
+    "exp_overflow_fp16": _FP32,
+    "input_out_of_range_fp16": _FP32,
+    "loss_computed_in_fp16": _FP32,
+    "norm_square_overflow_fp16": _FP32,
+    "product_overflow_fp16": _FP32,
+    "reduction_overflow_fp16": _FP32,
+    "eps_underflow_fp16": ("larger_eps",),
+    "bf16_update_lost": ("master_weights",),
+    "weight_decay_lost": ("master_weights",),
+    "data_nan": ("rows_left_out",),
+    "static_loss_scale_overflow": ("smaller_scale",),
+}
+
+
+def _weighed_by_trials(one: Diagnosis, signs: Signs) -> Diagnosis:
+    """A cause whose remedies were tried and all in vain is less sure, and they are not recommended."""
+    changes = TRIED_FOR.get(one.cause, ())
+    made = {  # of a fault that is there at every step, the last
+        trial.change: trial
+        for exam in signs.evidence.examinations
+        for trial in exam.trials
+        if trial.change in changes and (exam.step == one.step or not trial.was_bad)
+    }
+    if not made:
+        return one
+    tried = replace(one, tried=tuple(sorted(made.values(), key=lambda t: (t.helped is not True, changes.index(t.change)))))
+    return replace(tried, confidence=less_sure(one.confidence), remedy="") if tried.remedy_failed else tried
 
 
 def diagnoses_of(evidence: Evidence) -> list[Diagnosis]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -95,6 +95,10 @@ class Evidence:
     def finding(self, *codes: str) -> Finding | None:
         """The first of these codes that is more than information."""
         return next((f for f in self.findings if f.code in codes and f.severity > 1), None)
+
+    def without_trials(self) -> Evidence:
+        """As if no remedy had been tried."""
+        return replace(self, examinations=tuple(replace(exam, trials=()) for exam in self.examinations))
 
     @property
     def first_bad_step(self) -> int | None:

@@ -132,6 +132,9 @@ def backward_culprit(step: StepRecord) -> Culprit | None:
     at = table.names.index(grads[-1])
     is_nan = math.isnan(float(np.asarray(table.columns["min"])[at]))
     code = "NAN" if is_nan else "INF"
+    if step.from_others:
+        said = f"this rank's loss and gradients were finite until they met those of another rank ({len(grads)} parameters got it)"
+        return Culprit(code, grads[-1], said, {**evidence, "from_others": True, "passed_on": grads[:-1]})
     if arriving:
         site = arriving[-1]  # sites are in the order of execution: the last one is nearest to the loss
         evidence["arrives_at"] = site

@@ -20,7 +20,7 @@ import numpy as np
 from ..core.examination import Examination
 from ..core.finding import Finding
 from ..core.limits import Limits
-from ..core.step import CURVES, TOLD, SiteTable, StepRecord
+from ..core.step import CURVES, TOLD, OptimizerState, SiteTable, StepRecord
 from .evidence import Evidence, GradientLevel, Reach, RunFacts, Surprise
 from .first_nonfinite import bad_sites, culprit_of, forward_culprit
 
@@ -28,6 +28,7 @@ MOST_INCIDENTS = 12
 MOST_POINTS = 64
 MOST_PARAMETERS = 512
 LONGEST_CURVE = 20_000
+SAME_UNIT = 1.5  # two sums are compared if one has at most so many times the terms of the other
 _LOW = math.log(1e-2)  # of its own average
 
 
@@ -56,17 +57,32 @@ class Deviation:
 
 
 class Recent(deque[float]):
-    """The last finite numbers of a run, which are also kept in order of size: a median is asked for at every step."""
+    """The last finite numbers of a run, which are also kept in order of size: a median is asked for at every step.
+
+    Each has a unit (`StepRecord.loss_unit`): only numbers of about the same one can be compared.
+    """
 
     def __init__(self, depth: int) -> None:
         super().__init__(maxlen=depth)
         self.ranked: list[float] = []
+        self._units: deque[float] = deque(maxlen=depth)
+        self._first_unit: float | None = None
+        self._is_mixed = False
 
-    def append(self, value: float) -> None:
+    def append(self, value: float, unit: float = 1.0) -> None:
         if len(self) == self.maxlen:
             del self.ranked[bisect_left(self.ranked, self[0])]
         insort(self.ranked, value)
+        self._units.append(unit)
+        self._first_unit = unit if self._first_unit is None else self._first_unit
+        self._is_mixed = self._is_mixed or unit != self._first_unit
         super().append(value)
+
+    def comparable(self, unit: float) -> Sequence[float]:
+        """Those of about this unit; itself if all are."""
+        if not self._is_mixed and unit == (self._first_unit or unit):
+            return self
+        return [value for value, known in zip(self, self._units) if unit / SAME_UNIT <= known <= unit * SAME_UNIT]
 
 
 def deviation(history: Iterable[float], value: float, logarithmic: bool = True) -> Deviation | None:
@@ -181,6 +197,7 @@ class RunHistory:
         self.limits = limits or Limits()
         depth = int(self.limits.history_steps)
         self.steps = 0
+        self.told: set[str] = set()  # codes that are told once
         self.losses = Recent(depth)
         self.first_losses: list[float] = []
         self.first_norms: list[float] = []
@@ -190,7 +207,7 @@ class RunHistory:
         self.skips_in_row = 0
         self.stepped_once = False  # GradScaler has let a step through
         self.scales: deque[float] = deque(maxlen=depth)
-        self.first_scale: float | None = None
+        self.first_good_scale: float | None = None  # at which a step passed
         self.pinned = 0  # skips in a row that left the scale as it was
         self.last_skipped = False
         self.same_loss = 0  # steps in a row with a bit-identical loss
@@ -235,10 +252,10 @@ class RunHistory:
             self.last_bad_step = step.step
         self._add_loss(step)
         if norm is not None:
-            known = deviation(self.norms, norm) if norm > 0 and not bad else None
+            known = deviation(self.norms.comparable(step.loss_unit), norm) if norm > 0 and not bad else None
             self.norm_high = self.norm_high + 1 if known and known.ratio > self.limits.grad_ratio else 0
             if not bad and norm > 0:
-                self.norms.append(norm)
+                self.norms.append(norm, step.loss_unit)
                 if len(self.first_norms) < self.limits.baseline_steps:
                     self.first_norms.append(norm)
         if step.grads is not None:
@@ -260,6 +277,12 @@ class RunHistory:
             self._latest[name] = value
             if isinstance(value, (int, float)) and not isinstance(value, bool) and value > self._largest.get(name, -math.inf):
                 self._largest[name] = value
+
+    @property
+    def optimizers(self) -> tuple[OptimizerState, ...]:
+        """As they were last told."""
+        told: tuple[OptimizerState, ...] = self._latest.get("optimizers", ())
+        return told
 
     @property
     def facts(self) -> RunFacts:
@@ -362,7 +385,7 @@ class RunHistory:
 
     def _add_surprise(self, step: StepRecord, names: tuple[str, ...], at: Any, norms: np.ndarray) -> None:
         """What Adam's second moment makes of the norms: the same recurrence, on whole parameters."""
-        beta2 = next((o.beta2 for o in self._latest.get("optimizers", ()) if o.beta2 is not None), None)
+        beta2 = next((o.beta2 for o in self.optimizers if o.beta2 is not None), None)
         if beta2 is None or not step.stepped or step.skipped:
             return
         average, n = self._counts[2, at], self._counts[3, at]
@@ -403,21 +426,20 @@ class RunHistory:
             self.same_loss = 0
             return
         self.same_loss = self.same_loss + 1 if self.losses and self.losses[-1] == step.loss else 0
-        self.losses.append(step.loss)
+        self.losses.append(step.loss, step.loss_unit)
         if len(self.first_losses) < self.limits.baseline_steps:
             self.first_losses.append(step.loss)
 
     def _add_scale(self, step: StepRecord) -> None:
         if step.scale is None or not step.stepped:
             return
-        if self.first_scale is None:
-            self.first_scale = step.scale
         self.pinned = self.pinned + 1 if self.is_pinned(step) else 0
         if step.skipped:
             self.skips_in_row += 1
         else:
             self.skips_in_row = 0
             self.stepped_once = True
+            self.first_good_scale = self.first_good_scale or step.scale
         if self.stepped_once:
             self.skips.append(step.skipped)
         self.scales.append(step.scale)
@@ -446,6 +468,7 @@ def step_scalars(step: StepRecord) -> dict[str, float]:
         **{curve: fields[name] for name, curve in CURVES.items()},
         "step_ms": None if step.seconds is None else 1e3 * step.seconds,
         "grad_norm": grad_norm(step),
+        "weight_norm": None if step.weights is None else step.weights.whole_norm,  # as it found them; at the end, as it left them
         "skipped": float(step.skipped) if step.scale is not None else None,
         "traced": 1.0 if step.traced else None,
     }

@@ -19,6 +19,20 @@ from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import format_of
 from ..core.limits import Limits
 
+PAGES = {
+    "POLICY_MISMATCH": (
+        Severity.WARNING,
+        """Training and rollout give other log-probabilities for the same tokens under the same weights.
+
+        Why: the importance ratio should be 1 before the first update; rounding moves it, and clipping and weights then act on
+        rounding instead of on what the policy has learnt.
+
+        Fix: use the same precision and the same kernels on both sides, keep and sum log-probabilities in FP32, or correct with
+        truncated importance sampling. See `nanny rule train_infer_mismatch` and `nanny rule logprob_rounding`.
+        """,
+    )
+}
+
 
 @dataclass(frozen=True)
 class PolicyMismatch:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core.examination import Trial
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -15,14 +17,17 @@ class Diagnosis:
     culprit: str = ""  # module or parameter path, op:<name>, optimizer[.field], scaler[.field], data[:what], loop:<what>
     step: int | None = None
     where: str = ""  # file:line if known
+    source: str = ""  # the line itself, with carets under the operation in a second line if known
     confidence: float = 0.0  # one of registry.LEVELS
     precision_caused: bool | None = None  # None: unknown
+    format: str = ""  # the low one that the run uses: fp16, bf16; "" in FP32
     evidence: tuple[str, ...] = ()  # facts with their numbers
     chain: tuple[str, ...] = ()  # producer -> ... -> symptom
     remedy: str = ""
     confirm: str = ""  # the one command or experiment that would prove it
     early: bool = False  # a trend that foresees failure; nothing is lost yet
     expected_step: int | None = None  # when, if the trend is clear
+    tried: tuple[Trial, ...] = ()  # its remedies, on the step itself
 
     @property
     def summary(self) -> str:
@@ -35,14 +40,23 @@ class Diagnosis:
         """No module, parameter or part of the loop is named, only what was computed."""
         return self.culprit.partition(":")[0] == "op"
 
+    @property
+    def remedy_failed(self) -> bool:
+        """All that was tried was in vain."""
+        return bool(self.tried) and all(trial.helped is False for trial in self.tried)
+
     def in_language(self, language: str) -> Diagnosis:
         """With the remedy as the page of the cause has it in that language."""
         from .knowledge import remedy_of
 
-        return replace(self, remedy=remedy_of(self.cause, language))
+        return replace(self, remedy="" if self.remedy_failed else remedy_of(self.cause, language))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, plain, as diagnose --format json prints them."""
         from dataclasses import asdict
 
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        from .describe import trial_in_words
+
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        told = [{"helped": t.helped, "text": trial_in_words(t), **asdict(t)} for t in self.tried]
+        return {**plain, "tried": told}

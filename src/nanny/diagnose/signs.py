@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from ..core.examination import Examination, FirstBad, Hazard, Place
-from ..core.formats import FP16
+from ..core.finding import NannyError
+from ..core.formats import FP16, format_of
 from ..core.limits import Limits
 from ..core.step import Growth, StepRecord
 from .evidence import Evidence, RunFacts
+from .knowledge import current_name
 
+_SETTLED = 8  # steps before which nothing is usual
 PROVED = ("overflow", "exp_range", "constant_lost", "integers")  # by the number itself, whatever it led to
 
 
@@ -39,6 +42,17 @@ class Runaway:
 
 
 @dataclass(frozen=True)
+class Outlier:
+    """A batch whose loss was out of proportion though nothing before it was, and after which nothing was as before."""
+
+    step: int
+    loss: float
+    usual: float  # the largest loss lately
+    norm: float  # of the gradients of the step before, beside ...
+    usual_norm: float
+
+
+@dataclass(frozen=True)
 class Signs:
     evidence: Evidence
 
@@ -55,7 +69,8 @@ class Signs:
     @cached_property
     def losing_steps(self) -> Sequence[StepRecord]:
         """Bad steps that the loss scale's search does not explain: the forward pass was bad, or nobody skipped the update."""
-        return [i for i in self.facts.incidents if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.bad_calls)]
+        own = [i for i in self.facts.incidents if not i.from_others]
+        return [i for i in own if not (i.skipped and math.isfinite(i.loss or 0.0) and not i.bad_calls)]
 
     @cached_property
     def skips(self) -> tuple[int, int, int]:
@@ -185,6 +200,57 @@ class Signs:
         return Runaway(int(steps[start]), int(steps[worst]), name, float(values[start]), float(values[worst]))
 
     @cached_property
+    def outlier(self) -> Outlier | None:
+        """The loss jumps by orders behind an update like all others: the batch did it. And the weights are thrown away."""
+        steps, losses = self.evidence.curve("loss")
+        at, norms = self.evidence.curve("grad_norm")
+        known = {int(s): float(n) for s, n in zip(at, norms)}
+        for i in range(_SETTLED, len(losses)):
+            lately = losses[max(0, i - 20) : i]
+            if not np.isfinite(losses[i]) or not np.isfinite(lately).all():
+                return None
+            if losses[i] < self.limits.outlier_jump * float(np.abs(lately).max()):
+                continue
+            earlier = [known[int(s)] for s in steps[max(0, i - 20) : i] if int(s) in known]
+            if len(earlier) < _SETTLED or not earlier[-1] < self.limits.grad_ratio * float(np.median(earlier)):
+                return None
+            step = int(steps[i])
+            if self._rate_rose(step) or not self.carried_away(step, self.limits.runaway_loss, sure=True):
+                return None
+            return Outlier(step, float(losses[i]), float(np.abs(lately).max()), earlier[-1], float(np.median(earlier)))
+        return None
+
+    def _rate_rose(self, step: int) -> bool:
+        """The learning rate of the update before this step was above what it had been."""
+        steps, rates = self.evidence.curve("lr")
+        before = rates[steps < step]
+        return len(before) > 1 and float(before[-1]) > 2 * float(np.median(before[-_SETTLED:]))
+
+    def carried_away(self, step: int, times: float = 0.0, sure: bool = False) -> bool:
+        """The weights became far larger than they were at this step, or are not finite. `sure`: not if nobody measured them."""
+        steps, norms = self.evidence.curve("weight_norm")
+        before, after = norms[steps <= step], norms[steps > step]
+        if not len(before) or not len(after):
+            return not sure
+        return not np.isfinite(after).all() or float(after.max()) > (times or self.limits.runaway_weights) * float(before[-1])
+
+    @cached_property
+    def steps_too_long(self) -> Runaway | None:
+        """A runaway that the updates have made: there was a learning rate, a loss to lower, and the weights went along."""
+        away = self.runaway
+        if away is None or self.exploded_at_once or self.outlier is not None or self.wrong_before(away.start + 1):
+            return None
+        steps, rates = self.evidence.curve("lr")
+        meanwhile = rates[(steps >= away.start) & (steps <= away.step)]
+        if len(meanwhile) and not float(np.max(meanwhile)) > 0:
+            return None
+        at = self.first_bad
+        if at is not None and at.in_reference is False and at.step <= away.start:
+            return None  # precision had broken something before anything grew
+        maximised = any(o.maximizes for o in self.facts.latest.optimizers)
+        return None if maximised or not self.carried_away(away.start) else away
+
+    @cached_property
     def learns(self) -> bool:
         """The loss has come down from where it began."""
         _, values = self.evidence.curve("loss")
@@ -228,8 +294,10 @@ class Signs:
 
     def ran_away_before(self, at: FirstBad) -> bool:
         """Loss or gradients had grown by orders before the number went bad: it is a consequence."""
-        away = self.runaway
-        return away is not None and away.start < at.step and away.step <= at.step and not self.wrong_before(away.start + 1)
+        away, thrown = self.steps_too_long, self.outlier
+        return (away is not None and away.start < at.step and away.step <= at.step) or (
+            thrown is not None and thrown.step < at.step
+        )
 
     def wrong_before(self, step: int) -> bool:
         """An examined step before this one had gradients that FP32 would not have given."""
@@ -331,10 +399,17 @@ class Signs:
         return float(np.median(errors)) if errors else 0.0
 
     def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
-        for exam in self.evidence.examinations:
-            for hazard in exam.hazards:
-                if hazard.cause == cause:
-                    yield exam, hazard
+        began = self.outlier.step if self.outlier is not None else self.steps_too_long.start if self.steps_too_long else math.inf
+        found = [
+            (e, h) for e in self.evidence.examinations for h in e.hazards if current_name(h.cause) == cause and self._lasts(h)
+        ]
+        if any(e.step <= began for e, _ in found):
+            yield from found  # what only a runaway has shown, the runaway has made
+
+    def _lasts(self, hazard: Hazard) -> bool:
+        """A branch that begins at nothing is lost in its stream at first, and grows out of it by itself."""
+        last = self.clean_exams[-1] if self.clean_exams else None
+        return hazard.kind != "residual" or last is None or any(h.kind == "residual" for h in last.hazards)
 
     @cached_property
     def lead(self) -> str:
@@ -354,9 +429,32 @@ class Signs:
             if name in exam.facts:
                 yield exam, exam.facts[name]
 
+    @cached_property
+    def formats(self) -> tuple[str, ...]:
+        """The 16-bit (or narrower) formats that the run has shown, the one of autocast first."""
+        facts, told = self.facts, [self.amp_dtype]
+        for exam in self.evidence.examinations:
+            told += [exam.amp_dtype, *(h.dtype for h in exam.hazards)]
+        for incident in facts.incidents:
+            told += [call.dtype for call in incident.bad_calls]
+            told += [incident.autopsy.dtype] if incident.autopsy is not None else []
+        told += [u.dtype for u in facts.updates] + [g.dtype for g in (*facts.early_levels, *facts.levels)]
+        told += [dtype for o in facts.latest.optimizers for dtype in (o.param_dtype, o.state_dtype)]
+        told += ["fp16"] if facts.reach or facts.count("scale") else []
+        return tuple(dict.fromkeys(filter(None, map(_low_format, told))))
+
     @property
     def amp_dtype(self) -> str:
         return self.facts.latest.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
+
+
+def _low_format(dtype: str) -> str:
+    """`fp16` of `float16`; "" for wide ones, whole numbers and others."""
+    try:
+        found = format_of(dtype)
+    except NannyError:
+        return ""
+    return found.name if found.bits <= 16 else ""
 
 
 def first_bad_of(exam: Examination) -> FirstBad:
@@ -364,12 +462,17 @@ def first_bad_of(exam: Examination) -> FirstBad:
     first, other = exam.first_bad, exam.first_bad_reference
     assert first is not None
     hazard = _hazard_at(exam, first)
+    stored = hazard is not None and (
+        hazard.numbers.get("stored") or (hazard.kind == "masked_rows" and exam.facts.get("stored_infinity"))
+    )
     return replace(
         first,
         op=first.op.lstrip("_"),
         step=exam.step,
         dtype=hazard.dtype if hazard is not None else "",
-        in_reference=other is not None
+        in_reference=None  # the twin began with what low precision had already made of it
+        if stored
+        else other is not None
         and (other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)),
         hazard=hazard,
     )
@@ -402,10 +505,10 @@ def _growth_of(numbers: Mapping[str, Any]) -> Growth:
 def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     """(last index at the low level, index of the peak), if values rose by `factor` above their beginning and stayed there."""
     at = np.flatnonzero(np.isfinite(values) & (values > 0))
-    if len(at) < 3:
-        return None
     known = values[at]
-    base = float(np.median(known[: max(3, len(known) // 8)]))
+    if len(at) < 2 or (len(at) < 3 and len(values) == len(at)):
+        return None
+    base = min(float(np.median(known[: max(3, len(known) // 8)])), float(known[0]))  # it may have grown before the third step
     peak = int(np.argmax(known))
     if known[peak] < factor * base:
         return None

@@ -6,6 +6,7 @@ health. `verdict_of` is asked while a run goes on, at its end, and of its record
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,15 +53,19 @@ def verdict_of(
     failure: str = "",
     damaged: bool = False,
     findings: Sequence[Finding] | None = None,
+    rank: int | None = None,
 ) -> Verdict:
-    """`steps`: first and last that are known; `findings`: those of all processes, if there are more than this one's."""
+    """`steps`: first and last that are known; `findings`: those of all processes, if there are more than this one's; `rank`: the
+    one process in which it began, if it began in one."""
     found = evidence.findings if findings is None else findings
     first = first_culprit(found)
     diagnosis = next(iter(diagnoses_of(evidence)), None)
     wrong = first is not None and first.severity is Severity.ERROR
     if diagnosis is not None:
         certain = not diagnosis.early and (wrong or diagnosis.confidence >= LIKELY)
-        return Verdict(False, "NOT HEALTHY" if certain else "SUSPECT", cause_in_words(diagnosis), diagnosis, first)
+        return Verdict(False, "NOT HEALTHY" if certain else "SUSPECT", cause_in_words(diagnosis, rank), diagnosis, first)
+    if first is not None and is_from_others(first):
+        return Verdict(False, "NOT HEALTHY", f"bad gradients came from another rank at step {first.step}", None, first)
     if first is not None:
         return Verdict(False, "NOT HEALTHY" if wrong else "SUSPECT", f"{_counts_in_words(found)}; {UNPROVED}", None, first)
     broken = first_nonfinite(evidence.scalars.get("loss"))
@@ -79,13 +84,14 @@ def verdict_of(
     if status == "crashed":
         return Verdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}")
     if status == "interrupted":
-        return Verdict(None, "INTERRUPTED", f"the run was stopped from outside; nothing wrong in {seen}")
-    return Verdict(True, "HEALTHY", f"nothing wrong in {seen}")
+        return Verdict(None, "INTERRUPTED", f"the run was stopped from outside; no numerical trouble in {seen}")
+    return Verdict(True, "HEALTHY", f"no numerical trouble in {seen}")
 
 
-def cause_in_words(one: Diagnosis) -> str:
-    """`attention_logit_overflow_fp16 in blocks.1.attn at step 49 (train.py:31), 95 % sure`."""
+def cause_in_words(one: Diagnosis, rank: int | None = None) -> str:
+    """`attention_logit_overflow_fp16 in blocks.1.attn at step 49 on rank 1 (train.py:31), 95 % sure`."""
     place = (f" in {one.culprit}" if one.culprit else "") + ("" if one.step is None else f" at step {one.step}")
+    place += "" if rank is None else f" on rank {rank}"
     line = f" ({one.where})" if one.where else ""
     return f"{one.cause}{place}{line}, {certainty(one)}"
 
@@ -122,8 +128,11 @@ def finding_of(verdict: Verdict) -> Finding | None:
 def first_culprit(findings: Sequence[Finding]) -> Finding | None:
     """The finding to read first: the earliest error, or the earliest warning if there is none.
 
-    A bad loss whose producer was named a few steps later is told by that later finding.
+    A bad loss whose producer was named a few steps later is told by that later finding. What came from another process is second
+    to what that one has on record.
     """
+    own = min((f.step or 0 for f in findings if not is_from_others(f) and f.severity is Severity.ERROR), default=math.inf)
+    findings = [f for f in findings if not is_from_others(f) or (f.step or 0) < own]
     worst = max((f.severity for f in findings), default=Severity.INFO)
     if worst < Severity.WARNING:
         return None
@@ -132,6 +141,11 @@ def first_culprit(findings: Sequence[Finding]) -> Finding | None:
     if first.code in ("NAN", "INF") and first.site == "loss":
         return next((f for f in serious if f.code in _LOCATED and f.site != "loss" and _soon_after(f, first)), first)
     return first
+
+
+def is_from_others(finding: Finding) -> bool:
+    """Another process of the same job had it first."""
+    return bool(finding.evidence.get("from_others"))
 
 
 def _soon_after(finding: Finding, first: Finding) -> bool:

@@ -115,7 +115,7 @@ def _html(report: DiffReport, lang: str | None) -> str:
     try:
         from .page import render_diff as render_page
     except ModuleNotFoundError as error:
-        raise NannyError(f"--format html needs {error.name}; type: pip install 'precision-nanny[web]'") from None
+        raise NannyError(f"--format html needs {error.name}; type: pip install plotly") from None
     return render_page(report, lang)
 
 

@@ -1,68 +1,321 @@
-"""Examines a forward pass that has already been: it is made once more beside FP32, and everything is put back.
+"""Examines a step that has already been: it is made once more beside FP32, and everything is put back.
 
-The step that went wrong is at hand until the optimizer changes the weights. What cannot be made again without a trace (several
-processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is said.
+The step that went wrong is at hand until the optimizer changes the weights. Before anything is blamed it is run again as it was:
+an operation that gives other bits of the same inputs is itself the diagnosis. Backward is run again too, into gradients that
+nobody else sees, from the gradients that the outputs got, or from a loss that the model itself computes. What cannot be made
+again without a trace (calls of other processes, compiled parts, hooks of the user, inputs written over) is left alone, and why is
+said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
-from ..core.examination import Examination
-from ..watch.calls import ModelCall
+from ..core.examination import Examination, Trial
+from ..watch.calls import ModelCall, same_bits
+from ..watch.digests import Digests, first_difference
 from ..watch.names import is_compiled
-from ..watch.op_stream import watching
-from ..watch.snapshot import kept_state
+from ..watch.op_facts import is_collective
+from ..watch.op_stream import Op, Stopped, watching
+from ..watch.places import Places, derivative_of
+from ..watch.ranks import many_processes
+from ..watch.snapshot import KeptState, kept_state
+from ..watch.tensors import map_leaves, tensors_in
 from .sanitizer import Sanitizer
+
+Models = Sequence[tuple[nn.Module, str]]
+_SCALINGS = ("MulBackward0", "DivBackward0", "ToCopyBackward0")  # between the loss of a model and what is differentiated
+_MOST_SCALINGS = 4
+_MOST_NODES = 10_000
+_SMALLER = 1024.0  # a loss scale that is tried
 
 
 class NotAgain(Exception):
-    """Why a forward pass cannot be made again, for people."""
+    """Why a step cannot be made again, for people."""
 
 
 def examine_again(
     calls: Sequence[ModelCall],
-    models: Sequence[tuple[nn.Module, str]],
+    models: Models,
     step: int,
     scale: Callable[[], float | None] | None = None,
+    try_remedies: bool = True,
+    root: Tensor | None = None,
 ) -> Examination:
-    """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were."""
-    obstacle = _obstacle(calls)
-    if obstacle:
-        raise NotAgain(obstacle)
-    given = [tensor for call in calls for tensor in call.inputs]
-    sanitizer = Sanitizer(models, step, scale)
-    with ExitStack() as kept:
-        for module in {id(call.module): call.module for call in calls}.values():
-            # backward checks that nobody has written into what it saved: what is put back counts as never written
-            written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
-            kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
-            kept.enter_context(watching(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in calls]))))
-        sanitizer.open()
-        try:
-            with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
-                results = [call.make_again() for call in calls]
-        except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
-            raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
-        finally:
-            examination = sanitizer.close()
-    same = [call.gave(result) for call, result in zip(calls, results)]
-    facts = {**examination.facts, "again": True} | ({"other_bits": True} if False in same else {})
+    """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were.
+
+    `root`: what backward was called on, if it has not run yet.
+    """
+    calls = tuple(calls)  # those who listen hear the second run as well
+    second = _Again(calls, root, scale)
+    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies)
+    second.run(sanitizer)
+    examination = sanitizer.close()
+    facts = {**examination.facts, "again": True}
+    if any(call.gave(result) is False for call, result in zip(calls, second.results)):
+        facts["other_bits"] = True
+    unlike = _unlike(calls, models, second)
+    if unlike:
+        facts["not_reproducible"] = unlike
     return replace(examination, facts=facts)
+
+
+def run_twice(calls: Sequence[ModelCall], models: Models, root: Tensor) -> dict[str, Any]:
+    """What proves that these calls cannot be reproduced: the fact `not_reproducible` of an examination; empty if nothing does."""
+    calls = tuple(calls)
+    second = _Again(calls, root)
+    second.run()
+    return _unlike(calls, models, second)
+
+
+def without_bad_rows(calls: Sequence[ModelCall], root: Tensor) -> Trial | None:
+    """The calls again without the rows of the batch that are not finite; None if there are none, or no others."""
+    calls = tuple(calls)
+    rows = [bad for call in calls if (bad := _bad_rows(call)) is not None]
+    count = sum(int(bad.sum()) for bad in rows)
+    if not count or any(bool(bad.all()) for bad in rows):
+        return None
+    try:
+        again = _Again(calls, root)
+        again.leave_out = dict(zip((id(call) for call in calls if _bad_rows(call) is not None), rows))
+        again.run()
+    except NotAgain:
+        return None
+    still = _is_bad(again.results)
+    return None if still is None else Trial("rows_left_out", value=float(count), outputs_finite=not still)
+
+
+def _bad_rows(call: ModelCall) -> Tensor | None:
+    """Which rows of its inputs hold NaN or infinities, of those that are as long as the first that does."""
+    spoilt = [t for t in call.inputs if t.is_floating_point() and t.dim() and not bool(t.isfinite().all())]
+    if not spoilt:
+        return None
+    of_length = [t for t in spoilt if len(t) == len(spoilt[0])]
+    return torch.stack([~t.detach().isfinite().reshape(len(t), -1).all(-1) for t in of_length]).any(0)
+
+
+def smaller_scale(calls: Sequence[ModelCall], models: Models, step: int) -> Trial | None:
+    """Backward again from gradients that are smaller, as behind a smaller loss scale."""
+    calls = tuple(calls)
+    if _is_bad([call.gradients for call in calls]) is not False:
+        return None  # they were spoilt before they came to the model
+    sanitizer = Sanitizer(models, step, try_remedies=False)
+    try:
+        again = _Again(calls)
+        again.shrink = 1 / _SMALLER
+        again.run(sanitizer)
+    except NotAgain:
+        return None
+    seen = sanitizer.close()
+    if not seen.gradients:
+        return None
+    bad = any(g.nonfinite for g in seen.gradients)
+    return Trial("smaller_scale", value=_SMALLER, gradients_finite=not bad, gradient_error=None if bad else seen.gradient_error)
+
+
+def _unlike(calls: Sequence[ModelCall], models: Models, second: _Again) -> dict[str, Any]:
+    with Places(models) as places:
+        third = _Again(calls, second.root, second.scale, places)
+        third.run()
+    same, found = first_difference(second.digests, third.digests)
+    told: dict[str, Any] = {
+        "rank": int(os.environ.get("RANK", "0") or 0),
+        "bad": [_is_bad([call.results() for call in calls]), _is_bad(second.results), _is_bad(third.results)],
+        "every_time": found is not None,
+    }
+    if found is not None:
+        place = found.place
+        return {**told, "op": found.op, "site": place.site, "where": place.where, "device": found.device}
+    was_same = [call.gave(result) for call, result in zip(calls, second.results)]
+    if not same or False not in was_same or not second.untouched or second.digests.trouble:
+        return {}  # the program itself went another way, or keeps a state
+    call, result = next((c, r) for c, r, s in zip(calls, second.results, was_same) if s is False)
+    made = tensors_in(result)
+    ends = [(b, a.grad_fn) for nr, a in zip(call.nodes, made) if (b := _node_at(second.root, nr)) is not None]
+    op = next((op for b, a in ends if (op := _where_they_part(b, a))), "")
+    return {**told, "op": op, "site": "", "where": "", "device": str(made[0].device)}
+
+
+def _is_bad(results: Any) -> bool | None:
+    """Is a number among them not finite? None: they are gone."""
+    known = [t for t in tensors_in(results) if t.is_floating_point()]
+    return any(not bool(t.isfinite().all()) for t in known) if known else None
+
+
+class _Again:
+    """One more run of some calls, watched; nothing of it stays."""
+
+    def __init__(
+        self,
+        calls: Sequence[ModelCall],
+        root: Tensor | None = None,
+        scale: Callable[[], float | None] | None = None,
+        places: Places | None = None,
+    ) -> None:
+        obstacle = _obstacle(calls)
+        if obstacle:
+            raise NotAgain(obstacle)
+        self._calls, self.root, self.scale = calls, root, scale
+        self.digests = Digests(places)
+        self.results: list[Any] = []
+        self.leave_out: dict[int, Tensor] = {}  # rows, by the identity of the call
+        self.shrink = 1.0  # gradients from which backward begins
+        self.untouched = True  # it left no trace in the model, even before all was put back
+
+    def run(self, sanitizer: Sanitizer | None = None) -> None:
+        given = [tensor for call in self._calls for tensor in call.inputs]
+        states: list[KeptState] = []
+        with ExitStack() as kept:
+            for module in {id(call.module): call.module for call in self._calls}.values():
+                # backward checks that nobody has written into what it saved: what is put back counts as never written
+                written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
+                kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
+                states.append(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in self._calls])))
+                kept.enter_context(watching(states[-1]))
+            if many_processes():
+                kept.enter_context(watching(_NoCollectives()))
+            kept.enter_context(watching(self.digests))
+            if sanitizer is not None:
+                kept.callback(sanitizer.close)
+                sanitizer.open()
+            try:
+                with torch._C._EnableTorchFunction():  # for the program's own classes; hooks of ours run without
+                    self.results = [call.make_again(*self._inputs(call)) for call in self._calls]
+                self.untouched = all(state.is_untouched() for state in states)
+                self._backward(sanitizer)
+            except Stopped as error:
+                raise NotAgain(str(error)) from None
+            except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
+                raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
+
+    def _inputs(self, call: ModelCall) -> tuple[Any, ...]:
+        rows = self.leave_out.get(id(call))
+        if rows is None:
+            return ()
+
+        def kept(value: Any) -> Any:
+            is_batch = isinstance(value, Tensor) and value.dim() and len(value) == len(rows)
+            return value[~rows] if is_batch else value
+
+        return tuple(map_leaves((call.args, call.kwargs), kept))
+
+    def _backward(self, sanitizer: Sanitizer | None) -> None:
+        if many_processes():
+            return  # gradients meet those of others when they are accumulated
+        parts = {id(part): part for call in self._calls for part in call.module.modules()}.values()
+        parameters = tuple(
+            {id(p): p for part in parts for p in part._parameters.values() if p is not None and p.requires_grad}.values()
+        )
+        if not parameters or _has_backward_hooks(parts, parameters):
+            return
+        pairs = list(self._seeds())
+        if not pairs:
+            return
+        if sanitizer is not None:
+            sanitizer.note_scale()
+        roots, seeds = zip(*pairs)
+        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch.autograd.backward is told to listeners
+        run(roots, seeds, False, False, parameters, allow_unreachable=True, accumulate_grad=True)
+
+    def _seeds(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What is differentiated, and from which gradient."""
+        for call, result in zip(self._calls, self.results):
+            for i, output in enumerate(tensors_in(result)):
+                if not output.requires_grad:
+                    continue
+                node = call.nodes[i] if i < len(call.nodes) else -1
+                if self.root is not None and output.numel() == 1 and _is_scaled(self.root, node):
+                    loss = output * ((self.scale() if self.scale is not None else None) or 1.0)
+                    yield loss, torch.ones_like(loss)
+                elif self.root is None and i in call.gradients:
+                    yield output, call.gradients[i] * self.shrink
+
+
+class _NoCollectives:
+    """A second run of one process alone must not wait for the others, who do not know of it."""
+
+    on_trouble: Callable[[Any], None] | None = None
+
+    def before(self, op: Op) -> None:
+        if is_collective(op.func) or op.func.namespace == "fsdp":
+            raise Stopped(f"the model calls {op.name} in its forward pass, which one process cannot do alone")
+
+    def after(self, op: Op, state: Any) -> None: ...
+
+    def passed_by(self, op: Op) -> None:
+        raise Stopped("the model computes with tensors that several processes hold together")
+
+
+def _is_scaled(root: Tensor, loss: int) -> bool:
+    """What is differentiated is the loss that a model computed itself, known by its number in the graph; or that, scaled."""
+    node = root.grad_fn
+    for _ in range(_MOST_SCALINGS):
+        if node is None or node._sequence_nr() == loss:
+            return node is not None
+        following = [n for n, _ in node.next_functions if n is not None]
+        if type(node).__name__ not in _SCALINGS or len(following) != 1:
+            return False
+        node = following[0]
+    return False
+
+
+def _has_backward_hooks(parts: Any, parameters: Sequence[Tensor]) -> bool:
+    """They would run a second time; those of an examination know it."""
+    if any(part._backward_hooks or part._backward_pre_hooks for part in parts):
+        return True
+    after = [hook for p in parameters for hook in (p._post_accumulate_grad_hooks or {}).values()]
+    return any(p._backward_hooks for p in parameters) or not all(
+        isinstance(getattr(getattr(hook, "func", None), "__self__", None), Sanitizer) for hook in after
+    )
+
+
+def _node_at(root: Tensor | None, number: int) -> Any:
+    """The node with this number in the graph behind a loss."""
+    stack: list[Any] = [None if root is None else root.grad_fn]
+    seen: set[Any] = set()
+    while stack and len(seen) < _MOST_NODES:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if node._sequence_nr() == number:
+            return node
+        seen.add(node)
+        stack += [following for following, _ in node.next_functions]
+    return None
+
+
+def _where_they_part(before: Any, after: Any) -> str:
+    """The earliest operation that autograd kept other numbers of, in two graphs of the same program; "" if it kept none."""
+    stack: list[tuple[Any, Any]] = [(before, after)]
+    seen: set[Any] = set()
+    parted = []
+    while stack and len(seen) < _MOST_NODES:
+        one, other = stack.pop()
+        if one is None or other is None or one in seen or type(one) is not type(other):
+            continue
+        seen.add(one)
+        if any(not same_bits(a, b) for a, b in zip(_saved(one), _saved(other))):
+            parted.append((one._sequence_nr(), derivative_of(one)))
+        stack += [(a, b) for (a, _), (b, _) in zip(one.next_functions, other.next_functions)]
+    return min(parted)[1] if parted else ""
+
+
+def _saved(node: Any) -> list[Tensor]:
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    return [t for name in names if isinstance(t := getattr(node, name), Tensor)]
 
 
 def _obstacle(calls: Sequence[ModelCall]) -> str:
     if not calls:
         return "no call of the model was seen"
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        return "several processes train together, and a collective cannot be run twice by one of them"
     if not all(call.is_intact for call in calls):
         return "its inputs have been written over since"
     if any(call.has_modes for call in calls) or torch._C._len_torch_dispatch_stack():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..core.ops import ATTENTIONS, MATMULS, RELUS, bare_op
 from ..watch.places import Spot
-from ..watch.tensors import LOW
+from ..watch.tensors import LOW, in_backward
 from ..watch.twins import Operation
 from .measure import extent
 
@@ -34,6 +34,8 @@ class StepFacts:
         self.ratios: dict[str, float] = {}
         self.biases: dict[str, dict[str, float]] = {}
         self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+        self._passes = 0  # micro-batches and closures come again: growth is told of the first pass alone
+        self._in_backward = False
 
     def see(self, op: Operation, spot: Spot) -> None:
         if op.is_view or spot.place.phase == "optimizer":
@@ -43,7 +45,10 @@ class StepFacts:
         if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel():
             return
         site = spot.place.site or f"op:{name}"
-        if name in MATMULS and len(self._growth) < _MOST_SITES:
+        if self._in_backward != in_backward():
+            self._in_backward = not self._in_backward
+            self._passes += not self._in_backward
+        if name in MATMULS and not self._passes and len(self._growth) < _MOST_SITES:
             calls = self._growth[(site, name, spot.place.phase)]
             if len(calls) < _MOST_CALLS:
                 calls.append(extent(out).absmax)

@@ -21,6 +21,7 @@ from ..core.ops import (
     ADDITIVE,
     CHOICES,
     COUNT,
+    DIFFERENCES,
     JOINS,
     LOOKUPS,
     LOSS_OPS,
@@ -68,6 +69,7 @@ class Follower:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._lines: Counter[_Line] = Counter()
+        self._chains: dict[_Line, int] = {}  # how often in a row it has gone on from what it made itself
         self._last_at: dict[_Line, int] = {}  # line -> the operation that ran there last
         self._sums: dict[_Line, Suspect] = {}  # line of a running sum -> its suspect
 
@@ -83,10 +85,14 @@ class Follower:
         tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         self._ledger.note_computed(inputs, outs)
+        self._ledger.note_difference(op, name)
         if not concerned and not tags and not outs:
             return
         line = self._line(spot, name)
         step = TaggedOp(op, name, spot, inputs, tags, overwritten, self._lines[line] + 1, self._last_at.get(line, -1))
+        if name in _ADDITIONS and spot.place.phase != "backward":  # micro-batches run the same line again, and begin anew
+            step.repeats = self._chains.get(line, 0) + 1 if step.continues else 1
+            self._chains[line] = step.repeats
         if concerned:
             self._lines[line] += 1
             if line in self._sums and step.continues:
@@ -188,6 +194,10 @@ class Follower:
             if tag.choice and step.spot.place.phase != "backward":
                 tag.origin.target |= step.name in LOSS_OPS
                 tag.origin.chose |= step.name not in LOSS_OPS
+        if step.name in DIFFERENCES and self._cancels(step, twin):
+            for tag in given:
+                assert tag.origin is not None
+                tag.origin.cancelled = True
         wanted = self._wanted(step)
         if wanted is not None and wanted.origin is not None:
             wanted.origin.target = True
@@ -201,6 +211,13 @@ class Follower:
             return None
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
         return same or self._error_suspect(step, real, twin, level, graded, behind)
+
+    def _cancels(self, step: TaggedOp, twin: Tensor) -> bool:
+        """A difference of two numbers that were both computed for the gradient, and little is left of them."""
+        args = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
+        if len(args) < 2 or step.spot.place.phase == "backward" or not all(a.requires_grad for a in args):
+            return False
+        return rms_of(twin) * self._ledger.limits.damage_bits_lost <= max(map(rms_of, args))
 
     def _made_by_kernel(self, step: TaggedOp, real: Tensor, level: ErrorLevel) -> bool:
         """A scatter that adds up in 16 bits is wrong by itself, whatever the error of what it adds."""
@@ -268,6 +285,11 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     inherited = next((t.zeros for t in step.tags if t.zeros is not None), None)
     if real.dtype not in LOW and inherited is None:
         return None
+    if _protects_with_zero(ledger, step, real):
+        numbers = {"constant": 0.0, "stored": True}
+        return ledger.suspect(step, "zeros").note(
+            dtype=short_dtype(real.dtype), count=real.numel(), operands=ledger.named(step), numbers=numbers
+        )
     if lost_to_zero(real, twin) <= 0:
         return inherited if step.name in PROTECT and step.scalars else None  # a zero plus eps is still no number to divide by
     tiny = _tiny_constant(ledger, step, real)
@@ -279,6 +301,16 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
         operands=ledger.named(step),
         numbers=flush_numbers(real, twin) | ({"constant": tiny} if tiny is not None else {}),
     )
+
+
+def _protects_with_zero(ledger: Ledger, step: TaggedOp, real: Tensor) -> bool:
+    """An eps that was 0 in this format before the step began: one number from outside, added to what is zero in places."""
+    if step.name not in ("add", "clamp_min", "maximum") or real.dtype not in LOW or real.numel() < 2:
+        return False
+    single = [
+        t for t in step.inputs if t.numel() == 1 and t.dtype in LOW and not t.requires_grad and ledger.role(t) == ("given", "")
+    ]
+    return any(not bool(t.any()) for t in single) and not bool(real.all())
 
 
 def _tiny_constant(ledger: Ledger, step: TaggedOp, real: Tensor) -> float | None:
@@ -361,9 +393,18 @@ def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
             repeats=step.repeats if tags[large].made == step.previous else 1,
             residual=tags[large].made in tags[small].ancestors and tags[large].made > 0,
             operands=ledger.operands(step),
-            numbers={"ratio": lost.ratio, "factor": tags[large].factor},
+            numbers={
+                "ratio": lost.ratio,
+                "factor": tags[large].factor or _towards(ledger, args[large], args[small], -sign * alpha),
+            },
         )
     return None
+
+
+def _towards(ledger: Ledger, moved: Tensor, by: Tensor, times: float) -> float | None:
+    """1 - c of s - c * (s - p): the decay of an average that is written as a difference."""
+    known = ledger.towards.find(by)
+    return 1 - abs(known[1] * times) if known is not None and key_of(moved) in known[0] else None
 
 
 def decision(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None:

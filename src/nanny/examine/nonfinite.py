@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.examination import FirstBad, Place
 from ..core.formats import FP16
 from ..core.ops import CONSTANTS, MATMULS, SINGULAR_AT_ZERO, SOFTMAXES
+from ..measure.histogram import exponents_of
 from ..watch.places import Spot
 from ..watch.tensors import short_dtype
 from .measure import Extent, extent, rms_of
@@ -58,8 +59,13 @@ def _given(ledger: Ledger, step: TaggedOp) -> Suspect | None:
             continue
         role, name = ledger.roles.find(tensor) or ("given", "")
         if not span.nan and role in ("given", "buffer", "input") and span.high < math.inf:
+            ledger.stored_infinity |= tensor.dtype == torch.float16
             return ledger.purpose
-        return ledger.suspect(step, "given").note(operands=(_nonfinite_operand(tensor, role, name),), nan=span.nan)
+        operands = (_nonfinite_operand(tensor, role, name),)
+        numbers = {"constant": role == "given" and tensor.numel() == 1}
+        return ledger.suspect(step, "given").note(
+            operands=operands, nan=span.nan, dtype=short_dtype(tensor.dtype), numbers=numbers
+        )
     return None
 
 
@@ -133,6 +139,7 @@ def note_nonfinite(
         reference_absmax=wide.absmax if wide.finite else math.inf,
         reference_rms=rms_of(twin) if twin is not None else 0.0,
         operands=ledger.operands(step),
+        exponents={"ran": exponents_of(real)} | ({} if twin is None else {"fp32": exponents_of(twin)}),
     )
     first = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
     if len(first) == 2 and first[0] is first[1]:
@@ -178,6 +185,7 @@ def first_bad(suspects: Iterable[Suspect]) -> FirstBad | None:
         nan=first.nan,
         inputs=inputs,
         expected=first.reference_absmax if not first.in_reference and math.isfinite(first.reference_absmax) else None,
+        exponents=first.exponents,
     )
 
 

@@ -72,10 +72,12 @@ class Suspect:
     after: frozenset[str] = frozenset()  # operations that it descends from, the recent ones
     wide_angle: bool = False  # the angle that it is taken of was made in FP32
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    exponents: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # ran, fp32 -> binary order of the result -> values
 
     # what became of it, known at the end of the step
     met: dict[str, None] = field(default_factory=dict)  # operations that met its damage, in order
     chose: bool = False  # its damage met what a choice had picked
+    cancelled: bool = False  # its damage is in a difference that left little
     target: bool = False  # its damage is in what a loss compares a prediction with
     then: list[str] = field(default_factory=list)  # operations that broke because of it
     reached: set[str] = field(default_factory=set)  # `loss` and names of parameters
@@ -136,6 +138,7 @@ def plain_suspects(found: Sequence[Suspect], gradient_size: float, elements: int
             root.silenced_elements += suspect.silenced_elements
             root.met |= {suspect.op: None, **suspect.met}
             root.chose |= suspect.chose
+            root.cancelled |= suspect.cancelled
             root.target |= suspect.target
             root.wide_angle |= suspect.wide_angle
     roots = [suspect for suspect in found if suspect.first() is suspect]

@@ -15,6 +15,8 @@ ends the examination, not the training. `Examination.facts` may hold:
     scale_overflow    the only infinities came from the loss scale: a GradScaler will find a smaller one
     loss_factor       a number of 16 or more that the loss was multiplied with before backward
     unscaled_by_torch a GradScaler divided the gradients again
+    divided_by_hand   the loss scale, if the loop's own code divided the gradients by it that the optimizer met
+    stored_infinity   an fp16 tensor from before the step holds -inf: a mask, or a number that was beyond the range when stored
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
     dead_units        site of a ReLU -> share of units that are off for the whole batch
     biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
@@ -22,6 +24,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     saturated_outputs share of the model's outputs that are exactly 0 or 1 and are not in FP32; if no loss was seen
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
+    not_reproducible  what gave other bits when it was run again: {op, site, where, device, rank, every_time, bad}: see again.py
     left_out          why twins or states were not kept (memory ran short), or from where on the step could not be examined
     failed            why the examination ended early
 """
@@ -31,8 +34,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -40,14 +43,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..core.examination import Examination
+from ..core.examination import Examination, Place, Trial
 from ..core.formats import format_of
 from ..core.limits import Limits
+from ..core.ops import bare_op
 from ..watch.aside import ModuleHooks
 from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
+from ..watch.ranks import many_processes
 from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import (
     LOW,
@@ -67,15 +72,26 @@ from .follow import Follower
 from .measure import GradientNumbers, extent, gradient_errors, gradient_numbers
 from .nonfinite import check_given, first_bad, overflowed_by_scale, poisoned_buffer
 from .records import Suspect, plain_suspects
+from .remedies import Remedies
 from .states import States
 from .tags import Ledger, Tag
 
-_OF_THE_STEP = ("_shadows", "_follower", "_ledger", "_states", "_overwritten", "_outputs", "_hooks")  # not kept after it
+_OF_THE_STEP = (
+    "_shadows",
+    "_follower",
+    "_ledger",
+    "_states",
+    "_overwritten",
+    "_outputs",
+    "_hooks",
+    "_remedies",
+)  # not kept after it
 _CHECK_OPS = 64
 _CHECK_SHARE = 8  # or when this part of the budget has been made since
 _STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
 _STASH_ELEMENTS = 1 << 24
 _HAND_MADE_SCALE = 16.0
+_SAME_NUMBER = 1e-3
 _RUINED = 0.5  # a gradient this far from its twin moves nothing where it should
 _NOISE = 1e-6  # gradients this much smaller per element than the largest are zero in theory (a bias before a norm)
 
@@ -92,6 +108,7 @@ class Sanitizer:
         twin_bytes: int | None = None,
         strict: bool = False,
         seconds: float = math.inf,
+        try_remedies: bool = True,
     ) -> None:
         self._models = [(unwrapped(model), prefix) for model, prefix in models]
         self._step = step
@@ -100,14 +117,16 @@ class Sanitizer:
         self._twin_bytes = twin_bytes
         self.seconds = seconds
         self._strict = strict
+        self._tries = try_remedies
         self._handles: list[Any] = []
         self._is_open = False
         self._failure = self._left_out = ""
+        self._noted: dict[str, Any] = {}
         self._operations = 0
         self._opened = ExitStack()
 
     def open(self) -> Sanitizer:
-        self._started = time.perf_counter()
+        self._started, self._worked = time.perf_counter(), time.process_time()
         self._is_open = True
         try:
             self._open()
@@ -136,6 +155,7 @@ class Sanitizer:
             on_trouble=None if self._strict else self._end,
             on_interrupt=self._stop,
         )
+        self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
         devices = [p.device for model, _ in self._models for p in model.parameters()]
@@ -153,9 +173,12 @@ class Sanitizer:
         self._outputs: list[Tag] = []
         self._saturation = 0.0
         self._inputs: dict[str, dict[str, Any]] = {}
+        self._early_facts: dict[str, Any] = {}  # of a step that was examined in part
         self._scale: float | None = None
         self._loss_factor: float | None = None
         self._unscaled = False
+        self._divided: StorageMap[float] = StorageMap()  # gradients that the loop's own code divided by the loss scale
+        self._divided_by: float | None = None
         self._updating = False
         self._ruined: set[str] = set()
         self._hook()
@@ -163,6 +186,7 @@ class Sanitizer:
         self._places.open()
         self._opened.callback(self._shadows.__exit__, None, None, None)
         self._shadows.__enter__()
+        self._opened.callback(self._remedies.close)
 
     def close(self) -> Examination:
         """Ends the examination; a second call changes nothing."""
@@ -224,8 +248,9 @@ class Sanitizer:
         """Our own trouble. What was kept beside the program is given back at once: it may be memory that is missing."""
         if self._is_open and not self._failure:
             self._failure = f"{type(error).__name__}: {error}"
-            if "_shadows" in vars(self):
+            if "_remedies" in vars(self):
                 self._shadows.release()
+                self._remedies.drop()
             self._overwritten = {}
 
     def _stop(self, why: str) -> None:
@@ -233,6 +258,7 @@ class Sanitizer:
         if self._is_open and not self._left_out:
             self._left_out = f"{why}; from there on the step was not examined"
             self._shadows.release()
+            self._remedies.drop()
             self._overwritten = {}
             self._unhook()
 
@@ -246,6 +272,8 @@ class Sanitizer:
         if self._is_open:
             self._dirty.add(name)
             self._accumulated[name] += 1
+            if many_processes():  # now: next, those of the others are added to it, and they have no twins here
+                self._guarded(self._measure_gradients)
 
     def _on_input(self, module: nn.Module, args: Any) -> None:
         prefix = self._roots.get(id(module))
@@ -264,6 +292,7 @@ class Sanitizer:
             leaves = [leaf for leaf in list(float_leaves(output))[:8] if has_storage(leaf)]
             tags = [self._ledger.tags.find(leaf) for leaf in leaves]
             self._saturation = max((self._saturated(leaf) for leaf in leaves), default=0.0)
+            self._remedies.outputs(leaves)
         self._outputs = [tag for tag in tags if tag is not None]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
@@ -291,16 +320,21 @@ class Sanitizer:
         if spot.place.phase == "optimizer" and not self._updating:
             self._updating = True
             self._gradients_now()
+            self._remedies.close()
         self._follower.see(op, spot, self._overwritten)
+        if self._tries and self._ledger.has_broken:
+            self._remedies.broke(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
         self._facts.see(op, spot)
         if self._overwritten:
-            self._states.note(op, spot, self._ledger.order, self._overwritten)
+            self._states.note(op, spot, self._ledger.order, self._overwritten, self._ledger.towards)
             self._overwritten = {}
         if op.name == "ones_like":
             self._note_loss(op)
         elif op.name == "_amp_foreach_non_finite_check_and_unscale_":
             self._unscaled = True
-        elif op.name == "mul" and isinstance(op.out, Tensor) and op.out.numel() == 1 and spot.place.phase == "loop":
+        elif spot.place.phase == "loop" and bare_op(op.name) in ("mul", "div"):
+            self._note_division(op)
+        if op.name == "mul" and isinstance(op.out, Tensor) and op.out.numel() == 1 and spot.place.phase == "loop":
             self._note_factor(op)
         if self._operations % _CHECK_OPS == 0 and self.is_spent:
             self.give_up()
@@ -312,8 +346,11 @@ class Sanitizer:
             self._mind_memory()
 
     def _mind_memory(self) -> None:
-        held = self._shadows.bytes_held
+        held = self._shadows.bytes_held + self._remedies.bytes_held
         self._allowed = self._budget.allowed(held)
+        if held > self._allowed:
+            self._remedies.drop()
+            held = self._shadows.bytes_held
         if held > self._allowed:
             self._shadows.start_over()
         self._made_at_check = self._shadows.bytes_made
@@ -349,6 +386,9 @@ class Sanitizer:
         loss = op.args[0]
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.grad_fn is None or in_backward():
             return
+        if self._updating and self._places.in_closure_step:
+            self._conclude("the optimizer calls its closure again, on weights that it has moved")
+            return
         self._scale = self._scale_of() if self._scale_of is not None else None
         scale = self._scale or 1.0
         twin = self._shadows.twin(loss)
@@ -356,12 +396,50 @@ class Sanitizer:
         self._losses.append(
             {"value": float(loss.detach()) / scale, "reference": float(twin.detach()) / scale, "dtype": short_dtype(loss.dtype)}
         )
+        self._remedies.loss(loss, scale)
         if tag is not None:
             self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While nothing that runs is the step's; operations are not seen either, if the modes are off."""
+        self._is_open = False
+        try:
+            yield
+        finally:
+            self._is_open = True
+
+    def note(self, name: str, fact: Any) -> None:
+        """A fact from outside."""
+        self._noted[name] = fact
+
+    def note_trial(self, trial: Trial) -> None:
+        self._remedies.note(trial)
+
+    def note_scale(self) -> None:
+        """Backward begins from gradients that are given, not from a loss."""
+        self._scale = self._scale_of() if self._scale_of is not None else None
 
     def _note_factor(self, op: Operation) -> None:
         numbers = [float(a) for a in op.args if not (isinstance(a, Tensor) and (a.requires_grad or a.numel() != 1))]
         self._loss_factor = next((n for n in numbers if abs(n) >= _HAND_MADE_SCALE), self._loss_factor)
+
+    def _note_division(self, op: Operation) -> None:
+        first, by = op.args[:2] if len(op.args) > 1 else (None, None)
+        by = by[0] if isinstance(by, (list, tuple)) and by else by
+        if isinstance(by, Tensor) and by.numel() == 1 and by.is_floating_point():
+            by = float(by.detach())
+        if not isinstance(by, (int, float)) or not by:
+            return
+        divisor = by if bare_op(op.name) == "div" else 1 / by
+        scale = self._scale or self._loss_factor or 0.0  # what micro-batches are averaged by is smaller, and no such number
+        if scale < _HAND_MADE_SCALE or abs(divisor / scale - 1) > _SAME_NUMBER:
+            return
+        given = first if isinstance(first, (list, tuple)) else [first]
+        made = given if op.out is None else op.out if isinstance(op.out, (list, tuple)) else [op.out]
+        for tensor, out in zip(given, made):
+            if isinstance(tensor, Tensor) and has_storage(tensor) and (self._roles.find(tensor) or ("", ""))[0] == "gradient":
+                self._divided.put(out, scale)
 
     def _arrived(self, bad: Suspect | None, reference_bad: Suspect | None, name: str) -> None:
         for suspect, in_reference in ((bad, False), (reference_bad, True)):
@@ -385,12 +463,15 @@ class Sanitizer:
                 self._known(grad, "gradient", name)
                 self._gradients[name] = gradient_numbers(grad, self._shadows.twin(grad), scale)
                 self._gradient_tags[name] = self._ledger.tags.find(grad)
+                self._remedies.gradient(name, grad, scale)
 
     def _gradients_now(self) -> None:
         """What the loop did to the gradients after backward, clipping above all, as the optimizer meets them."""
         for name, measured in self._gradients.items():
             parameter = self._owners[name]()
             grad = None if parameter is None else gradient_of(parameter)
+            if grad is not None and has_storage(grad):
+                self._divided_by = self._divided.find(grad) or self._divided_by
             tag = self._ledger.tags.find(grad) if grad is not None and has_storage(grad) else None
             if tag is None or tag is self._gradient_tags[name] or tag.origin is None or tag.level < _RUINED:
                 continue
@@ -407,7 +488,7 @@ class Sanitizer:
             return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
     def _assembled(self) -> Examination:
-        facts: dict[str, Any] = self._facts.facts()
+        facts: dict[str, Any] = {**self._facts.facts(), **self._early_facts, **self._noted}
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
         self._guarded(self._measure_consequences, facts)
         suspects = self._ledger.suspects
@@ -420,6 +501,8 @@ class Sanitizer:
                 "accumulated": {name: n for name, n in self._accumulated.items() if n > 1},
                 "loss_factor": self._loss_factor,
                 "unscaled_by_torch": self._unscaled,
+                "divided_by_hand": self._divided_by,
+                "stored_infinity": self._ledger.stored_infinity,
                 "left_out": self._left_out or self._memory_left_out(),
                 "failed": self._failure,
                 "scale_overflow": self._only_the_scale(suspects),
@@ -440,6 +523,7 @@ class Sanitizer:
             first_bad=first_bad(s for s in suspects if s.destroyed),
             first_bad_reference=first_bad(s for s in suspects if s.destroyed_reference),
             facts=facts,
+            trials=self._remedies.trials(self._scale, total),
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
             seconds=time.perf_counter() - self._started,
             suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),
@@ -479,6 +563,13 @@ class Sanitizer:
                     if not tag.quiet:
                         self._arrived(tag.bad, tag.reference_bad, "output")
             still = self._states.suspects(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
+            lost = next((s for s in still if s.operands[0].role == "parameter"), None)
+            if lost is not None and self._tries:
+                before, moved = self._states.moved(self._shadows.twin)
+                place = Place(phase="optimizer")
+                self._remedies.note(
+                    Trial("master_weights", lost.op, place, lost.order, was_bad=False, moved=moved, moved_before=before)
+                )
         self._ledger.suspects += [s for s in still if not self._had_no_update(s)]
         given = [s.operands[0] for s in self._ledger.suspects if s.trouble == "given"]
         if given:
@@ -510,8 +601,16 @@ class Sanitizer:
 
     @property
     def is_spent(self) -> bool:
-        return time.perf_counter() - self._started > self.seconds
+        """By the clock, or by the work where a busy machine makes everything slow: what is seen must not depend on others."""
+        return min(time.perf_counter() - self._started, time.process_time() - self._worked) > self.seconds
 
     def give_up(self) -> None:
         """Its time is over: what was seen stands, nothing more is looked at."""
-        self._stop(f"its {self.seconds:.1f} s were spent")
+        self._conclude(f"its {self.seconds:.1f} s were spent")
+
+    def _conclude(self, why: str) -> None:
+        """Before its end: what the part that was seen has done is known now, and not later."""
+        if not in_backward():
+            self._guarded(self._measure_gradients)
+        self._guarded(self._measure_consequences, self._early_facts)
+        self._stop(why)

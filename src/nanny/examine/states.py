@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core.ops import bare_op
 from ..watch.op_facts import written_by
 from ..watch.places import Spot
-from ..watch.storages import key_of
+from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import has_storage, short_dtype
 from ..watch.twins import Operation
 from .measure import scalars_in
@@ -30,6 +30,7 @@ class State:
     ops: list[str] = field(default_factory=list)
     spot: Spot | None = None
     order: int = 0
+    is_average: bool = False  # moved by a difference from what it was
     factors: list[float] = field(default_factory=list)  # multiplied with
     lost_factors: list[float] = field(default_factory=list)  # ... without any effect
 
@@ -51,8 +52,18 @@ class States:
         self._bytes += before.untyped_storage().nbytes()
         self._held[key_of(tensor)] = State(role, name, tensor.detach(), before)
 
-    def note(self, op: Operation, spot: Spot, order: int, overwritten: dict[int, Tensor]) -> None:
-        for tensor in written_by(op.func, op.args, op.kwargs):
+    def note(
+        self,
+        op: Operation,
+        spot: Spot,
+        order: int,
+        overwritten: dict[int, Tensor],
+        towards: StorageMap[tuple[frozenset[int], float]],
+    ) -> None:
+        """`towards`: differences times a number, which an average moves by."""
+        others = op.args[1] if len(op.args) > 1 else None
+        written = written_by(op.func, op.args, op.kwargs)
+        for i, tensor in enumerate(written):
             state = self._held.get(key_of(tensor)) if has_storage(tensor) else None
             if state is None:
                 continue
@@ -60,6 +71,11 @@ class States:
             state.ops.append(name)
             if state.spot is None:
                 state.spot, state.order = spot, order
+            other = others[i] if isinstance(others, (list, tuple)) and len(others) == len(written) else others
+            known = towards.find(other) if isinstance(other, Tensor) and has_storage(other) else None
+            if name in ("add", "sub") and known is not None and key_of(tensor) in known[0]:
+                state.factors.append(1 - abs(known[1] * float(op.kwargs.get("alpha", 1))))
+                state.is_average = True
             scalars = scalars_in(op.args, op.kwargs)
             if name in ("mul", "lerp") and scalars:
                 factor = scalars[0] if name == "mul" else 1 - scalars[0]
@@ -67,6 +83,14 @@ class States:
                 old = overwritten.get(key_of(tensor))
                 if name == "mul" and factor != 1 and old is not None and old.shape == tensor.shape and torch.equal(old, tensor):
                     state.lost_factors.append(factor)
+
+    def moved(self, twin_of: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+        """The share of the 16-bit weights that the update moved, as it was and on a copy of them in FP32."""
+        of_weights = [s for s in self._held.values() if s.role == "parameter" and s.spot is not None]
+        elements = sum(s.before.numel() for s in of_weights) or 1
+        real = sum(int((s.alias != s.before).sum()) for s in of_weights)
+        wide = sum(int((twin_of(s.alias) != s.before.float()).sum()) for s in of_weights)
+        return real / elements, wide / elements
 
     def suspects(self, twin_of: Callable[[Tensor], Tensor], kept_limit: float, unchanged_limit: float) -> list[Suspect]:
         """States that stood still while their twins moved, and factors that did nothing."""
@@ -102,6 +126,11 @@ def _suspect(state: State, unchanged: float, kept: float, lost: list[float]) -> 
         unchanged=unchanged,
         repeats=len(state.ops),
         operands=(Operand(state.role, state.name, dtype=short_dtype(state.before.dtype)),),
-        numbers={"ops": tuple(state.ops[:8]), "factors": tuple(state.factors[:4]), "lost_factors": tuple(lost[:4])},
+        numbers={
+            "ops": tuple(state.ops[:8]),
+            "average": state.is_average,
+            "factors": tuple(state.factors[:4]),
+            "lost_factors": tuple(lost[:4]),
+        },
         spot=state.spot,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,8 @@ from ..core.limits import Limits
 from ..core.ops import SAME_VALUE
 from ..watch.op_facts import written_by
 from ..watch.places import Spot, running_derivative
-from ..watch.storages import StorageMap
-from ..watch.tensors import LOW, short_dtype
+from ..watch.storages import StorageMap, key_of
+from ..watch.tensors import LOW, has_storage, short_dtype
 from ..watch.twins import Operation
 from .measure import ErrorLevel, operand_numbers, scalars_in
 from .records import Operand, Suspect
@@ -78,6 +79,14 @@ class TaggedOp:
         return self.scalars[0] if self.name in ("mul", "lerp") and self.scalars else None
 
 
+def _each(first: Any, second: Any, out: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Of `foreach`, the tensors one by one; a single number stands beside all."""
+    if not isinstance(first, (list, tuple)):
+        yield first, second, out
+    elif isinstance(out, (list, tuple)):
+        yield from zip(first, second if isinstance(second, (list, tuple)) else [second] * len(first), out)
+
+
 class Ledger:
     """What one step has told so far."""
 
@@ -90,8 +99,15 @@ class Ledger:
         self.suspects: list[Suspect] = []
         self.order = 0
         self.names: list[str] = []
+        self.towards: StorageMap[tuple[frozenset[int], float]] = StorageMap()  # c * (s - p): storages of s and p, and c
         self.low_dtype: torch.dtype | None = None
+        self.stored_infinity = False  # -inf in an fp16 tensor from before the step: nobody knows what was written
         self.purpose = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
+
+    @property
+    def has_broken(self) -> bool:
+        """The last operation has made NaN or infinity of finite numbers."""
+        return any(s.order == self.order and s.trouble == "nonfinite" and s.count for s in self.suspects[-4:])
 
     def unit_roundoff(self, dtype: torch.dtype) -> float:
         low = dtype if dtype in LOW else self.low_dtype
@@ -110,6 +126,19 @@ class Ledger:
         of_data = all(self.role(t)[0] in ("given", "input") for t in inputs)
         for out in outs:
             self.computed.put(out, of_data)
+
+    def note_difference(self, op: Operation, name: str) -> None:
+        """What an average moves by: a difference from what it is, times a number."""
+        if name not in ("sub", "rsub", "mul", "div") or len(op.args) < 2:
+            return
+        for first, second, out in _each(op.args[0], op.args[1], op.out):
+            if not all(isinstance(t, Tensor) and has_storage(t) for t in (first, out)):
+                continue
+            known = self.towards.find(first)
+            if name in ("sub", "rsub") and isinstance(second, Tensor) and has_storage(second):
+                self.towards.put(out, (frozenset((key_of(first), key_of(second))), 1.0))
+            elif name in ("mul", "div") and known is not None and isinstance(second, (int, float)) and second:
+                self.towards.put(out, (known[0], known[1] * (second if name == "mul" else 1 / second)))
 
     def suspect(self, step: TaggedOp, trouble: str) -> Suspect:
         suspect = Suspect(
@@ -133,6 +162,10 @@ class Ledger:
             source = next((self.tags.find(t) for t in step.inputs if t.is_floating_point()), None)
             return source.producer if source is not None else ""
         return step.name
+
+    def maker_of(self, tensor: Tensor) -> str:
+        tag = self.tags.find(tensor)
+        return tag.producer if tag is not None else ""
 
     def made(self, step: TaggedOp) -> int:
         return step.tags[0].made if step.name in SAME_VALUE and step.tags else self.order

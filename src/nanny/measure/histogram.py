@@ -14,8 +14,9 @@ from ..core.formats import (
     LOWEST_EXPONENT,
     NONFINITE_BIN,
     ZERO_BIN,
+    exponent_of,
 )
-from .flatten import thin
+from .flatten import as_line, thin
 
 SAMPLE = 16384
 _BATCH = 1 << 16  # elements per pass: stays in cache, and shares the launches among small tensors
@@ -52,6 +53,15 @@ class ExponentCounts:
         if self._batch:
             self._count()
         return torch.cat(self._counted) if self._counted else torch.zeros(0, HISTOGRAM_BINS, dtype=torch.int64, device="cpu")
+
+
+def exponents_of(tensor: Tensor) -> dict[str, int]:
+    """Of one tensor, as plain data: binary order, `zero` or `nonfinite` -> how many values of a sample."""
+    counts = ExponentCounts()
+    counts.add(as_line(tensor), is_copy=True)
+    names = {ZERO_BIN: "zero", NONFINITE_BIN: "nonfinite"}
+    found = enumerate(counts.histograms()[0].tolist())
+    return {names.get(index) or str(exponent_of(index)): count for index, count in found if count}
 
 
 def _count(lines: list[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +13,24 @@ from torch import Tensor
 from ..core.step import BadCall, SiteTable, StepRecord
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
+from ..store.packing import BITS, pack_bits
 from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
 Site = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 Sites = list[Site]
 STATS = ("count", "min", "max", "norm", "mean")
+
+
+@dataclass
+class Bits:
+    """A checksum per tensor, and its group of replicas."""
+
+    sums: PendingRead
+    groups: list[int]
+
+    def columns(self) -> dict[str, Any]:
+        return pack_bits(self.sums.arrays()[0], self.groups)
 
 
 @dataclass
@@ -29,6 +42,7 @@ class GradientRead:
     read: PendingRead | None = None  # [3, n]: sum of squares, min, max
     rows: RowBuffer | None = None  # on traced steps, with histograms
     scale: Tensor | None = None
+    bits: Bits | None = None  # of many processes, on traced steps
     bad: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # position -> NaN, +Inf, -Inf, where they could be counted
 
 
@@ -58,6 +72,9 @@ class StepCapture:
     ran: bool = False
     stepped_by: set[int] = field(default_factory=set)
     probes: list[UpdateProbe] = field(default_factory=list)
+    weight_bits: Bits | None = None
+    synced: bool = True  # the last backward pass was not one that a rank makes for itself (`no_sync`)
+    local: tuple[tuple[str, ...], list[tuple[str, Tensor]]] | None = None  # what `LocalGradients` saw
     _pending: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -85,6 +102,8 @@ class StepCapture:
             "numbers": PendingRead([self.scale, self.scale_after, *(r.scale for r in self.reads), *self.losses, *self.found_inf]),
             "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
             "probes": [p.pending() for p in self.probes],
+            "bits": [b.sums for b in (self.weight_bits, *(r.bits for r in self.reads)) if b is not None],
+            "local": PendingRead([total for _, total in self.local[1]] if self.local is not None else []),
         }
         for kind, measured in (("weights", self.weights), ("buffers", self.buffers)):
             pending[kind] = measured[1].pending() if measured is not None else None
@@ -93,7 +112,7 @@ class StepCapture:
 
     def ready(self) -> bool:
         p = self._pending
-        parts = [p["numbers"], *p["grads"], *p["probes"], p["weights"], p["buffers"], p["trace"]]
+        parts = [p["numbers"], *p["grads"], *p["probes"], *p["bits"], p["local"], p["weights"], p["buffers"], p["trace"]]
         return all(part is None or part.ready() for part in parts)
 
     def finished(self) -> StepRecord:
@@ -105,19 +124,32 @@ class StepCapture:
         record.loss = self._loss(losses)
         record.skipped = record.skipped or any(f > 0 for f in found)
         record.grads = self._gradients(scales)
-        record.weights = _table(self.weights, p["weights"])
+        record.weights = _table(self.weights, p["weights"], self.weight_bits)
         record.buffers = _table(self.buffers, p["buffers"])
         record.updates = tuple(u for probe, read in zip(self.probes, p["probes"]) for u in probe.updates(read))
         if trace is not None:
             values, histograms = p["trace"].table()
             record.outputs, record.output_grads = _outputs(trace, values, histograms)
             record.bad_calls = (*trace.bad, *late_bad_calls(trace.calls, values, record.weights))
-            record.growths = tuple(growths_of(trace.calls, values))
+            record.growths = tuple(growths_of(trace.calls[: trace.first_pass], values))
             zeros = (*trace.zero_outputs, *late_zero_outputs(trace.calls, values, record.weights))
             record.zero_outputs = tuple(dict.fromkeys(zeros))
             record.called = frozenset(trace.called)
             record.amp_dtype = trace.amp[1] if trace.amp is not None else ""
+        self._tell_ranks_apart(p["local"].numbers())
         return record
+
+    def _tell_ranks_apart(self, sums: Sequence[float | None]) -> None:
+        """Whose gradients were bad before they were reduced over all processes."""
+        record = self.record
+        if self.local is None or record.grads is None or not record.grads.bad:
+            return
+        known, late = self.local
+        record.local_bad = (*known, *(name for (name, _), total in zip(late, sums) if not math.isfinite(total or 0.0)))
+        own_loss = record.loss is None or math.isfinite(record.loss)
+        record.from_others = own_loss and not record.local_bad and not record.bad_calls
+        if record.from_others:
+            record.singular = None
 
     def _gradients(self, scales: Sequence[float | None]) -> SiteTable | None:
         if not self.reads:
@@ -147,9 +179,11 @@ class StepCapture:
         whole = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         complete = len(histograms) == len(self.reads)
         names, dtypes, shapes = zip(*sites)
+        bits = [one.bits.columns() for one in self.reads if one.bits is not None]
+        compared = {name: np.concatenate([b[name] for b in bits]) for name in BITS} if len(bits) == len(self.reads) else {}
         return SiteTable(
             names,
-            dict(zip((*STATS, "nan", "posinf", "neginf"), whole)),
+            dict(zip((*STATS, "nan", "posinf", "neginf"), whole)) | compared,
             dtypes,
             np.concatenate(histograms) if complete else None,
             shapes,
@@ -231,7 +265,7 @@ def _combined(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: 
     return SiteTable(tuple(sites), dict(zip(STATS, columns)), dtypes, counted, shapes)
 
 
-def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None) -> SiteTable | None:
+def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None, bits: Bits | None = None) -> SiteTable | None:
     if measured is None or pending is None or not measured[0]:
         return None
     (count, low, high, squares, total), histograms = pending.table()
@@ -243,6 +277,8 @@ def _table(measured: tuple[Sites, RowBuffer] | None, pending: PendingRows | None
             "norm": np.sqrt(squares),
             "mean": np.where(count > 0, total / count, 0.0),
         }
+    if bits is not None:
+        columns |= bits.columns()
     _, dtypes, shapes = zip(*measured[0])
     return SiteTable(names_of(measured[0]), columns, dtypes, histograms, shapes)
 

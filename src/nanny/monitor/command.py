@@ -30,6 +30,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--dump-on-error", action="store_true", help="save the culprit's inputs and weights (training data!) on an ERROR"
     )
+    parser.add_argument("--no-try", action="store_true", help="try no remedies, beside the run, on a step that went wrong")
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -58,7 +59,11 @@ def _watch_everything(options: argparse.Namespace) -> None:
     argv, sys.argv = sys.argv, list(options.target)  # the run is known by the script's own command line
     try:
         nanny = MixedPrecisionNanny(
-            None, trace_interval=options.trace_interval, output_dir=options.output_dir, dump_on_error=options.dump_on_error
+            None,
+            trace_interval=options.trace_interval,
+            output_dir=options.output_dir,
+            dump_on_error=options.dump_on_error,
+            try_remedies=not options.no_try,
         )
     finally:
         sys.argv = argv

@@ -15,8 +15,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -24,11 +24,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ..core.examination import Examination
-from ..examine.again import NotAgain, examine_again
+from ..core.examination import Examination, Trial
+from ..examine.again import NotAgain, examine_again, run_twice, smaller_scale, without_bad_rows
 from ..examine.sanitizer import Sanitizer
+from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
+from ..watch.ranks import many_processes
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
@@ -37,6 +39,7 @@ EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
+HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad steps that are made again
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 
@@ -53,6 +56,10 @@ class ExaminationPlan:
     _worst: float = 0.0
     _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+
+    @property
+    def is_suspected(self) -> bool:
+        return self._suspected
 
     def is_due(self, position: int) -> bool:
         """Whether it would want this step if it had the time."""
@@ -114,10 +121,17 @@ class Examiner:
 
     turn: ClassVar[threading.Lock] = threading.Lock()  # one step of a process is examined at a time
 
-    def __init__(self, recorder: Recorder, on_examination: Callable[[Examination], None], always: bool = False) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        on_examination: Callable[[Examination], None],
+        always: bool = False,
+        try_remedies: bool = True,
+    ) -> None:
         self.plan = ExaminationPlan()
         self.off_because = ""
         self._always = always
+        self._tries = try_remedies
         self._recorder = recorder
         self._deliver = on_examination
         self._sanitizer: Sanitizer | None = None
@@ -128,24 +142,47 @@ class Examiner:
         self._position = self._calls = 0
         self._elapsed = self._opened = 0.0
         self._plain: deque[float] = deque(maxlen=31)
-        self._again = 0
+        self._again = self._twice = 0
+        self._made: list[ModelCall] = []  # in this step
+        self._made_at = -1
         recorder.hears_calls = True
         recorder.when_backward = self.backward_begins
+        recorder.when_bad_gradients = self.gradients_are_bad
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
         self._position, self._elapsed = position, elapsed
-        if not self._always and not self.plan.is_due(position):
+        if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
         self.off_because = self._obstacle()
         return not self.off_because and (self.plan.wants(position, elapsed, self._typical()) or self._always)
 
-    def backward_begins(self, loss_is_bad: bool) -> None:
+    def backward_begins(self, loss_is_bad: bool, root: torch.Tensor) -> None:
         """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
         made, capture = self._recorder.calls_since_backward(), self._recorder.capture
-        if not loss_is_bad or capture is None or self.is_open or self.off_because or not modes_may_change():
+        if capture is None:
+            return
+        if self._made_at != capture.record.step:
+            self._made, self._made_at = [], capture.record.step
+        self._made = [*self._made, *made][:MOST_CALLS]
+        if loss_is_bad:
+            self._made = []
+            self._make_again(made, root)
+
+    def gradients_are_bad(self) -> None:
+        """The loss was finite: all that was called for it in this step is made again, backward too."""
+        made, self._made = self._made, []
+        if made:
+            self._make_again(made)
+
+    def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None) -> None:
+        capture = self._recorder.capture
+        if capture is None or self.off_because or not modes_may_change():
+            return
+        if self._sanitizer is not None:
+            self._look_twice(made, root, self._sanitizer)
             return
         if self._again >= MOST_AGAIN or not self.turn.acquire(blocking=False):
             return
@@ -153,7 +190,9 @@ class Examiner:
         self._recorder.hears_calls = self._again < MOST_AGAIN
         started = time.perf_counter()
         try:
-            self._deliver(examine_again(made, self._recorder.models, capture.record.step, weakly(self._scale)))
+            step, scale = capture.record.step, weakly(self._scale)
+            seen = examine_again(made, self._recorder.models, step, scale, self._tries, root)
+            self._deliver(replace(seen, trials=(*seen.trials, *self._tried(made, root))))
         except NotAgain as error:
             self.not_again = str(error)
         finally:
@@ -162,6 +201,31 @@ class Examiner:
             seconds = time.perf_counter() - started
             self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
+
+    def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
+        """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""
+        if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
+            return
+        self._twice += 1
+        with contextlib.suppress(NotAgain), sanitizer.paused():
+            found = {} if root is None else run_twice(made, self._recorder.models, root)
+            if found:
+                sanitizer.note("not_reproducible", found)
+            for trial in self._tried(made, root):
+                sanitizer.note_trial(trial)
+        self._recorder.calls_since_backward()
+
+    def _tried(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
+        """What other inputs, or a smaller loss scale, would have made of these calls."""
+        capture = self._recorder.capture
+        if not self._tries or capture is None:
+            return []
+        if root is not None:
+            trial = without_bad_rows(made, root)
+        else:
+            by_hand = (capture.record.loss_factor or 1.0) >= HAND_MADE_SCALE or capture.record.scale_static
+            trial = smaller_scale(made, self._recorder.models, capture.record.step) if by_hand else None
+        return [] if trial is None else [trial]
 
     def open(self, step: int) -> None:
         """Last thing before the user's code: from here on every operation is watched."""
@@ -172,7 +236,15 @@ class Examiner:
         self._thread = threading.get_ident()
         self._opened, self._calls = time.perf_counter(), 0
         try:
-            opened.append(Sanitizer(self._recorder.models, step, weakly(self._scale), seconds=self._seconds_left()))
+            opened.append(
+                Sanitizer(
+                    self._recorder.models,
+                    step,
+                    weakly(self._scale),
+                    seconds=self._seconds_left(),
+                    try_remedies=self._tries,
+                )
+            )
             opened[0].open()
         except BaseException:
             self._release()
@@ -243,11 +315,15 @@ class Examiner:
             self._recorder.when_cleared()
 
     def _obstacle(self) -> str:
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            return "several processes train together, and a collective cannot be run twice by one of them"
         if self._recorder.compiled:
             return "the model is compiled, and its operations are not seen one by one"
         return ""
+
+    def _leads(self) -> bool:
+        """Of many processes one is slow while it is examined, and the others wait for it. So that they do not wait for each in
+        turn, the first has the plan, and another is examined only when something was wrong in itself. No process needs to know
+        what the others do: the operations between them run once, as the program has them."""
+        return not many_processes() or dist.get_rank() == 0
 
     def _scale(self) -> float | None:
         capture = self._recorder.capture

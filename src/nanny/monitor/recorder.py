@@ -7,7 +7,7 @@ import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, TypeVar, cast
 
@@ -20,18 +20,25 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.step import StepRecord
 from ..measure import transfer
+from ..measure.checksum import checksum
 from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
+from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
 from ..watch.names import parts_of, root_name, unwrapped
+from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import first_nonfinite, singular_operation
-from .capture import GradientRead, Site, Sites, StepCapture
+from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
+from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
+MOST_OPERATIONS_OF_A_LOSS = 8
+MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
+SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,13 +63,14 @@ class Recorder:
         self._busy = 0  # the thread that is at work in here
         self.models: list[tuple[nn.Module, str]] = []
         self.root_site = ""
+        self.invariants = Invariants()
         self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
-        self._scaled: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._scaled: list[tuple[Any, Tensor]] = []  # since the last backward: grad_fn of what scale() gave, and the true loss
         self._probe: UpdateProbe | None = None
         self._updating = 0  # the optimizer whose closure has been called, until its step is over
         self._in_scaler_step: Optimizer | None = None
@@ -72,7 +80,11 @@ class Recorder:
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
         self._stop_hearing: Callable[[], Any] = lambda: None
-        self.when_backward: Callable[[bool], None] | None = None  # with whether the loss is bad
+        self._local: LocalGradients | None = None
+        self.replicas: Replicas | None = None
+        self._updates = 0  # optimizer steps so far
+        self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
+        self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -133,6 +145,7 @@ class Recorder:
         self._called = [inner for model, _ in self.models if _is_read_freely(inner := unwrapped(model))]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
+        self.invariants.know(self.models, self.parameters, self._owners)
         self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
 
     def open(self) -> None:
@@ -144,6 +157,9 @@ class Recorder:
         events.leave(self)
         self._stop_hearing()
         self._calls = None
+        if self._local is not None:
+            self._local.close()
+            self._local = None
         if self.capture is not None and self.capture.trace is not None:
             self.capture.trace.close()
 
@@ -158,21 +174,50 @@ class Recorder:
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
         self.stepped_late = False
-        self._scaled = self._probe = None
-        self._hear_calls()
+        self._scaled, self._probe = [], None
+        quiet = self._hear_calls()
         if traced:
             self.find_parts()
-            self._measure_weights()
+        self.invariants.begin(self.capture.record, quiet)
+        self._hear_gradients()
+        if traced:
+            self._find_replicas()
+            self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
+            self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
             self.capture.trace.open(self.hear)
 
-    def _hear_calls(self) -> None:
+    def _hear_calls(self) -> int:
+        """Gives how often the models were called in train mode without gradients since the last step began."""
         models = self._called if self.hears_calls else []
         if self._calls is None or not self._calls.are_of(models):
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
         self._calls.begin()
+        quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
+        return quiet
+
+    def _hear_gradients(self) -> None:
+        """Of this process alone: at the optimizer they are those of all."""
+        if self._local is not None and not self._local.are_of(self.parameters):
+            self._local.close()
+            self._local = None
+        if self._local is None and many_processes() and not compiles_backward():
+            self._local = LocalGradients(self.parameters, self._owners, self.hear)
+        if self._local is not None:
+            self._local.begin()
+
+    def _find_replicas(self) -> None:
+        if self.replicas is not None and self.replicas.are_of(self.parameters):
+            return
+        self.replicas = Replicas(self.parameters) if many_processes() else None
+
+    def _bits(self, held: Mapping[str, Tensor]) -> Bits:
+        """For whoever compares the files of all ranks."""
+        assert self.replicas is not None
+        groups = [self.replicas.group_of(name, tensor) for name, tensor in held.items()]
+        return Bits(PendingRead([torch.stack([checksum(tensor) for tensor in held.values()])]), groups)
 
     def calls_since_backward(self) -> tuple[ModelCall, ...]:
         """Of the models; asked again, they are forgotten."""
@@ -191,42 +236,52 @@ class Recorder:
             self.capture.trace.close()
         if self.capture.record.stepped:
             self.capture.graph = None  # it holds the parameters
+            self._scaled = []
         if not self.capture.reads and not self.optimizers:
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
             self._read_gradients(mine, self.capture.scale if scaled else None)
             self.capture.provisional = True
+            for read in self.capture.reads:
+                read.bits = None  # nobody knows whether they are complete
 
     @guarded
-    def take(self) -> StepCapture | None:
-        """All that was seen of the step, its numbers on their way to the host."""
+    def take(self, last: bool = False) -> StepCapture | None:
+        """All that was seen of the step, its numbers on their way to the host; of the last one, what it left behind as well."""
         capture, self.capture = self.capture, None
+        self._scaled = []
         if capture is None:
             return None
         if capture.trace is not None:
             capture.trace.close()
         record = capture.record
-        if record.traced or record.skipped:
+        if record.traced or record.skipped or last:
             self._measure_buffers(capture)
+        if last and capture.weights is None:
+            self._measure_weights(capture)
         if record.traced or record.examined:
             record.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
+        self.invariants.finish(record, capture.trace, capture.backward_scaled)
         record.root_site, capture.graph = self.root_site, None
+        capture.local = None if self._local is None else self._local.take()
         record.seconds = time.perf_counter() - capture.started
         capture.start_reading()
         return capture
 
     # what is measured
 
-    def _measure_weights(self) -> None:
-        assert self.capture is not None
+    def _measure_weights(self, capture: StepCapture) -> None:
         rows = RowBuffer(HISTOGRAM_SAMPLE)
         owned = {name: self._owners[key]() for key, name in self.parameters.items()}
         held = {name: p for name, p in owned.items() if p is not None and is_readable(p)}
         rows.add_all(list(held.values()))
         sites = [(name, short_dtype(p.dtype), tuple(p.shape)) for name, p in held.items()]
-        self.capture.weights = (sites, rows)
+        capture.weights = (sites, rows)
+        if self.replicas is not None and len({p.device for p in held.values()}) == 1 and capture.record.traced:
+            capture.weight_bits = self._bits(held)
+            capture.record.updates_before = self._updates
 
     def _measure_buffers(self, capture: StepCapture) -> None:
         rows = RowBuffer()
@@ -274,6 +329,8 @@ class Recorder:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
                 rows.add_all(grads)
                 one = GradientRead(sites, rows=rows, scale=scale)
+                if self.replicas is not None and capture.synced:
+                    one.bits = self._bits(dict(zip(names_of(sites), grads)))
                 bad = [i for i in range(len(grads)) if rows.is_bad(i)]
             else:
                 counts, read = pack_gradients(grads)
@@ -288,6 +345,13 @@ class Recorder:
             if bad and capture.graph is not None and capture.record.autopsy is None:
                 capture.record.singular = singular_operation(capture.graph, self.parameters)
                 capture.graph = None
+            if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
+                self.when_bad_gradients()
+
+    def _scale_is_sought(self) -> bool:
+        capture = self.capture
+        scaled = capture is not None and capture.backward_scaled and capture.scale is not None
+        return scaled and float(capture.scale) >= SCALE_SOUGHT  # type: ignore[union-attr, arg-type]
 
     # events
 
@@ -305,17 +369,19 @@ class Recorder:
     @guarded
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         capture = self.capture
+        if capture is not None and roots:
+            self.invariants.before_backward(roots[0])
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
         capture.graph = root.grad_fn
+        capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
+        if capture.trace is not None and not capture.backwards:
+            capture.trace.first_pass = len(capture.trace.calls)
         if root.numel() == 1 and root.is_floating_point():
-            scaled = self._scaled is not None and self._scaled[0]() is root
-            loss = self._scaled[1] if scaled and self._scaled is not None else _copy_of(root)
-            capture.losses.append(loss)
-            capture.backward_scaled = capture.backward_scaled or scaled
-            capture.record.loss_factor = None if scaled else _factor_of(root)
+            capture.losses.append(self._true_loss(capture, root))
+            capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
         looks = transfer.reads_freely(root.device)
         if looks and not capture.packed and capture.record.autopsy is None and not _is_finite(root):
             capture.record.autopsy = first_nonfinite(root, self.parameters)
@@ -326,15 +392,28 @@ class Recorder:
                 if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
                     capture.record.stale += (name,)
         if self.when_backward is not None and looks:
-            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]))
+            self.when_backward(bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
+
+    def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor:
+        """What was scaled before backward, or what became of it: divided, added to others, stacked."""
+        scaled = _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        if not scaled:
+            capture.record.loss_factor = _factor_of(root)
+            return _copy_of(root)
+        capture.backward_scaled, capture.record.loss_factor = True, None
+        waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
+        self._scaled = [*waiting, scaled[-1]]  # backward may run there once more
+        if scaled[0][0] is root.grad_fn or capture.scale is None:
+            return scaled[0][1]
+        return _copy_of(root) / capture.scale
 
     @guarded
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
         capture = self.capture
         if capture is None or (capture.ended and capture.backwards):
             return
-        self._scaled = (weakref.ref(scaled), _copy_of(loss))
+        self._scaled.append((scaled.grad_fn, _copy_of(loss)))
         self._note("scale")
         self._note_scaler(scaler)
         if scaler._scale is not None:
@@ -369,6 +448,7 @@ class Recorder:
             return
         self._in_scaler_step = optimizer
         capture.updated = True
+        self.invariants.before_scaler_step()
         self._note("scaler.step")
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
@@ -404,6 +484,8 @@ class Recorder:
     @guarded
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._updating = 0
+        if self.capture is not None:
+            self.invariants.before_step(optimizer, self._mine(optimizer), has_closure)
         if not has_closure:
             self._begin_update(optimizer)
 
@@ -425,9 +507,12 @@ class Recorder:
             self._note("step")
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
         self._note_optimizer(optimizer)
+        self._updates += 1
+        if self.replicas is not None and capture.backwards and not capture.synced:
+            self.replicas.drift_on_purpose = True  # an update of this rank alone
         capture.ran = True
         self._read_gradients(mine, None)
-        if capture.record.traced or capture.record.examined:
+        if capture.record.traced or capture.record.examined or self.invariants.wants_probe:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
     @guarded
@@ -437,8 +522,12 @@ class Recorder:
             return
         if self._probe is not None:
             self._probe.after()
-            capture.probes.append(self._probe)
+            if capture.record.traced or capture.record.examined:
+                capture.probes.append(self._probe)
+            if self.invariants.wants_probe:
+                self.invariants.step.probes.append(self._probe)
             self._probe = None
+        self.invariants.after_step()
         self._updating = 0
         capture.begin_window()
         self.stepped_late = capture.ended
@@ -451,9 +540,19 @@ class Recorder:
     def _cleared(self, optimizer: Optimizer) -> None:
         if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
-        if self.capture is not None and self._has_mine(optimizer):
-            self.capture.begin_window()
+        if self._has_mine(optimizer):
+            self.invariants.cleared()
+            if self.capture is not None:
+                self.capture.begin_window()
         self._note("zero_grad")
+
+    def autocast_entered(self) -> None:
+        if self.capture is not None and not self.capture.ended and not self.is_busy:
+            self.run(self.invariants.autocast_entered)
+
+    @guarded
+    def batch_drawn(self, iterator: Any, batch: Any) -> None:
+        self.invariants.batch_drawn(iterator, batch)
 
     def forked(self) -> None:
         self.off = True
@@ -499,6 +598,40 @@ def _is_finite(tensor: Tensor) -> bool:
     """On the host."""
     is_number = tensor.numel() == 1 and tensor.is_floating_point()
     return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
+
+
+def _terms_of(node: Any) -> int:
+    """How many elements the last sum adds up; 0 if there is none near, as in a mean."""
+    near, most = [node], 0
+    for _ in range(MOST_OPERATIONS_OF_A_LOSS):
+        if not near:
+            break
+        now = near.pop(0)
+        name = "" if now is None else now.name()
+        if name in ("SumBackward0", "SumBackward1"):
+            most = max(most, math.prod(now._saved_self_sym_sizes))
+        elif name in _OF_SCALARS:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return most
+
+
+_OF_SCALARS = frozenset(["AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"])
+
+
+def _among_nearest(node: Any, made: Sequence[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
+    """Those whose operation is this one or one of a few before it."""
+    near: list[Any] = [node] if made else []
+    found: list[tuple[Any, Tensor]] = []
+    for _ in range(MOST_OPERATIONS_BEHIND):
+        if not near or len(found) == len(made):
+            break
+        now = near.pop(0)
+        hit = next((one for one in made if one[0] is now), None)
+        if hit is not None:
+            found.append(hit)
+        else:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return found
 
 
 def _factor_of(root: Tensor) -> float | None:

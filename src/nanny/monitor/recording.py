@@ -21,6 +21,7 @@ from ..core.finding import Finding
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site, SiteTable, StepRecord, Update
 from ..diagnose.evidence import RunFacts
+from ..store.packing import BITS
 from ..store.writer import RunWriter
 
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
@@ -73,6 +74,10 @@ class RunRecording:
     def add_examination(self, examination: Examination) -> None:
         self._writer.add_examination(examination)
 
+    def set_replicas(self, groups: Sequence[Sequence[int]]) -> None:
+        """Ranks that hold the same parameters; the numbers of groups in the checksums count from 1."""
+        self._writer.set_meta(replicas=[list(ranks) for ranks in groups])
+
     def set_facts(self, facts: RunFacts) -> None:
         self._writer.set_fact("facts", facts)
 
@@ -91,13 +96,13 @@ class RunRecording:
             ("buffer", step.buffers),
         ):
             if table is not None:
-                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS))
+                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS + _bits_of(table)))
         if step.updates and not step.skipped:
             self._writer.add_sample(self._sample("update", step.step, update_table(step.updates), UPDATE_STATS))
 
     def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
         assert step.grads is not None
-        sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS)
+        sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS + _bits_of(step.grads))
         if urgent:
             while self._ring:
                 self._writer.add_sample(self._ring.popleft())
@@ -140,6 +145,10 @@ class RunRecording:
             meta["exception"] = self.failed_with
         self._writer.set_meta(**meta)
         self._writer.close(status)
+
+
+def _bits_of(table: SiteTable) -> tuple[str, ...]:
+    return BITS if BITS[0] in table.columns else ()
 
 
 def update_table(updates: Sequence[Update]) -> SiteTable:

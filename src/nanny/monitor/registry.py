@@ -25,14 +25,25 @@ class Observation:
     limit: float | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     hint: str = ""
+    where: str = ""  # file:line of the program
 
 
 _rules = Registry("nanny.monitor.rules")
 
 
-def rule(code: str, severity: Severity, cause: str = "") -> Any:
-    """`cause`: the one that the finding proves by itself; what to change stands on its page."""
+_once: set[str] = set()
+
+
+def rule(code: str, severity: Severity, cause: str = "", once: bool = False) -> Any:
+    """`cause`: the one that the finding proves by itself; what to change stands on its page. `once`: told once in a run."""
+    if once:
+        _once.add(code)
     return _rules.enter(code, severity=severity, fix=remedy_of(cause))
+
+
+def is_of_loop(code: str) -> bool:
+    """Told once: no look at operations would tell more."""
+    return code in _once
 
 
 def all_rules() -> dict[str, Entry]:
@@ -55,9 +66,13 @@ def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) ->
             value=seen.value,
             limit=seen.limit,
             evidence=seen.evidence,
+            file=seen.where.rpartition(":")[0],
+            line=int(seen.where.rpartition(":")[2]) if seen.where else None,
         )
         for one in rules.values()
+        if one.code not in run.told
         for seen in one.function(step, run)
     ]
+    run.told |= _once & {f.code for f in found}
     run.add(step)
     return sorted(found, key=lambda f: -f.severity)

@@ -14,18 +14,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook
 
 from ..core.step import BadCall, Growth
 from ..measure.rows import RowBuffer, count_nonfinite
 from ..watch.hooks import add_hook, add_module_hook, weakly
-from ..watch.tensors import being_traced, float_leaves, short_dtype
+from ..watch.tensors import being_traced, float_leaves, short_dtype, tensors_in
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
 FEWEST_GROWING = 6  # calls or layers
 LEAST_EACH = 1.15  # per call or layer; a healthy residual stream grows more slowly
 LEAST_WHOLE = 1e3
 FADED = 1e-5  # what is left of a gradient after all calls
+LOWERED = (nn.Linear, nn.Bilinear, nn.RNNBase, _ConvNd)  # what autocast computes in 16 bits
+LOW = (torch.float16, torch.bfloat16)
 MOST_CALLS = 64  # per module and step: a cell called a thousand times is measured this often
 
 
@@ -60,6 +63,13 @@ def recomputing() -> bool:
     return task is not None and task() != -1
 
 
+def fingerprint(tensor: Tensor) -> int:
+    """Of a sample of the elements, by their bits."""
+    line = tensor.detach().reshape(-1)
+    part = line[:: max(1, line.numel() // 512)].contiguous().cpu()
+    return hash((tuple(tensor.shape), bytes(part.view(torch.uint8).numpy())))
+
+
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
 
@@ -72,9 +82,16 @@ class StepTrace:
     ) -> None:
         self.rows = RowBuffer(HISTOGRAM_SAMPLE)
         self.calls: list[OutputCall] = []
+        self.first_pass: int | None = None  # so many of them came before the first backward
         self.bad: list[BadCall] = []
         self.zero_outputs: list[str] = []
         self.called: set[str] = set()
+        self.called_without_grad: set[str] = set()
+        self.given: dict[str, tuple[int, int]] = {}  # identity and size of the first tensor that a module was called with
+        self.products: dict[str, tuple[str, int]] = {}  # modules that autocast lowers: format of the output, elements of weights
+        self.low_elsewhere = False  # a module of somebody else put out 16 bits
+        self.roots: frozenset[int] = frozenset()  # the models themselves, by identity
+        self.root_inputs: set[int] = set()  # checksums of what they were called with
         self.amp: tuple[str, str] | None = None
         self._names = names
         self._skip = skip
@@ -103,16 +120,34 @@ class StepTrace:
         name = self._names.get(id(module))
         if name is None:
             if next(module.parameters(), None) is not None:  # another model's part
+                self.low_elsewhere = self.low_elsewhere or any(t.dtype in LOW for t in float_leaves(output))
                 return
             name = f"{type(module).__name__}()"  # a criterion, or a module made on the fly
         if not torch.is_grad_enabled() or recomputing() or being_traced():
+            if not recomputing():
+                self.called_without_grad.add(name)
             return
+        self._note_setup(name, module, args, kwargs, output)
         self._counts[name] = self._counts.get(name, 0) + 1
         if self._counts[name] > MOST_CALLS:
             return
         self._note_autocast(output)
         for i, leaf in enumerate(float_leaves(output)):
             self._one_output(name if i == 0 else f"{name}[{i}]", module, args, kwargs, leaf)
+
+    def _note_setup(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        first = next(iter(tensors_in((args, kwargs))), None)
+        if first is not None:
+            self.given.setdefault(name, (id(first), first.numel()))
+        if id(module) in self.roots:
+            self.root_inputs |= {
+                fingerprint(t) for t in tensors_in((args, kwargs))[:4] if t.numel() and t.layout is torch.strided
+            }
+        if isinstance(module, LOWERED):
+            out = next(float_leaves(output), None)
+            if out is not None:
+                elements = sum(p.numel() for p in module.parameters(recurse=False))
+                self.products.setdefault(name, (short_dtype(out.dtype), elements))
 
     def _one_output(self, site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> None:
         self.called.add(site)

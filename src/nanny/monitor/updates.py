@@ -99,6 +99,7 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
         eps_ratio=_eps_ratio(kept, group),
         weight_decay=_number(group.get("weight_decay")),
         decoupled=bool(group.get("decoupled_weight_decay")) or isinstance(optimizer, torch.optim.AdamW),
+        maximizes=any(bool(g.get("maximize")) for g in optimizer.param_groups),
     )
 
 

@@ -3,6 +3,7 @@
     nanny = MixedPrecisionNanny(model, optimizer, scaler)
     for step, (x, y) in enumerate(loader):
         with nanny.step(step):
+            optimizer.zero_grad()
             loss = criterion(model(x), y)
             loss.backward()
         optimizer.step()
@@ -17,6 +18,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import time
 import traceback
 import weakref
@@ -31,6 +33,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from ..core.command_line import examine_command
 from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
@@ -41,7 +44,7 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
 from ..diagnose.text import diagnosis_lines
-from ..diagnose.verdict import NO_VERDICT, Verdict, verdict_of
+from ..diagnose.verdict import NO_VERDICT, Verdict, is_from_others, verdict_of
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.steps import StepClock
@@ -51,7 +54,7 @@ from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
-from .registry import all_rules, judge_step
+from .registry import all_rules, is_of_loop, judge_step
 from .trace import BadOutput
 from .trackers import Trackers
 
@@ -67,7 +70,9 @@ def should_trace(step: int, every: int, dense_until: int) -> bool:
 
 
 def looks_wrong(found: Sequence[Finding]) -> bool:
-    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not."""
+    """Is the next step worth an examination? What GradScaler does by itself while it looks for its scale is not, nor what came
+    from another process."""
+    found = [f for f in found if not is_from_others(f) and not is_of_loop(f.code)]
     return any(f.severity > Severity.INFO or f.code in ("GRAD_EXPLOSION", "LOSS_SPIKE") for f in found)
 
 
@@ -79,7 +84,8 @@ class MixedPrecisionNanny:
     """Watches the training of `model` and says what goes wrong numerically, first culprit first.
 
     `optimizer` and `scaler` need not be given: they are seen when they are used. `output_dir=None` writes no files.
-    `examine="off"` forbids to watch single steps operation by operation beside FP32, which `diagnose` otherwise draws on.
+    `examine="off"` forbids to watch single steps operation by operation beside FP32, which `diagnose` otherwise draws on;
+    `try_remedies=False` forbids to try there what would help a step that went wrong.
     `on_finding` is called with each finding; what it raises is told once, but KeyboardInterrupt and SystemExit end the run.
     """
 
@@ -97,6 +103,7 @@ class MixedPrecisionNanny:
         examine: str = "auto",
         live: bool = True,
         strict: bool = False,
+        try_remedies: bool = True,
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise NannyError(f"MixedPrecisionNanny needs the model (a torch.nn.Module), got {type(model).__name__}")
@@ -132,16 +139,20 @@ class MixedPrecisionNanny:
         self._ended = 0.0
         self._clock: StepClock | None = None
         self._folder = None if output_dir is None else Path(output_dir)
-        self._attempt(self._open, model, optimizer, limits, examine, live)
+        self._attempt(self._open, model, optimizer, limits, examine, live, try_remedies)
         if self._failure is not None:  # the run goes on without a nanny
             self.enabled, self._closed = False, True
 
-    def _open(self, model: nn.Module | None, optimizer: Any, limits: Limits | None, examine: str, live: bool) -> None:
+    def _open(
+        self, model: nn.Module | None, optimizer: Any, limits: Limits | None, examine: str, live: bool, try_remedies: bool
+    ) -> None:
         self._pid = os.getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
         self._recorder = Recorder(self._failed, self._suspect)
-        self._examiner = None if examine == "off" else Examiner(self._recorder, self._examined, always=examine == "every")
+        self._examiner = None
+        if examine != "off":
+            self._examiner = Examiner(self._recorder, self._examined, always=examine == "every", try_remedies=try_remedies)
         self._recorder.when_cleared = self._close_examination
         info = run_info(self._interval)
         self._rank = info.rank if info.world_size > 1 else None
@@ -273,7 +284,7 @@ class MixedPrecisionNanny:
 
     def _finish(self, wait: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order."""
-        capture = self._recorder.take()
+        capture = self._recorder.take(last=wait)
         if capture is not None:
             self._waiting.append(capture)
         while self._waiting and (wait or self._waiting[0].ready()):
@@ -286,6 +297,8 @@ class MixedPrecisionNanny:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
                 self._recording.set_facts(self._history.facts)
+            if step.traced and self._recorder.replicas is not None:
+                self._recording.set_replicas(self._recorder.replicas.groups)
         if self._examiner is not None:
             if not step.examined and not step.traced and step.seconds is not None:
                 self._examiner.plain_step(step.seconds)
@@ -443,6 +456,7 @@ class MixedPrecisionNanny:
             "traced_steps": self._traced,
             "steps": self._steps,
             "failure": self._failure or "",
+            "not_again": self._examiner.not_again if self._examiner is not None else "",
             "repeats": [[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
         }
 
@@ -464,7 +478,11 @@ class MixedPrecisionNanny:
             self._say(best)
         located = best is not None and bool(best.where)
         if not located and self._examiner is not None and self._examiner.not_again:
-            self._live.say(f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}")
+            step = verdict.first.step if verdict.first is not None else None
+            self._live.say(
+                f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}; "
+                f"to see it: {examine_command(sys.argv, step)}"
+            )
         for text in closing_lines(
             verdict,
             self.findings,

@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 
 from ..core.finding import Finding, Severity
 from ..diagnose.run import stored_evidence
-from ..diagnose.verdict import Verdict, finding_of, first_culprit, verdict_of
+from ..diagnose.verdict import Verdict, finding_of, first_culprit, is_from_others, verdict_of
 from ..store import reader
+from .ranks import compare_ranks
 from .source import Source
 
 Steps = tuple[int | None, int | None]  # first and last of a range; None: no end
@@ -41,6 +42,7 @@ def find_alerts(
 ) -> Alerts:
     """The findings of a job; a layer's name alone also stands for what is below it."""
     on_record = [finding for source in sources for finding in findings_of(source)]
+    on_record += compare_ranks(sources).findings
     cause = finding_of(job_verdict(sources, on_record))
     on_record += [cause] if cause is not None else []
     known, wanted = {f.code.upper() for f in on_record}, {code.upper() for code in codes}
@@ -56,19 +58,28 @@ def find_alerts(
     return Alerts(sources[0], sort_by_step(found), bool(on_record) and not found, unknown, list(notes))
 
 
-def job_verdict(sources: Sequence[Source], found: Sequence[Finding]) -> Verdict:
-    """Of a job with these findings. The process that was first in trouble has the evidence."""
+def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool = True) -> Verdict:
+    """Of a job with these findings. The process that was first in trouble has the evidence; `tried`: its trials count."""
     first = first_culprit(sort_by_step(found))
     lead = sources[0]
     sick = next((source for source in sources if first is not None and source.run.rank == first.rank), lead)
+    own = {
+        f.rank
+        for f in found
+        if first is not None and (f.step, f.severity) == (first.step, first.severity) and not is_from_others(f)
+    }
     failure = str(lead.run.meta.get("failure") or "")
+    evidence = stored_evidence(sick.db, sick.run)
+    joint = tuple(f for f in found if f.code == "RANKS_APART")  # in no file, but between them
+    evidence = replace(evidence, findings=(*evidence.findings, *joint))
     return verdict_of(
-        stored_evidence(sick.db, sick.run),
+        evidence if tried else evidence.without_trials(),
         steps=reader.steps(lead.db, lead.run.id),
         status=lead.run.status,
         failure=failure,
         damaged=reader.is_damaged(lead.db),
         findings=found,
+        rank=first.rank if first is not None and len(own) < len(sources) else None,
     )
 
 
@@ -100,9 +111,12 @@ def matches(site: str, pattern: str) -> bool:
 
 
 def sort_by_step(findings: Sequence[Finding]) -> list[Finding]:
-    """By step. Within one, a place stands before the whole run (a NaN loss is a symptom), and what only passed it on last."""
+    """By step. Within one, a place stands before the whole run (a NaN loss is a symptom), and what only passed it on last,
+    what came from another process after all."""
     passed_on = {str(site) for finding in findings for site in finding.evidence.get("passed_on", ())}
-    return sorted(findings, key=lambda f: (-1 if f.step is None else f.step, f.site in passed_on, f.site in ("", "loss")))
+    return sorted(
+        findings, key=lambda f: (-1 if f.step is None else f.step, is_from_others(f), f.site in passed_on, f.site in ("", "loss"))
+    )
 
 
 def repeats(finding: Finding) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..core.finding import Finding, Severity
+from ..core.step import Setup
 from ..diagnose.records import Diagnosis
+from ..diagnose.run import stored_evidence
 from ..diagnose.verdict import Verdict, first_nonfinite, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step
+from .ranks import Apart, compare_ranks
 from .source import Source
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -28,6 +31,7 @@ class RankState:
     curves: Curves
     steps: tuple[int, int] | None
     dumps: list[reader.DumpRow]
+    setup: Setup | None = None  # what trained, in which mode and precision
 
     @property
     def first_nonfinite_loss(self) -> int | None:
@@ -55,6 +59,12 @@ class Summary:
     verdict: Verdict
     codes: list[CodeCount]  # worst and earliest first
     notes: list[str]
+    apart: Apart = field(default_factory=Apart)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Of all processes."""
+        return sort_by_step([*(f for rank in self.ranks for f in rank.findings), *self.apart.findings])
 
     @property
     def lead(self) -> RankState:
@@ -71,7 +81,7 @@ class Summary:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        return severity_counts([finding for rank in self.ranks for finding in rank.findings])
+        return severity_counts(self.findings)
 
     @property
     def culprit_rank(self) -> RankState:
@@ -104,17 +114,19 @@ class CurveStats:
     last_step: int
 
 
-def summarize(sources: Sequence[Source], notes: Sequence[str] = ()) -> Summary:
-    """The summary of a job, of which `open_job` gives the processes and the notes."""
+def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool = True) -> Summary:
+    """The summary of a job, of which `open_job` gives the processes and the notes; `tried`: with remedies that were tried."""
     ranks = [_rank_state(source) for source in sources]
-    found = sort_by_step([finding for rank in ranks for finding in rank.findings])
-    return Summary(ranks, job_verdict(sources, found), _by_code(found), list(notes))
+    apart = compare_ranks(sources)
+    found = sort_by_step([*(finding for rank in ranks for finding in rank.findings), *apart.findings])
+    return Summary(ranks, job_verdict(sources, found, tried), _by_code(found), list(notes), apart)
 
 
 def _rank_state(source: Source) -> RankState:
     db, run = source.db, source.run.id
     curves = reader.scalars(db, run, CURVES)
-    return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run))
+    setup = stored_evidence(db, source.run).facts.latest.setup
+    return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run), setup)
 
 
 def _by_code(findings: Sequence[Finding]) -> list[CodeCount]:

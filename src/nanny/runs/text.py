@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.command_line import examine_command
 from ..core.finding import Finding, Severity
 from ..core.formats import BF16, FP16, FP32, Format, format_of
 from ..core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from ..core.plain_json import finding_object
-from ..core.step import Site
+from ..core.step import Setup, Site
+from ..diagnose.describe import trial_in_words
 from ..diagnose.verdict import Verdict, first_culprit, severity_counts
 from ..show.findings import STYLES
 from ..show.spark import sparkline
@@ -28,8 +30,9 @@ from ..show.tables import Answer, Column, Line, Table
 from ..store import reader
 from ..store.damage import words_of
 from ..store.files import DEFAULT_FOLDER, store_name
+from ..store.packing import BITS
 from .alerts import Alerts, repeats
-from .source import Source, title_of
+from .source import title_of
 
 if TYPE_CHECKING:
     from .compare import ComparedSeries, RunComparison
@@ -59,7 +62,7 @@ TITLES = {
     "update": "updates",
     "buffer": "buffers",
 }
-NOT_SHOWN = ("count", "nan", "posinf", "neginf")  # statistics that a table leaves to its notes
+NOT_SHOWN = ("count", "nan", "posinf", "neginf", *BITS)  # statistics that a table leaves to its notes
 
 
 def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
@@ -119,6 +122,7 @@ def verdict_lines(verdict: Verdict) -> list[Line]:
         lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
         lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []
         lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
+        lines += [Line(f"    {trial_in_words(trial)}", indent=9) for trial in cause.tried]
     if first is not None:
         lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
     return lines
@@ -140,7 +144,7 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     if cause is not None:
         out.append(f"nanny rule {cause.cause}")
     else:
-        out.append(examine_command(source, None if culprit is None else culprit.step))
+        out.append(examine_command(source.run.argv, None if culprit is None else culprit.step))
     if culprit is None:
         return out
     kinds = reader.kinds(there.db, there.run.id)
@@ -151,10 +155,27 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     return out
 
 
-def examine_command(source: Source, step: int | None) -> str:
-    """What would prove the cause: the script again, and the step that went wrong beside FP32."""
-    at = ["--start-step", str(step)] if step else []
-    return shlex.join(["nanny", "trace", "--sanitize", *at, *(source.run.argv or ["SCRIPT"])])
+def setup_text(setup: Setup) -> str:
+    """`trains 6.9M of 7M parameters in 74 of 77 tensors, train mode, bf16 in 31 of 38 modules`."""
+    part = f"{size(setup.trained_elements)} of {size(setup.elements)} parameters in {setup.trained} of {setup.tensors} tensors"
+    whole = f"all {size(setup.elements)} parameters in {counted(setup.tensors, 'tensor')}"
+    told = [f"trains {whole if setup.trained == setup.tensors else part}"]
+    if setup.training is not None:
+        told.append("train mode" if setup.training else "evaluation mode")
+    if setup.modules and setup.low_modules:
+        told.append(f"{format_of(setup.low).name} in {setup.low_modules} of {counted(setup.modules, 'module')}")
+    elif setup.modules:
+        meant = f", though {format_of(setup.meant).name} was meant" if setup.meant else ""
+        told.append(f"full precision in all of {counted(setup.modules, 'module')}{meant}")
+    return ", ".join(told)
+
+
+def size(elements: int) -> str:
+    """`512`, `6.9M`."""
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if elements >= unit:
+            return f"{elements / unit:.3g}{letter}"
+    return str(elements)
 
 
 def _overview(state: RankState) -> list[Line]:
@@ -171,6 +192,8 @@ def _overview(state: RankState) -> list[Line]:
     if state.steps is not None:
         took = f", {duration(run.finished - run.started)}" if run.finished is not None else ""
         lines.append(_fact("steps", f"{state.steps[0]} to {state.steps[1]}, {_traced_steps(state)}{took}"))
+    if state.setup is not None:
+        lines.append(_fact("setup", setup_text(state.setup)))
     for name, title, log in (("loss", "loss", False), ("grad_norm", "gradient", True)):
         if name in curves:
             lines += [_fact(title, _curve_text(*curves[name])), _curve_line(curves[name][1], log)]
@@ -253,6 +276,9 @@ def _rank_lines(summary: Summary) -> list[Line]:
     lines = [_fact("ranks", f"{len(ranks)} of {world} on record, {len(sick)} with warnings or errors")]
     if culprit is not None and culprit.rank is not None and len(ranks) > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
+    if summary.apart.last_step is not None and not summary.apart.findings:
+        alike = f"{counted(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
+        lines.append(_fact("", f"{alike}, last compared at step {summary.apart.last_step}"))
     return lines
 
 
@@ -273,6 +299,7 @@ def _summary_data(summary: Summary) -> dict[str, Any]:
         "diagnosis": None if summary.diagnosis is None else summary.diagnosis.to_json(),
         "culprit": None if summary.culprit is None else finding_object(summary.culprit),
         "counts": summary.counts,
+        "setup": None if lead.setup is None else vars(lead.setup),
         "codes": [vars(row) for row in summary.codes],
         "run": {"file": str(lead.source.path), **vars(lead.source.run)},
         "steps": None if lead.steps is None else {"first": lead.steps[0], "last": lead.steps[1]},
@@ -718,8 +745,8 @@ _PLURALS = {"output_grad": "gradients of outputs", "grad": "gradients of weights
 
 def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
     headline, reasons = what_if_headline(result), what_if_reasons(result)
-    good = result.survives if result.broken_from is None else False
-    opens = "" if result.survives else ":"
+    good = False if result.died else result.survives
+    opens = "" if headline.endswith(".") else ":"
     lines = [Line(f"{headline}{opens}", {True: "good", None: "warning", False: "error"}[good], 4)]
     lines += [Line(f"  - {reason}", indent=4) for reason in reasons]
     remarks = what_if_remarks(result)
@@ -742,20 +769,28 @@ def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
 def what_if_headline(result: WhatIf) -> str:
     """What became of the run as it was, if it died, and what would have become of it."""
     died = how_it_died(result)
+    if died and result.own_format:
+        return f"{died[:-1]}, and could not, because" if result.reasons else died
     return f"{died} Of what came before: {what_if_verdict(result)}" if died else what_if_verdict(result)
 
 
 def how_it_died(result: WhatIf) -> str:
     """What to know before any verdict on another format, or nothing."""
+    was = _recorded_format(result)
+    if result.sick is not None:
+        return f"This {was} run went wrong at step {result.sick.step} as it would in any format: {result.sick.cause}."
     if result.broken_from is None:
         return ""
-    was = _recorded_format(result)
     return f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {result.broken_from} on."
 
 
 def what_if_verdict(result: WhatIf) -> str:
     run = f"This {_recorded_format(result)} run"
     name = _upper(result.target)
+    if result.died and result.own_format:
+        return f"{run} did NOT SURVIVE in {name}."
+    if result.unknown:
+        return f"{run} stayed within {name} until then; whether it would have gone on is not known."
     if result.survives is False:
         return f"{run} WOULD NOT SURVIVE in {name}, because"
     if result.survives is None:
@@ -916,6 +951,7 @@ def _what_if_data(result: WhatIf) -> dict[str, Any]:
         "dtype": result.target.name,
         "survives": result.survives is not False,
         "with_losses": result.survives is None,
+        "unknown": result.unknown,
         "loss_scale": scales,
         "layers": [vars(outcome) for outcome in result.outcomes],
     }

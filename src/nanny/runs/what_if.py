@@ -18,9 +18,10 @@ from ..core.finding import NannyError, Severity
 from ..core.formats import BF16, Format, format_of
 from ..core.limits import Limits
 from ..core.step import Site
+from ..diagnose.records import Diagnosis
 from ..diagnose.verdict import first_nonfinite
 from ..store import reader
-from .alerts import matches
+from .alerts import findings_of, job_verdict, matches
 from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
 from .source import Source
 
@@ -112,8 +113,23 @@ class WhatIf:
     own_scale: bool  # each tensor was given its own scale
     spared: int  # outputs that autocast left in FP32
     stride: int  # 4: every fourth traced step was looked at
-    broken_from: int | None  # the step from which on the loss was not finite in the run as it was
+    broken_from: int | None  # the step from which on the loss was not finite in the run as it was; nothing behind it is judged
+    sick: Diagnosis | None  # what went wrong in the run as it was and would in any format; nothing behind it is judged either
     update_ratio: float | None  # the largest update of a step as a share of its weight, typically
+
+    @property
+    def died(self) -> bool:
+        return self.broken_from is not None or self.sick is not None
+
+    @property
+    def unknown(self) -> bool:
+        """It died as it was, in another format, and until then everything would have fitted."""
+        return self.died and not self.own_format and not self.reasons and not self.too_many_skips
+
+    @property
+    def own_format(self) -> bool:
+        """No need to imagine: the run was in this format."""
+        return bool(self.source.run.amp_dtype) and format_of(self.source.run.amp_dtype) == self.target
 
     @property
     def starts_too_low(self) -> bool:
@@ -128,26 +144,6 @@ def judge_in_format(
     limits = limits or Limits()
     fixed_bits = scale_bits(fixed_scale)
     there = reader.kinds(source.db, source.run.id)
-    recorded = {kind: _recorded_kind(source, kind) for kind in (*FORWARD, *BACKWARD) if kind in there}
-    own_scale = target.bits == 8 and fixed_bits is None
-    path = None
-    if not own_scale and (target != BF16 or fixed_bits is not None):
-        path = scale_path(_gradient_peaks(source, recorded), target, limits, fixed_bits)
-    outcomes: list[Outcome] = []
-    spared, stride = 0, 1
-    for kind, record in recorded.items():
-        histograms = reader.histograms(source.db, source.run.id, kind)
-        found, every = outcomes_of(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
-        stride = max(stride, every)
-        stay = {site.name for site, stays in zip(record.sites, _stays_fp32(source, record)) if stays}
-        spared += len(stay) if kind == "output" else 0
-        outcomes += [outcome for outcome in found if outcome.site not in stay and (glob is None or matches(outcome.site, glob))]
-    if not outcomes:
-        raise NannyError(_nothing_to_judge(source, recorded, glob))
-    outcomes.sort(key=_badness)
-    needed = [f.needs_bits for f in outcomes if f.needs_bits is not None and f.severity is not Severity.ERROR]
-    skips = path is not None and path.skip_rate > limits.skip_rate_error
-    deadly, lossy = _consequences(outcomes, limits)
     losses = reader.scalars(source.db, source.run.id, ["loss"]).get("loss")
     broken = first_nonfinite(losses)
     if losses is not None and broken == int(losses[0][0]):
@@ -155,12 +151,36 @@ def judge_in_format(
             f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "
             f"`{source.command('summary')}` says what came first"
         )
+    sick = _sick_in_any_format(source)
+    last = min((step for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
+    last = None if last is None else last - 1
+    recorded = {kind: _recorded_kind(source, kind, last) for kind in (*FORWARD, *BACKWARD) if kind in there}
+    own_scale = target.bits == 8 and fixed_bits is None
+    path = None
+    if not own_scale and (target != BF16 or fixed_bits is not None):
+        path = scale_path(_gradient_peaks(source, recorded), target, limits, fixed_bits)
+    outcomes: list[Outcome] = []
+    spared, stride = 0, 1
+    for kind, record in recorded.items():
+        histograms = reader.histograms(source.db, source.run.id, kind, last=last)
+        found, every = outcomes_of(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
+        stride = max(stride, every)
+        stay = {site.name for site, stays in zip(record.sites, _stays_fp32(source, record)) if stays}
+        spared += len(stay) if kind == "output" else 0
+        outcomes += [outcome for outcome in found if outcome.site not in stay and (glob is None or matches(outcome.site, glob))]
+    if not outcomes:
+        raise NannyError(_nothing_to_judge(source, recorded, glob, last))
+    outcomes.sort(key=_badness)
+    needed = [f.needs_bits for f in outcomes if f.needs_bits is not None and f.severity is not Severity.ERROR]
+    skips = path is not None and path.skip_rate > limits.skip_rate_error
+    deadly, lossy = _consequences(outcomes, limits)
     ratios = reader.scalars(source.db, source.run.id, ["update_ratio"]).get("update_ratio")
-    return WhatIf(
+    died = broken is not None or sick is not None
+    result = WhatIf(
         source=source,
         target=target,
         fixed_scale=fixed_scale,
-        survives=False if deadly or skips else None if lossy else True,
+        survives=False if deadly or skips else None if lossy or died else True,
         reasons=deadly + lossy,
         outcomes=outcomes,
         path=path if path is not None and len(path.steps) else None,
@@ -170,8 +190,15 @@ def judge_in_format(
         spared=spared,
         stride=stride,
         broken_from=broken,
+        sick=sick,
         update_ratio=float(np.nanmedian(ratios[1])) if ratios is not None and np.isfinite(ratios[1]).any() else None,
     )
+    return replace(result, survives=False) if died and result.own_format else result
+
+
+def _sick_in_any_format(source: Source) -> Diagnosis | None:
+    one = job_verdict([source], findings_of(source)).diagnosis
+    return one if one is not None and one.precision_caused is False and not one.early and one.step else None
 
 
 def scale_bits(scale: float | None) -> int | None:
@@ -227,12 +254,12 @@ def _kills(kind: str, group: Sequence[Outcome], members: Sequence[Outcome], limi
     return kind != "weight" and bool(lost)
 
 
-def _recorded_kind(source: Source, kind: str) -> RecordedKind:
+def _recorded_kind(source: Source, kind: str, last: int | None) -> RecordedKind:
     db, run = source.db, source.run.id
     sites = reader.sites(db, run, kind)
-    steps, low = reader.samples(db, run, kind, "min")
-    _, high = reader.samples(db, run, kind, "max")
-    _, count = reader.samples(db, run, kind, "count")
+    steps, low = reader.samples(db, run, kind, "min", last=last)
+    _, high = reader.samples(db, run, kind, "max", last=last)
+    _, count = reader.samples(db, run, kind, "count", last=last)
     size = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
     peaks = np.full((len(steps), len(sites)), np.nan)
     peaks[:, : size.shape[1]] = np.where(np.isfinite(size) & (count > 0), size, np.nan)
@@ -261,8 +288,10 @@ def _badness(outcome: Outcome) -> tuple[float, ...]:
     return (-(outcome.severity or 0), order.get(outcome.why, 5), -size, -outcome.flushed, -outcome.peak)
 
 
-def _nothing_to_judge(source: Source, recorded: dict[str, RecordedKind], glob: str | None) -> str:
-    has_some = any(True for kind in recorded for _ in reader.histograms(source.db, source.run.id, kind))
+def _nothing_to_judge(source: Source, recorded: dict[str, RecordedKind], glob: str | None, last: int | None) -> str:
+    has_some = any(True for kind in recorded for _ in reader.histograms(source.db, source.run.id, kind, last=last))
+    if last is not None and not has_some:
+        return f"run {source.run.id} has no histograms from before step {last + 1}, where it went wrong as it was"
     if glob is not None and has_some:
         return f"no layer matches {glob!r}; `{source.command('stats')}` lists them"
     return f"run {source.run.id} has no histograms: none of its steps was traced in full; record it with a smaller trace_interval"

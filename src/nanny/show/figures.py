@@ -18,7 +18,7 @@ ZERO = "#b48cf2"  # as far from viridis for colour-blind eyes as for others; gre
 QUIET = "#9aa4af"
 CLAIM = "#cc79a7"
 VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
-EXTRA = "pip install 'precision-nanny[web]'"
+EXTRA = "pip install plotly"
 
 
 def graph_objects() -> Any:

@@ -10,8 +10,9 @@ import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Link, Severity
 from ..core.numbers import counted
 from ..core.terminal import visible
 from .term import DEFAULT_WIDTH, painted
@@ -40,6 +41,25 @@ def place(finding: Finding) -> str:
     return visible(", ".join(parts))
 
 
+def errors_first(findings: Sequence[Finding]) -> list[Finding]:
+    return sorted(findings, key=lambda finding: -finding.severity)
+
+
+def folded(findings: Sequence[Finding], code: str) -> list[Finding]:
+    """Of the findings of one code in a file only the first, with the number of the others."""
+    groups: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.code == code:
+            groups.setdefault(finding.file, []).append(finding)
+    out = []
+    for finding in findings:
+        group = groups[finding.file] if finding.code == code else [finding]
+        if finding is group[0]:
+            more = f", and {counted(len(group) - 1, 'place')} more in this file" if len(group) > 1 else ""
+            out.append(replace(finding, message=finding.message + more))
+    return out
+
+
 def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
     """One line for each finding, in the form that editors and `grep` know."""
     lines = []
@@ -50,9 +70,12 @@ def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
     return "\n".join(lines)
 
 
-def render_text(findings: Sequence[Finding], lines: Lines | None = None, colour: bool = False, width: int = DEFAULT_WIDTH) -> str:
-    """Each finding with the code it is about, the message and what to do."""
-    return "\n\n".join(_block(finding, lines or {}, colour, width) for finding in findings)
+def render_text(
+    findings: Sequence[Finding], lines: Lines | None = None, colour: bool = False, width: int = DEFAULT_WIDTH,
+    whys: Mapping[str, str] | None = None,
+) -> str:  # fmt: skip
+    """Each finding with the code it is about, the message and what to do; with `whys` (code -> text), explained in full."""
+    return "\n\n".join(_block(finding, lines or {}, colour, width, whys) for finding in findings)
 
 
 def summary(findings: Sequence[Finding], checked: int, noun: str = "file") -> str:
@@ -95,13 +118,36 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def _block(finding: Finding, lines: Lines, colour: bool, width: int) -> str:
+def _chain(finding: Finding, lines: Lines, width: int, in_full: bool) -> list[str]:
+    """The way to the mistake: in one line, or a line for each place with its code."""
+
+    def at(link: Link) -> str:
+        cell = f"cell {link.cell}, " if link.cell is not None else ""
+        return f"{cell}line {link.line}" if link.file == finding.file else f"{link.file}:{cell}{link.line}"
+
+    if not in_full:
+        if len(finding.chain) < 2:
+            return []
+        return _indent(" > ".join(f"{at(k)} {k.what}" for k in finding.chain), width, first="  chain: ", rest="         ")
+    out = []
+    for number, link in enumerate(finding.chain, 1):
+        out += _indent(f"{number}. {at(link)}: {link.what}", width, rest="     ")
+        source = lines.get((link.file, link.cell), ())
+        if 1 <= link.line <= len(source):
+            out.append(f"       {visible(source[link.line - 1].strip())[: width - 7]}")
+    return out
+
+
+def _block(finding: Finding, lines: Lines, colour: bool, width: int, whys: Mapping[str, str] | None = None) -> str:
     head = f"{painted(place(finding), 'strong', colour)}: " if place(finding) else ""
     head += painted(f"{finding.severity.name} {finding.code}", STYLES[finding.severity], colour)
     out = [head, *_indent(finding.message, width)]
     source = lines.get((finding.file, finding.cell))
     if source is not None and finding.line is not None and 1 <= finding.line <= len(source):
         out += _frame(finding, source, colour, width)
+    out += _chain(finding, lines, width, in_full=whys is not None)
+    if whys and whys.get(finding.code):
+        out += _indent(whys[finding.code], width, first="  why: ", rest="       ")
     if finding.hint:
         fix = _indent(finding.hint, width, first="  fix: ", rest="       ")
         out += [painted(fix[0][:6], "good", colour) + fix[0][6:], *fix[1:]]

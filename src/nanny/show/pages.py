@@ -52,6 +52,14 @@ def monitor_pages() -> Iterator[Page]:
         yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny run")
 
 
+def rank_pages() -> Iterator[Page]:
+    """What is told from the files of several processes together."""
+    from ..runs.ranks import PAGES
+
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "nanny summary")
+
+
 def tensor_pages() -> Iterator[Page]:
     from ..tensor.judge import PAGES
 
@@ -81,12 +89,21 @@ def op_pages() -> Iterator[Page]:
         yield Page(code, severity, cleandoc(text), "nanny trace")
 
 
+def policy_pages() -> Iterator[Page]:
+    from ..diagnose.policy_mismatch import PAGES
+
+    for code, (severity, text) in PAGES.items():
+        yield Page(code, severity, cleandoc(text), "check_policy_mismatch")
+
+
 SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (
     checker_pages,
     monitor_pages,
+    rank_pages,
     tensor_pages,
     diff_pages,
     op_pages,
+    policy_pages,
     cause_pages,
 )
 
@@ -103,8 +120,11 @@ def all_pages(lang: str = "en") -> dict[str, Page]:
 
 def page_of(name: str, lang: str = "en") -> Page:
     """The one page of this name."""
-    pages = all_pages(lang)
-    found = pages.get(name.strip().upper()) or pages.get(name.strip().lower())
+    from ..diagnose.knowledge import current_name
+
+    pages, bare = all_pages(lang), name.strip()
+    names = (bare, bare.upper(), bare.lower(), current_name(bare.lower()))
+    found = next((pages[one] for one in names if one in pages), None)
     if found is None:
         raise NannyError(f"no rule or cause is called {name!r}{nearest(name, pages)}; `nanny rule` lists all")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import __version__
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Link, Severity
 from ..core.plain_json import to_text
 from .reports import fingerprints, relative
 
@@ -46,14 +46,24 @@ def _rule(code: str, doc: str) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int, fingerprint: str, root: str) -> dict[str, Any]:
     text = finding.message if finding.cell is None else f"cell {finding.cell}, line {finding.line}: {finding.message}"
+    related = [_related(number, link, root) for number, link in enumerate(finding.chain, 1)]
     return {
         "ruleId": finding.code,
         "ruleIndex": index,
         "level": LEVELS[finding.severity],
         "message": {"text": f"{text}\nFix: {finding.hint}" if finding.hint else text},
         "locations": _locations(finding, root),
+        **({"relatedLocations": related} if related else {}),
         "partialFingerprints": {"nanny/v1": fingerprint},
     }
+
+
+def _related(number: int, link: Link, root: str) -> dict[str, Any]:
+    """A place of the chain; a notebook's cell has no line in the file, so it is said in the text."""
+    text = link.what if link.cell is None else f"cell {link.cell}, line {link.line}: {link.what}"
+    region = {"startLine": link.line if link.cell is None else 1}
+    place = {"artifactLocation": {"uri": _uri(link.file, root)}, "region": region}
+    return {"id": number, "message": {"text": text}, "physicalLocation": place}
 
 
 def _locations(finding: Finding, root: str) -> list[dict[str, Any]]:

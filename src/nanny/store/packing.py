@@ -6,7 +6,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -122,3 +122,26 @@ def histogram_crc(run: int, kind: str, step: int, n: int, data: object) -> int:
 def unpack_histograms(data: bytes, n: int) -> np.ndarray:
     """uint16 [sites, HISTOGRAM_BINS]."""
     return np.frombuffer(zlib.decompress(data), "<u2").reshape(n, HISTOGRAM_BINS)
+
+
+# A checksum of 64 bits as three rows of a sample, each of which a float32 holds exactly. The third also says which group of
+# replicas a site belongs to: 0, nobody said that it has any.
+
+BITS = ("bits0", "bits1", "bits2")
+_TAKEN = 1 << 16  # above the last 16 bits; then the group
+MOST_GROUPS = 126
+
+
+def pack_bits(sums: np.ndarray, groups: Sequence[int]) -> dict[str, np.ndarray]:
+    """int64 per site, and the number of its group; -1: it is not to be compared."""
+    words, group = np.asarray(sums, dtype=np.int64).view(np.uint64), np.asarray(groups, dtype=np.int64)
+    parts = words & np.uint64(0xFFFFFF), (words >> np.uint64(24)) & np.uint64(0xFFFFFF), words >> np.uint64(48)
+    low, middle, high = (np.where(group >= 0, part.astype(np.float64), 0.0) for part in parts)
+    return dict(zip(BITS, (low, middle, high + np.where(group >= 0, _TAKEN + (group << 17), 0))))
+
+
+def unpack_bits(low: np.ndarray, middle: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers as they were, as uint64, and the groups."""
+    first, second, third = (np.nan_to_num(np.asarray(part, np.float64)).astype(np.uint64) for part in (low, middle, high))
+    words = first | second << np.uint64(24) | (third & np.uint64(0xFFFF)) << np.uint64(48)
+    return words, np.where(third & np.uint64(_TAKEN), (third >> np.uint64(17)).astype(np.int64), -1)

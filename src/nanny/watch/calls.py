@@ -11,18 +11,23 @@ A class is wrapped, not the model, so that nothing is stored on what may be copi
 from __future__ import annotations
 
 import functools
+import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .op_stream import has_other_modes
 from .tensors import being_traced, in_backward, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
+MOST_ELEMENTS = 1 << 22  # of the gradient of an output that is kept until the optimizer has run
+FEW_ELEMENTS = 1 << 16  # of an output whose numbers are kept until then, whether the program keeps it or not
 
 
 class ModelCall:
@@ -32,9 +37,13 @@ class ModelCall:
         self.module, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
+        self.nodes: list[int] = []  # of the graph, by which an output is known when it is gone
+        self._numbers: list[tuple[Tensor | None, int]] = []  # of the outputs that are small, and the version they had
+        self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
         self._versions = [t._version for t in self.inputs if not t.is_inference()]
         self._random = torch.get_rng_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        self._random_python, self._random_numpy = random.getstate(), np.random.get_state()
         self._grad = torch.is_grad_enabled()
         devices = {t.device.type for t in self.inputs} | {"cpu"}
         self._autocast = [
@@ -52,22 +61,53 @@ class ModelCall:
         """Nobody has written into the inputs since."""
         return self._versions == [t._version for t in self.inputs if not t.is_inference()]
 
-    def make_again(self) -> Any:
-        """The same call; the random state is set, and left where the call leaves it."""
+    def make_again(self, args: Any = None, kwargs: Any = None) -> Any:
+        """The same call, or one with other inputs; the random state is set, and left where the call leaves it."""
         torch.set_rng_state(self._random)
         if self._random_cuda:
             torch.cuda.set_rng_state_all(self._random_cuda)
+        random.setstate(self._random_python)
+        np.random.set_state(self._random_numpy)
         with ExitStack() as settings:
             settings.enter_context(torch.set_grad_enabled(self._grad))
             for device, dtype, enabled in self._autocast:
                 settings.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-            return self.module(*self.args, **self.kwargs)
+            return self.module(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
+
+    def over(self, out: Any) -> None:
+        """What it gave is known, and the gradients that it will get are caught when backward comes by."""
+        self.is_over = True
+        found = tensors_in(out)
+        self.outputs = [weakref.ref(t) for t in found]
+        self.nodes = [t.grad_fn._sequence_nr() if t.grad_fn is not None else -1 for t in found]
+        if not any(t.is_inference() for t in found):
+            self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
+        mine = weakref.ref(self)  # a graph may outlive the step
+        for i, tensor in enumerate(found):
+            if tensor.grad_fn is not None and tensor.numel() <= MOST_ELEMENTS:
+                tensor.grad_fn.register_prehook(functools.partial(_catch, mine, i, tensor.output_nr))
+
+    def results(self) -> list[Tensor | None]:
+        """What it gave, as far as it is still there and nobody has written into it."""
+        kept = [
+            (numbers if numbers is not None else ref(), version) for ref, (numbers, version) in zip(self.outputs, self._numbers)
+        ]
+        return [t if t is not None and t._version == version else None for t, version in kept]
 
     def gave(self, again: Any) -> bool | None:
         """Did it give the same bits? None: nobody has kept the first result."""
-        before = [output() for output in self.outputs]
-        pairs = [(b, a) for b, a in zip(before, tensors_in(again)) if b is not None]
-        return all(torch.equal(_bits(b), _bits(a)) for b, a in pairs) if pairs else None
+        pairs = [(b, a) for b, a in zip(self.results(), tensors_in(again)) if b is not None]
+        return all(same_bits(b, a) for b, a in pairs) if pairs else None
+
+
+def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Sequence[Tensor | None]) -> None:
+    made, gradient = call(), gradients[slot] if slot < len(gradients) else None
+    if made is not None and gradient is not None:
+        made.gradients.setdefault(position, gradient.detach())
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -80,6 +120,7 @@ class ModelCalls:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self.made: list[ModelCall] = []
+        self.in_train_mode = 0  # calls without gradients of a model in train mode
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -109,11 +150,12 @@ class ModelCalls:
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
-        modes = torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+        self.in_train_mode += module.training and not torch.is_grad_enabled() and not in_backward()
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
+        has_modes = has_other_modes()
         with torch._C.DisableTorchFunction():  # subclasses and modes of the program are not to notice
-            call = ModelCall(module, args, kwargs, has_modes=modes > 0)
+            call = ModelCall(module, args, kwargs, has_modes=has_modes)
         self.made.append(call)
         return call
 
@@ -170,9 +212,8 @@ def _wrap(kind: Any) -> None:
 
 
 def _is_over(made: ModelCall, out: Any) -> None:
-    with suppress(Exception):
-        made.is_over = True
-        made.outputs = [weakref.ref(t) for t in tensors_in(out)]
+    with suppress(Exception), torch._C.DisableTorchFunction():
+        made.over(out)
 
 
 def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:

@@ -26,6 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_module
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .tensors import in_backward
 
@@ -47,6 +48,8 @@ class Listener(Protocol):
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
     def gradients_cleared(self, optimizer: Optimizer) -> None: ...
+    def autocast_entered(self) -> None: ...
+    def batch_drawn(self, iterator: Any, batch: Any) -> None: ...
     def failed(self, error: Exception) -> None: ...
     def forked(self) -> None:
         """This is a child process now, which inherited the listener."""
@@ -318,6 +321,8 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
             "zero_grad",
             wrapper(after=lambda result, args, kwargs: tell_all("gradients_cleared", given(args, kwargs, 0, "self"))),
         ),
+        (torch, "autocast_increment_nesting", wrapper(after=lambda *_: tell("autocast_entered"))),
+        (_BaseDataLoaderIter, "__next__", wrapper(after=lambda batch, args, _: tell("batch_drawn", args[0], batch))),
     ]
 
 

@@ -246,6 +246,14 @@ def join(consumer: Consumer) -> None:
     stream.consumers = (*stream.consumers, consumer)
 
 
+def join_beside(consumer: Consumer, other: Consumer) -> None:
+    """From the next operation on, it is shown what another is shown that joined before; also from within an operation."""
+    stream = _joined.get(id(other))
+    if stream is not None:
+        _joined[id(consumer)] = stream
+        stream.consumers = (*stream.consumers, consumer)
+
+
 def leave(consumer: Consumer) -> None:
     """Idempotent."""
     stream = _joined.pop(id(consumer), None)
@@ -271,6 +279,13 @@ def return_to_program() -> None:
 def is_set_aside() -> bool:
     """A stream of this thread is off for a moment, and comes back: a signal handler runs in the middle of an operation."""
     return any(not stream.is_on() and not stream._is_aside for stream in getattr(_of_thread, "streams", ()))
+
+
+def has_other_modes() -> bool:
+    """Of the program's own."""
+    if torch._C._len_torch_function_stack():
+        return True
+    return bool(_C._len_torch_dispatch_stack()) and any(not isinstance(m, _OpStream) for m in _get_current_dispatch_mode_stack())
 
 
 def may_change_modes() -> bool:

@@ -11,6 +11,7 @@ module returns, whether its input has a gradient or not, in place or not, checkp
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import sys
@@ -18,6 +19,8 @@ import sysconfig
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -40,6 +43,7 @@ _node = torch._C._current_autograd_node
 
 _NO_TASK = -1
 _MOST_KEPT = 1 << 17  # operations and module calls that are remembered for backward: some hundred steps of a common model
+_LONGEST_SOURCE = 300  # characters of a line that is shown
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NANNY = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _DEMO = os.path.join(_NANNY, "cli", "demo.py")  # trains as a user would
@@ -60,8 +64,9 @@ class Spot(NamedTuple):
     def resolved(self) -> Place:
         if self.code is None:
             return self.place
-        at = self.place
-        return Place(at.site, at.module, at.phase, _near(self.code.co_filename), _line_of(self.code, self.instruction))
+        line = _line_of(self.code, self.instruction)
+        source = _source_of(self.code, self.instruction, line)
+        return replace(self.place, file=_near(self.code.co_filename), line=line, source=source)
 
 
 def _near(path: str) -> str:
@@ -92,7 +97,11 @@ _OUTSIDE = _Scope(Place(phase="loop"), Place(phase="backward"), "")
 
 def running_derivative() -> str:
     """The forward operation whose derivative autograd computes now: `acos` in `AcosBackward0`; "" outside, or of a custom one."""
-    node: Any = _node()
+    return derivative_of(_node())
+
+
+def derivative_of(node: Any) -> str:
+    """The forward operation that a node of the graph belongs to."""
     found = re.fullmatch(r"([A-Z]\w*?)Backward\d+", node.name()) if node is not None else None
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", found[1]).lower() if found else ""
 
@@ -186,12 +195,17 @@ class Places:
         task = _task()
         if task != _NO_TASK and not (self._open and self._open[-1][2] == task):  # else: recomputed inside backward
             return self._spot_in_backward()
-        if self._updating is not None and not self._open:
+        if self._updating is not None and not self._open and not (self._has_closure and torch.is_grad_enabled()):
             return self._updating
         scope = self._open[-1][1] if self._open else _OUTSIDE
         where = _user_frame(sys._getframe(1)) if self._lines else None
         self._note(scope, where)
         return Spot(scope.forward, scope.classes, *(where or ()))
+
+    @property
+    def in_closure_step(self) -> bool:
+        """An optimizer steps that calls forward and backward itself."""
+        return self._updating is not None and self._has_closure
 
     def storages(self) -> dict[int, str]:
         """Names of the parameters and buffers that are known, by the address of their storage now."""
@@ -342,6 +356,12 @@ def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
     return None
 
 
+def users_line() -> str:
+    """`train.py:31`: the line of the program that is now being run."""
+    found = _user_frame(sys._getframe(1))
+    return "" if found is None else f"{_near(found[0].co_filename)}:{_line_of(*found)}"
+
+
 def _is_user_file(name: str) -> bool:
     if name == _DEMO:
         return True
@@ -357,3 +377,17 @@ def _is_console_script(name: str) -> bool:
 
 def _line_of(code: CodeType, instruction: int) -> int | None:
     return next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
+
+
+def _source_of(code: CodeType, instruction: int, line: int | None) -> str:
+    text = linecache.getline(code.co_filename, line).rstrip() if line is not None else ""
+    bare = text.lstrip()
+    if not bare or len(bare) > _LONGEST_SOURCE or not bare.isprintable():
+        return ""
+    positions = getattr(code, "co_positions", None)  # from Python 3.11 on
+    first, last, start, end = next(islice(positions(), instruction // 2, None), (None,) * 4) if positions else (None,) * 4
+    if first != line or last != line or start is None or end is None:  # an operation over several lines has no carets
+        return bare
+    cut = len(text) - len(bare)
+    before, marked = (len(part.decode()) for part in (text.encode()[:start], text.encode()[start:end]))  # counted in bytes
+    return f"{bare}\n{' ' * (before - cut)}{'^' * marked}"

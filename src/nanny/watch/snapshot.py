@@ -80,6 +80,17 @@ class KeptState:
         strided = [t for t in self._inputs if t.layout == torch.strided and t.device.type != "meta"]
         return any(self._has_changed(t.untyped_storage()._cdata) for t in strided)
 
+    def is_untouched(self) -> bool:
+        """No weight, buffer, input or plain attribute has another value than before."""
+        if any(self._has_changed(key) for key in self._copies):
+            return False
+        return all(
+            vars(module).keys() == attributes.keys()
+            and all(vars(module)[name] is value for name, value in attributes.items())
+            and all(_holds(value, content) for value, content in contents)
+            for module, attributes, contents in self._attributes
+        )
+
     def _has_changed(self, key: int) -> bool:
         if key not in self._copies:
             return False
@@ -112,15 +123,21 @@ def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
             now[name] = value
 
 
-def _refill(value: Any, content: Any) -> None:
+def _holds(value: Any, content: Any) -> bool:
+    """Still the same things."""
     if isinstance(value, list):
-        if len(value) != len(content) or any(a is not b for a, b in zip(value, content)):
-            value[:] = content
-    elif isinstance(value, dict):
-        if list(value) != list(content) or any(value[k] is not content[k] for k in content):
-            value.clear()
-            value.update(content)
-    elif value != content:
+        return len(value) == len(content) and all(a is b for a, b in zip(value, content))
+    if isinstance(value, dict):
+        return list(value) == list(content) and all(value[k] is content[k] for k in content)
+    return bool(value == content)
+
+
+def _refill(value: Any, content: Any) -> None:
+    if _holds(value, content):
+        return
+    if isinstance(value, list):
+        value[:] = content
+    else:
         value.clear()
         value.update(content)
 

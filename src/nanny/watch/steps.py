@@ -55,6 +55,7 @@ class StepClock(events.PartListener):
         self._whole: dict[int, weakref.ref[nn.Module]] = {}  # what `found` was told
         self._prefixes: set[str] = set()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+        self._in_evaluation: dict[int, weakref.ref[nn.Module]] = {}  # called with gradients, not in train mode
         self._updated: set[int] = set()  # roots for which no further optimizer is waited
         self._called: set[int] = set()
         self._stepped: set[int] = set()
@@ -117,11 +118,13 @@ class StepClock(events.PartListener):
 
     def _called_for_training(self, module: nn.Module, args: Any) -> None:
         known = _knows(self._roots, module)
-        if not (known or self._is_new(module)) or self._is_elsewhere():
+        if not known and not self._is_new(module):
+            self._note_evaluation(module)
+            return
+        if self._is_elsewhere():
             return
         if not known:
-            self._tell_found(module)
-            self._add(module)
+            self._find(module)
         if not torch.is_grad_enabled():
             return
         if module.training:
@@ -138,7 +141,7 @@ class StepClock(events.PartListener):
                 if key not in hooks:  # registered just now: torch made its list of this call's hooks before
                     hook(module, args)
 
-    def _tell_found(self, module: nn.Module) -> None:
+    def _find(self, module: nn.Module) -> None:
         alive = _modules_and_optimizers()
         whole = _outermost(module, alive)
         if self._first is None and not self._has_begun:
@@ -146,6 +149,7 @@ class StepClock(events.PartListener):
         if self._found is not None and not _knows(self._whole, whole):
             self._found(whole, self._new_prefix(whole) if self._whole else "")
             self._whole[id(whole)] = weakref.ref(whole)
+        self._add(module)
 
     def _new_prefix(self, model: nn.Module) -> str:
         name = type(unwrapped(model)).__name__
@@ -153,6 +157,26 @@ class StepClock(events.PartListener):
         prefix = next(f"{n}." for n in free if f"{n}." not in self._prefixes)
         self._prefixes.add(prefix)
         return prefix
+
+    def _note_evaluation(self, module: nn.Module) -> None:
+        """Whoever forgot `model.train()` trains all the same: an optimizer that steps its parameters tells."""
+        if not self._finds_models or module.training or not torch.is_grad_enabled() or len(self._in_evaluation) >= MOST_MODELS:
+            return
+        known = [one for r in self._in_evaluation.values() if (one := r()) is not None]
+        if not any(module is part for one in known for part in one.modules()) and any(
+            p.requires_grad for p in module.parameters()
+        ):
+            self._in_evaluation[id(module)] = weakref.ref(module)
+
+    def _find_trained(self, optimizer: Optimizer) -> None:
+        """Models in evaluation mode that this optimizer steps."""
+        owned = {id(p) for p in _parameters(optimizer)}
+        for key, reference in list(self._in_evaluation.items()):
+            model = reference()
+            if model is None or not owned.isdisjoint(id(p) for p in model.parameters()):
+                del self._in_evaluation[key]
+                if model is not None and not _knows(self._parts, model) and len(self._roots) < MOST_MODELS:
+                    self._find(model)
 
     def _is_over(self) -> bool:
         if not self._has_begun:
@@ -194,6 +218,8 @@ class StepClock(events.PartListener):
     def _note_update(self, optimizer: Optimizer) -> None:
         if not self._counts(optimizer):
             return
+        if self._in_evaluation:
+            self._find_trained(optimizer)
         self._optimizers[optimizer] = None
         self._stepped_twice = self._stepped_twice or id(optimizer) in self._stepped
         self._stepped.add(id(optimizer))

@@ -243,10 +243,7 @@ class Twins:
             self._start_anew(func, "nested tensors have no twins", reals)
             return None
         try:
-            args, kwargs = map_leaves((op.args, op.kwargs), self._twin_argument)
-            if func in _SOFTMAX:
-                args = (*args[:2], False)
-            twin_out = func(*args, **kwargs)
+            twin_out = self._compute(op)
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise
@@ -265,6 +262,12 @@ class Twins:
             if has_storage(real) and key_of(real) not in taken:
                 self._enter(real, twin)
         return twin_out
+
+    def _compute(self, op: Op) -> Any:
+        args, kwargs = map_leaves((op.args, op.kwargs), self._twin_argument)
+        if op.func in _SOFTMAX:
+            args = (*args[:2], False)
+        return op.func(*args, **kwargs)
 
     def _enter(self, real: Tensor, twin: Tensor) -> None:
         """Values that cannot differ need no twin: integers and booleans get one only where the wide run decided otherwise."""

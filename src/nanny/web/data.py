@@ -19,12 +19,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from ..core.command_line import LANGUAGES
 from ..core.finding import Finding, NannyError
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..core.terminal import visible
 from ..diagnose import knowledge
-from ..runs.alerts import repeats, sort_by_step
+from ..diagnose.describe import trial_in_words
+from ..diagnose.records import Diagnosis
+from ..runs.alerts import repeats
+from ..runs.card import cards
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import error_matrix, matrices_of
@@ -67,6 +71,7 @@ class PageData(TypedDict):
     comparison: dict[str, Any] | None
     figures: dict[str, Any]
     formats: list[dict[str, Any]]
+    card: dict[str, str]
     next: list[str]
     notes: list[str]
 
@@ -77,7 +82,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
     with open_job(db, run) as (sources, notes):
         summary = summarize(sources, notes)
         source = summary.culprit_rank.source
-        found, left_out = _worst_findings(_findings(summary), MOST_FINDINGS)
+        found, left_out = _worst_findings(summary.findings, MOST_FINDINGS)
         curves = _curves(source)
         comparison = None if compare is None else _comparison(db, compare, sources[0], source)
         kinds, histograms = _layers(source, shares=not live)
@@ -95,13 +100,10 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
+            card=cards(summary),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
         )
-
-
-def _findings(summary: Summary) -> list[Finding]:
-    return sort_by_step([finding for rank in summary.ranks for finding in rank.findings])
 
 
 def _steps(summary: Summary) -> dict[str, int] | None:
@@ -149,7 +151,11 @@ def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any
 
 def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
     one = summary.diagnosis
-    return [] if one is None else [{**finite(one.to_json()), "pages": _cause_pages(one.cause)}]
+    return [] if one is None else [{**finite(one.to_json()), **_tried(one), "pages": _cause_pages(one.cause)}]
+
+
+def _tried(one: Diagnosis) -> dict[str, Any]:
+    return {"tried": {language: [trial_in_words(t, language) for t in one.tried] for language in LANGUAGES}}
 
 
 def _cause_pages(cause: str) -> dict[str, Any]:
@@ -171,7 +177,7 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
     with open_job(None if path is None else str(path), run) as (sources, notes):
         summary = summarize(sources, notes)
         source = summary.culprit_rank.source
-        found = _findings(summary)
+        found = summary.findings
         recent = [f for f in found if f.step is None or f.step > step - LOOK_BACK]
         out = {
             "run": _run_data(source),
@@ -293,6 +299,7 @@ def _what_if(source: Source) -> dict[str, Any]:
                     "dtype": target,
                     "survives": result.survives is not False,
                     "with_losses": result.survives is None,
+                    "unknown": result.unknown,
                     "verdict": what_if_verdict(result),
                     "reasons": [_sentence(reason) for reason in what_if_reasons(result)],
                     "remarks": [_cut(remark) for remark in what_if_remarks(result, curves=False)],  # the page has better ones

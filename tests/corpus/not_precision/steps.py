@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from corpus import BF16, FP32, WIDE, Training, planted
-from corpus.architectures import Between, between
+from corpus.architectures import Between, Call, between
 from corpus.draws import noise
 from corpus.loops import repeated
 
@@ -114,7 +114,30 @@ def mask_that_is_averaged(fixed: bool = False, dtype: torch.dtype = FP32) -> Tra
     return between(centred, dtype)
 
 
+_times = [0]
+
+
+@torch.library.custom_op("corpus::scratch", mutates_args=())
+def _scratch(x: Tensor, broken: bool) -> Tensor:
+    """Zeros, or what stood in memory before: no function of its input."""
+    out = torch.zeros_like(x)
+    _times[0] += 1
+    if broken and _times[0] % 2 and _times[0] > 2:
+        out.view(-1)[3] = math.inf
+    return out
+
+
+def kernel_with_a_race(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    _times[0] = 0
+    model = Between(Call(lambda x: x + _scratch(x.detach(), not fixed)))
+    x, y = noise(8, 16), noise(8, 4, key=2)
+    return repeated(model, lambda: F.mse_loss(model(x).float(), y), dtype)
+
+
 PROGRAMS = [
+    *planted(
+        kernel_with_a_race, "not_reproducible", "fault", steps=8, precision_caused=False, findings="INF NAN WEIGHT_NONFINITE"
+    ),
     *planted(
         score_that_reaches_zero,
         "undefined_operation",

@@ -185,7 +185,7 @@ TEACHER = tuple(f"teacher.{layer}.{kind}" for layer in (0, 2) for kind in ("weig
 PROGRAMS = [
     *planted(
         finetune,
-        "bf16_update_lost",
+        "update_lost",
         *named(Chat(), "optimizer", "optimizer.lr"),
         findings="LOST_UPDATE",
         hazards="update_lost",
@@ -194,7 +194,7 @@ PROGRAMS = [
     ),
     *planted(
         recalibrate,
-        "bf16_update_lost",
+        "update_lost",
         *("gain", "head.weight", "head.bias", "optimizer", "optimizer.lr"),
         findings="LOST_UPDATE",
         hazards="update_lost",

@@ -118,7 +118,7 @@ PROGRAMS = [
     ),
     *planted(
         updates_in_bf16,
-        "bf16_update_lost",
+        "update_lost",
         "first.weight",
         "last.weight",
         "first.bias",
@@ -144,7 +144,7 @@ PROGRAMS = [
     *planted(statistics_kept_in_bf16, "ema_stagnation", "fault", "fault.mean", steps=8, hazards="average state_still"),
     *planted(
         fused_updates_in_bf16,
-        "bf16_update_lost",
+        "update_lost",
         "first.weight",
         "last.weight",
         "first.bias",

@@ -9,6 +9,7 @@ from ...core.ops import ARITHMETIC, CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BO
 from .trace import Frame
 from .values import HALF, UNKNOWN, Value, widest
 
+DEFAULT_DTYPE = "(default dtype)"  # what torch.set_default_dtype has set in a module
 CARRIED = frozenset({"scaled", "maybe_scaled", "grad", "scale"})  # marks that a result takes over from its operands
 
 
@@ -63,6 +64,9 @@ def result_dtype(
     if op in TO_INT:
         return "int", op, None
     if op in CREATES:
+        default = frame.lookup(DEFAULT_DTYPE)
+        if default is not None and default.const in HALF:
+            return default.const, f"set_default_dtype at line {default.line}", None
         return "fp32", f"{op} without dtype", None
     if op in (
         "zeros_like",

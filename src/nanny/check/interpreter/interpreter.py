@@ -241,13 +241,16 @@ class Interpreter:
         self.traces.append(body)
         self.run_block(Frame(self.options, module, body, module.env), module.tree.body)
         called = {path.rpartition(".")[2] for path in module.uses.called}
-        own = [f for f in module.functions if f.module is module]
-        for function in sorted(own, key=lambda f: f.called_as in called):  # entry points first: they run their helpers
-            if function.runs == 0:
-                self._run_entry(function, function.owner)
-        for function in own:
-            for owner in _heirs(function, module):
-                self._run_entry(function, owner)
+        tried: set[ast.AST] = set()
+        while waiting := [f for f in module.functions if f.module is module and f.node not in tried]:
+            for function in sorted(waiting, key=lambda f: f.called_as in called):  # entry points first: they run their helpers
+                ran = function.node in tried or any(f.runs for f in module.functions if f.node is function.node)
+                tried.add(function.node)
+                if not ran:
+                    self._run_entry(function, function.owner)
+            for function in waiting:
+                for owner in _heirs(function, module):
+                    self._run_entry(function, owner)
         return FileView(module, self.traces, self.options)
 
     def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
@@ -373,6 +376,8 @@ class Interpreter:
     def _leave(self, frame: Frame, node: ast.stmt) -> None:
         if isinstance(node, ast.Raise) and node.exc:
             self.evaluate(frame, node.exc)
+        elif isinstance(node, ast.Continue):
+            frame.emit("leave", node, ())
         frame.is_over = True
 
     def run_if(self, frame: Frame, node: ast.If) -> None:
@@ -539,6 +544,7 @@ class Interpreter:
         for alias in node.names:
             name = alias.asname or alias.name
             if name == "*":
+                self._import_all(frame, target)
                 continue
             path = f"{node.module or ''}.{alias.name}".lstrip(".")
             frame.env[name] = Value("external", ref=path)
@@ -549,6 +555,16 @@ class Interpreter:
                 frame.env[name] = Value("lazy", ref=(inside, "", path))
             elif target is not None:
                 frame.env[name] = Value("lazy", ref=(target, alias.name, path))
+
+    def _import_all(self, frame: Frame, filename: str | None) -> None:
+        """`from lib import *`: every public name that the body of a file of the project binds."""
+        module = self._module(filename) if filename is not None else None
+        if module is None or module is frame.module:
+            return
+        self.load(frame, module)
+        for name, value in module.env.items():
+            if not name.startswith("_") and name.isidentifier():
+                frame.env[name] = value
 
     def run_delete(self, frame: Frame, node: ast.Delete) -> None:
         for target in node.targets:
@@ -668,7 +684,8 @@ class Interpreter:
             tags.add("dtype_test")
         if len(others) == 1 and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
             a, b = left.const, others[0].const
-            if isinstance(a, str) and isinstance(b, str) and a and b and "half" not in (a, b):
+            is_open = "default" in left.tags | others[0].tags
+            if not is_open and isinstance(a, str) and isinstance(b, str) and a and b and "half" not in (a, b):
                 return constant((a == b) is isinstance(node.ops[0], ast.Eq))
         return Value(
             "tensor" if left.kind == "tensor" else "",
@@ -707,11 +724,17 @@ class Interpreter:
             if base.ref == "ModuleList" and isinstance(index.const, int) and -len(base.inputs) <= index.const < len(base.inputs):
                 return base.inputs[index.const]
             return base if index.kind == "slice" else base.inputs[0]
-        if base.kind == "dict" and isinstance(base.ref, dict) and index.const is not NOTHING and index.const in base.ref:
+        is_known = index.const is not NOTHING and "default" not in index.tags
+        if base.kind == "dict" and isinstance(base.ref, dict) and is_known and index.const in base.ref:
             return base.ref[index.const]
         if base.kind == "dict" and isinstance(base.ref, dict) and "*" in base.ref:  # made by a comprehension: all items are alike
             return base.ref["*"]
-        if base.kind == "dict" and isinstance(base.ref, dict) and base.ref and index.const is NOTHING:
+        if (
+            base.kind == "dict"
+            and isinstance(base.ref, dict)
+            and base.ref
+            and (index.const is NOTHING or "default" in index.tags)
+        ):
             values = [v for v in base.ref.values() if isinstance(v, Value)]
             if values and all(v.kind in ("dtype", "const") for v in values):  # {"fp16": torch.float16, ...}[args.dtype]
                 out = values[0]
@@ -903,6 +926,8 @@ class Interpreter:
     def call_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
         if base.kind == "external":
             return self.call_external(frame, node, f"{base.ref}.{name}", args, kwargs)
+        if base.kind == "parser":
+            return torch_calls.parser_method(frame, node, base, name, args, kwargs)
         if base.kind == "project":
             return self.call_value(frame, node, self.attribute(frame, base, name, node.func), args, kwargs)
         if base.kind == "super":
@@ -973,6 +998,8 @@ class Interpreter:
             return self.call_value(frame, node, target.inputs[0], [*target.inputs[1:], *args], {**target.ref, **kwargs})
         if target.kind == "module":
             return self.call_layer(frame, node, target, args, kwargs)
+        if target.kind == "framework" and target.inputs:  # a DeepSpeed engine runs its model
+            return self.call_value(frame, node, target.inputs[0], args, kwargs)
         return self._call_unknown(frame, node, target, args, kwargs)
 
     def _call_instance(self, frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
@@ -980,7 +1007,13 @@ class Interpreter:
         method = method or target.ref.find("__call__") or target.ref.find("forward")
         if method is None:
             return self._call_unknown(frame, node, target, args, kwargs)
+        region, saved = target.thing.region if target.thing is not None else None, frame.at
+        if region is not None:
+            frame.at = frame.inside(regions=(*saved.regions, region))
         value = self.follow(frame, method, [target, *args], kwargs, node)
+        frame.at = saved
+        if region is not None:
+            return objects.module_call(frame, node, target, args, kwargs)
         if target.ref.is_module:
             made = objects.module_call(frame, node, target, args, kwargs)
             if value.kind == "tensor" and value.dtype:
@@ -1017,7 +1050,8 @@ class Interpreter:
         if not is_model and objects.is_loss(args, kwargs):
             return objects.emit_loss(frame, node, args, kwargs)
         is_piece = any(uses.is_module(path[:at]) for at in range(len(path)) if path[at] == ".")  # `model.head(x)`
-        is_given = (isinstance(node.func, ast.Name) or is_piece) and bool(args)
+        is_held = path.startswith("self.") and "." not in path[5:] and target.thing is not None and not target.op
+        is_given = (isinstance(node.func, ast.Name) or is_piece or is_held) and bool(args)
         guessed = self.guess_class(frame, target, args, kwargs) if is_model or (is_given and frame.at.region) else None
         if guessed is not None:
             return self._call_instance(frame, node, guessed, args, kwargs)
@@ -1042,7 +1076,7 @@ class Interpreter:
         thing = value.thing
         assert thing is not None
         base = objects.optimizer_base(info)
-        if base and isinstance(node, ast.Call) and info.find("step") is None:
+        if base and isinstance(node, ast.Call):
             passed = thing.attrs.get(SUPER, Value("dict", ref=kwargs, inputs=tuple(args)))
             return objects.new_optimizer(frame, node, base, list(passed.inputs) or args, passed.ref)
         for item in (*args, *kwargs.values()):
@@ -1163,9 +1197,22 @@ class Interpreter:
             return known  # the caller did not give it: the default holds
         if known.is_number or known.kind == "dtype":
             return known
+        owner = self._annotated(frame, annotation)
+        if owner is not None:
+            value = Value("instance", ref=owner, thing=Thing(name, "module" if owner.is_module else ""))
+            self.build(frame, owner, value, [], {}, owner.node)
+            return value
         kind = torch_calls.kind_of_annotation(annotation)
         tags = frozenset({"default_off"}) if known.const is False else frozenset()
         return Value(kind, thing=Thing(name, kind=kind), tags=tags)
+
+    def _annotated(self, frame: Frame, annotation: ast.expr | None) -> OwnClass | None:
+        """The class of the project that a parameter is annotated with."""
+        if not isinstance(annotation, (ast.Name, ast.Attribute)):
+            return None
+        found = self.evaluate(frame, annotation) if frame.lookup(dotted(annotation).partition(".")[0]) is not None else UNKNOWN
+        owner = found.ref if found.kind == "class" and isinstance(found.ref, OwnClass) else None
+        return owner if owner is not None and owner not in {f.owner for f in frame.at.stack} else None
 
     def made_context(self, frame: Frame, info: OwnFunction, outer: Context) -> Value | None:
         """What a `with` gets from a generator that yields inside regions, or from an `__enter__` that enters some."""
@@ -1196,7 +1243,8 @@ class Interpreter:
 
     def _getattr(self, frame: Frame, node: ast.Call, args: list[Value]) -> Value:
         if len(args) >= 2 and isinstance(args[1].const, str):
-            return self.attribute(frame, args[0], args[1].const, node)
+            found = self.attribute(frame, args[0], args[1].const, node)
+            return found if args[1].sure else replace(found, sure=False)
         if args and args[0].kind == "external" and args[0].ref == "torch":
             return Value("dtype", const="half" if len(args) > 2 else "")
         return Value(thing=Thing(""))
@@ -1230,6 +1278,8 @@ class Interpreter:
     def _known_method(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
         if name == "backward":
             return objects.backward(frame, node, base, args, kwargs)
+        if base.kind == "framework" and base.ref == "lightning":
+            return self._run_trainer(frame, node, base, name, args, kwargs)
         if objects.is_framework(frame, base):
             return objects.framework_method(frame, node, base, name, args, kwargs)
         if objects.is_scaler(frame, base, name):
@@ -1261,6 +1311,24 @@ class Interpreter:
         if objects.is_module(frame, base) and (name in MODULE_METHODS or name in ("cuda", "cpu")):
             return self._module_method(frame, node, base, name, args, kwargs)
         return objects.tensor_method(frame, node, base, name, args, kwargs)
+
+    def _run_trainer(self, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+        """`trainer.fit(model)`: Lightning runs the steps of the model inside its autocast region."""
+        model = kwargs.get("model", args[0] if args else UNKNOWN)
+        frame.emit("unknown_call", node, (base, *args), kwargs)
+        if name != "fit" or model.kind != "instance":
+            return UNKNOWN
+        region, saved = objects.mixed_region(frame, node, base), frame.at
+        if region is not None:
+            frame.at = frame.inside(regions=(*saved.regions, region))
+        for step in ("training_step", "validation_step"):
+            method = model.ref.find(step)
+            if method is not None:
+                frame.at = replace(frame.at, has_grad=step == "training_step")
+                batch = [Value(thing=Thing(step)), Value(thing=Thing(""), dtype="int")]
+                self.follow(frame, method, [model, *batch], {}, node)
+        frame.at = saved
+        return UNKNOWN
 
     def _gradient_hook(self, frame: Frame, node: ast.Call, base: Value, name: str, hook: Value) -> Value:
         """Runs a hook on the gradient it will get: it fires inside backward, so the gradient is scaled if the loss is."""
@@ -1321,8 +1389,40 @@ class Interpreter:
             return Value("tuple", inputs=(out, replace(out, op="part")))
         return out
 
+    def settings_value(self, frame: Frame, name: str) -> Value | None:
+        """What a settings file that the code names says, as a value whose parts know their lines."""
+        read = getattr(self.project.sources, "settings", None)
+        found = read(name, frame.module.filename) if read is not None else None
+        if found is None:
+            return None
+        path, data, spans = found
+
+        def made(item: Any, at: tuple[str | int, ...]) -> Value:
+            node = ast.Constant(value=None, lineno=spans.get(at, (1,))[0], col_offset=0)
+            node.file = path  # type: ignore[attr-defined]
+            if isinstance(item, dict):
+                return Value("dict", ref={str(k): made(v, (*at, str(k))) for k, v in item.items()}, node=node)
+            if isinstance(item, list):
+                return Value("list", inputs=tuple(made(v, (*at, n)) for n, v in enumerate(item)), node=node)
+            return Value("const", const=item, node=node)
+
+        return made(data, ())
+
+    def _loaded(self, frame: Frame, args: Args) -> Value | None:
+        """`yaml.safe_load(open("train.yaml"))`: the one file that is named in it."""
+        names = [v.const for a in args for v in ancestors(a, 12) if isinstance(v.const, str) and v.sure]
+        named = [name for name in names if name.endswith((".json", ".yaml", ".yml", ".toml"))]
+        return self.settings_value(frame, named[0]) if len(named) == 1 else None
+
     def call_external(self, frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
         """A call of something that is not the project's; the three that call back into it are followed here."""
+        if path in _LOADERS:
+            loaded = self._loaded(frame, args)
+            if loaded is not None:
+                return loaded
+        for name in ("config", "config_params", "deepspeed"):  # a path where a dict may stand
+            if name in kwargs and isinstance(kwargs[name].const, str) and (name == "deepspeed" or path.startswith("deepspeed.")):
+                kwargs = {**kwargs, name: self.settings_value(frame, kwargs[name].const) or kwargs[name]}
         if path == "builtins.map":
             return self._mapped(frame, node, args)
         if path == "builtins.getattr":
@@ -1332,6 +1432,10 @@ class Interpreter:
         return torch_calls.call_external(frame, node, path, args, kwargs)
 
 
+_LOADERS = frozenset(
+    ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "yaml.full_load", "tomllib.load", "tomllib.loads", "toml.load",
+     "tomli.load", "omegaconf.OmegaConf.load", "OmegaConf.load")
+)  # fmt: skip
 _LEAVES = (ast.Raise, ast.Continue, ast.Break)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .dtypes import on_device, result
-from .regions import Region
+from .regions import Region, framework_dtype
 from .source import OwnClass
 from .torch_names import MODULE_METHODS, OPTIMIZERS
 from .trace import Frame
@@ -25,9 +25,9 @@ def builds_optimizer(path: str, last: str) -> bool:
 
 def optimizer_base(info: OwnClass) -> str:
     """`AdamW` for a class of the project that derives from torch.optim.AdamW; empty if it is no such class."""
-    names = [base for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
-    found = next((n.rpartition(".")[2] for n in names if n.rpartition(".")[2] != "Optimizer"), "")
-    return found or next((b for parent in info.parents if parent is not info and (b := optimizer_base(parent))), "")
+    names = [base.rpartition(".")[2] for base in info.bases if builds_optimizer(base, base.rpartition(".")[2])]
+    names += [b for parent in info.parents if parent is not info and (b := optimizer_base(parent))]
+    return next((name for name in names if name != "Optimizer"), names[0] if names else "")
 
 
 def new_optimizer(frame: Frame, node: ast.Call, last: str, args: Args, kwargs: Kwargs) -> Value:
@@ -139,12 +139,16 @@ def backward(frame: Frame, node: ast.Call, base: Value, args: Args, kwargs: Kwar
 def framework_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     if name in ("prepare", "setup"):
         frame.emit("framework.prepare", node, (base, *args), kwargs)
+        region = mixed_region(frame, node, base)
         for value in args:
             if value.kind == "optimizer" and value.thing is not None:
                 value.thing.kind = "framework_optimizer"
+            elif value.thing is not None and region is not None and is_module(frame, value):
+                value.thing.region = region
         return args[0] if len(args) == 1 else Value("tuple", inputs=tuple(args))
     if name == "autocast":
-        return framework_region(frame, node)
+        region = mixed_region(frame, node, base)
+        return Value("context", ref=region) if region is not None else framework_region(frame, node)
     if name == "unwrap_model" and args:
         return args[0]
     if name in ("parameters", "named_parameters"):
@@ -158,6 +162,16 @@ def framework_region(frame: Frame, node: ast.Call) -> Value:
     """`accelerator.autocast()` and the like: whether it is on, and in which dtype, the framework knows."""
     kind, file = frame.options.amp_dtype or "half", frame.module.filename
     return Value("context", ref=Region("", kind, None, node.lineno, dotted(node.func), file=file, is_framework=True))
+
+
+def mixed_region(frame: Frame, node: ast.Call, framework: Value) -> Region | None:
+    """The region that Accelerator or Fabric opens around a forward; None where its precision is not known, or not mixed."""
+    dtype = framework_dtype(framework.const)
+    made = framework.node or node
+    if not dtype:
+        return None
+    where = Region("", dtype, True, getattr(made, "lineno", 1), "", file=getattr(made, "file", frame.module.filename))
+    return replace(where, is_framework=True)
 
 
 def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: Kwargs) -> Value | None:
@@ -214,7 +228,7 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
     if device:
         thing.device = device.partition(":")[0]
     if wanted:
-        for part in _parts(base):
+        for part in parts(base):
             part.dtype = wanted
         if wanted in ("fp16", "bf16", "half"):
             thing.cast, thing.cast_line, thing.cast_file = node, node.lineno, frame.module.filename
@@ -226,7 +240,13 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
     return base
 
 
-def _parts(value: Value, depth: int = 0) -> Iterator[Thing]:
+def run_in(model: Value, dtype: str) -> None:
+    """Takes note that a framework casts the weights of a model for each forward, and keeps them in float32."""
+    for part in parts(model):
+        part.runs_in = dtype
+
+
+def parts(value: Value, depth: int = 0) -> Iterator[Thing]:
     """A module and everything inside it that holds weights."""
     if value.thing is not None:
         yield value.thing
@@ -235,7 +255,7 @@ def _parts(value: Value, depth: int = 0) -> Iterator[Thing]:
     inner = value.inputs if value.kind == "module" else value.thing.attrs.values() if value.thing is not None else ()
     for item in list(inner):
         if item.kind in ("module", "instance") and item.thing is not value.thing:
-            yield from _parts(item, depth + 1)
+            yield from parts(item, depth + 1)
 
 
 def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
@@ -243,7 +263,10 @@ def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs:
     thing = target.thing
     region = frame.at.region
     inputs = (*args, *kwargs.values(), target)
-    if region is not None:
+    if thing is not None and thing.region is not None:
+        why = f"output of `{_shown(node)}`, which the framework gives back in float32"
+        out = tensor("fp32", why, node.lineno, op="module_call", inputs=inputs, node=node)
+    elif region is not None:
         why = f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}"
         tags = frozenset({"autocast"})
         out = tensor(region.dtype, why, node.lineno, sure=False, op="module_call", inputs=inputs, tags=tags, node=node)
@@ -268,8 +291,9 @@ def _shown(node: ast.Call) -> str:
 def layer_half(frame: Frame, target: Value) -> str:
     owner = frame.env.get("self", UNKNOWN)
     for thing in (target.thing, owner.thing):
-        if thing is not None and thing.dtype in ("fp16", "bf16"):
-            return thing.dtype
+        for kind in (thing.dtype, thing.runs_in) if thing is not None else ():
+            if kind in ("fp16", "bf16"):
+                return kind
     return ""
 
 

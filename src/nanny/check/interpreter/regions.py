@@ -44,6 +44,14 @@ class Region:
         return f"autocast{where}{kind} at {at}"
 
 
+_PRECISIONS = {"fp16": "fp16", "16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
+
+
+def framework_dtype(precision: object) -> str:
+    """`fp16` or `bf16` for the name that Accelerate, Fabric or Lightning gives to mixed precision, else nothing."""
+    return _PRECISIONS.get(str(precision), "") if isinstance(precision, (str, int)) and precision is not True else ""
+
+
 def default_dtype(device: str) -> str:
     if device == "":
         return "half"

@@ -19,6 +19,7 @@ from .values import Thing, Value
 EVIDENCE = re.compile(
     r"autocast|GradScaler|\bhalf\b|HalfTensor|BFloat16Tensor|float16|\b[fb]f?p?16\b|fp16|bf16|mixed_precision|MixedPrecision"
     r"|grad_scaler|unscale_|16-(?:mixed|true)|precision\s*=|loss_scale|BCELoss|binary_cross_entropy\b"
+    r"|\bdeepspeed\b|\bAccelerator\b|\bFabric\b|\bfully_shard\b|getattr\(\s*torch\b"
 )
 
 
@@ -111,6 +112,13 @@ class SourceFile:
     def uses(self) -> Uses:
         return uses_in(self.tree)
 
+    @cached_property
+    def is_test(self) -> bool:
+        """Whether it is a test: it imports what tests are written with, at its top level."""
+        imported = {alias.name for s in self.tree.body if isinstance(s, ast.Import) for alias in s.names}
+        imported |= {s.module or "" for s in self.tree.body if isinstance(s, ast.ImportFrom)}
+        return any(name.partition(".")[0] in ("pytest", "unittest") or name.startswith("torch.testing") for name in imported)
+
 
 @dataclass(eq=False, repr=False)
 class WalkedFile:
@@ -156,13 +164,18 @@ class Project:
 
     def resolve(self, importer: WalkedFile, target: str, level: int = 0) -> str | None:
         """The project's file behind `from target import ...` (with leading dots counted by level)."""
-        if len(self.sources) < 2:
+        beside = getattr(self.sources, "beside", None)  # files that are read only because these import them
+        if len(self.sources) < 2 and beside is None:
             return None
+        full = target
         if level:
             base = importer.name.split(".")
             keep = len(base) - level + (1 if importer.is_package else 0)
-            target = ".".join([*base[: max(keep, 0)], *([target] if target else [])])
-        return self._find(target, importer)
+            full = ".".join([*base[: max(keep, 0)], *([target] if target else [])])
+        found = self._find(full, importer) if len(self.sources) > 1 else None
+        if found is None and beside is not None:
+            found = beside(importer.filename, target, level)
+        return found
 
     def _find(self, target: str, importer: WalkedFile) -> str | None:
         if self._paths is None:
@@ -172,11 +185,13 @@ class Project:
         if target in self._paths:
             return self._paths[target]
         package = importer.name.rpartition(".")[0]
-        while package:  # a script imports its neighbours by bare name; the folder above may not be a package
-            if f"{package}.{target}" in self._paths:
-                return self._paths[f"{package}.{target}"]
+        while True:  # a script imports its neighbours by bare name; the folder above may not be a package
+            for name in (f"{package}.{target}", f"{package}.src.{target}"):
+                if name.lstrip(".") in self._paths:
+                    return self._paths[name.lstrip(".")]
+            if not package:
+                return None
             package = package.rpartition(".")[0]
-        return None
 
 
 def _module_name(filename: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...core.ops import ALIASES, CONTAINERS, CREATES
 from . import objects
-from .dtypes import result
+from .dtypes import DEFAULT_DTYPE, result
 from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, WRAPPERS
 from .trace import Frame
@@ -17,9 +17,10 @@ from .uses import dotted
 from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, tensor
 
 _FRAMEWORK = {
-    "accelerate.Accelerator": "accelerate", "accelerate.accelerator.Accelerator": "accelerate",
-    "lightning.Fabric": "fabric", "lightning.fabric.Fabric": "fabric", "lightning_fabric.Fabric": "fabric",
-}  # fmt: skip
+    **dict.fromkeys(("accelerate.Accelerator", "accelerate.accelerator.Accelerator"), "accelerate"),
+    **dict.fromkeys(("lightning.Fabric", "lightning.fabric.Fabric", "lightning_fabric.Fabric"), "fabric"),
+    **dict.fromkeys(("lightning.Trainer", "lightning.pytorch.Trainer", "pytorch_lightning.Trainer"), "lightning"),
+}
 
 
 _ADOPTED = {"torch.compile", "torch.jit.script", "torch.jit.trace", "copy.deepcopy", "copy.copy", "deepcopy", "builtins.list",
@@ -46,10 +47,16 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
         asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))
-        value = Value("framework", ref=_FRAMEWORK[path], thing=Thing("", "framework"), const=asked.const)
+        name = _FRAMEWORK[path]
+        value = Value("framework", ref=name, thing=Thing("", "framework"), const=asked.const, node=node)
+        if name == "lightning":
+            return frame.emit("external", node, (Value("external", ref=path), *args), kwargs, value)
         return frame.emit("framework.new", node, tuple(args), kwargs, value)
     if path in _ADOPTED or last in WRAPPERS:
         frame.emit("call", node, tuple(args), kwargs, constant(path))
+        policy = kwargs.get("mixed_precision", kwargs.get("mp_policy", UNKNOWN))
+        if policy.op == "reduce_policy" and args and policy.const in ("fp16", "bf16"):
+            objects.run_in(args[0], policy.const)
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
         return _copied(frame, source) if last in ("copy", "deepcopy") and source.thing else source
     if last in CLIPS:
@@ -57,7 +64,9 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
     if last == "from_pretrained":
         return objects.call_pretrained(frame, node, last, kwargs) or UNKNOWN
     if last in ("MixedPrecision", "MixedPrecisionPolicy"):
-        return frame.emit("reduce_policy", node, tuple(args), _named(("param_dtype", "reduce_dtype"), args, kwargs))
+        named = _named(("param_dtype", "reduce_dtype"), args, kwargs)
+        policy = Value(op="reduce_policy", const=named.get("param_dtype", UNKNOWN).const, node=node)
+        return frame.emit("reduce_policy", node, tuple(args), named, policy)
     if path.startswith("torch."):
         return _torch_op(frame, node, path, args, kwargs)
     return _other(frame, node, path, args, kwargs)
@@ -191,7 +200,7 @@ def _float(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) 
             return constant(float(args[0].const) if path.endswith("float") else int(float(args[0].const)))
         except (ValueError, OverflowError):
             return Value("const")
-    value = Value("const", inputs=tuple(args), op="item")
+    value = Value("const", inputs=tuple(args), op="item", dtype="int" if path.endswith("int") else "")
     if args and "grad" in args[0].tags:
         frame.emit("item", node, tuple(args), kwargs, value)
     return value
@@ -237,11 +246,47 @@ def _partial(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs
     return Value("partial", inputs=tuple(args), ref=dict(kwargs)) if args else UNKNOWN
 
 
+def _parser(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
+    return Value("parser", thing=Thing("", "parser"), node=node)
+
+
+def parser_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    """argparse: what an option is if nobody gives it. The user may, so a default decides no branch."""
+    thing = base.thing
+    assert thing is not None
+    if name == "add_argument":
+        names = [a.const for a in args if isinstance(a.const, str)]
+        flag = kwargs.get("dest", UNKNOWN).const
+        long = next((n for n in names if n.startswith("--")), names[0] if names else "")
+        dest = flag if isinstance(flag, str) else long.lstrip("-").replace("-", "_")
+        default = kwargs.get("default", UNKNOWN)
+        is_switch = kwargs.get("action", UNKNOWN).const == "store_true"
+        tags = frozenset({"default", *(("default_off",) if is_switch or default.const is False else ())})
+        soft = default.is_number or (isinstance(default.const, str) and default.const)
+        const = default.const if soft else NOTHING
+        thing.attrs[dest] = Value("const" if soft else "", const=const, sure=False, tags=tags, thing=Thing(dest))
+        return UNKNOWN
+    if name in ("parse_args", "parse_known_args"):
+        options = Thing("", "options")
+        options.attrs = {key: replace(v, thing=Thing(key)) for key, v in thing.attrs.items()}
+        value = Value(thing=options)
+        return value if name == "parse_args" else Value("tuple", inputs=(value, UNKNOWN))
+    return base if name == "add_argument_group" else UNKNOWN
+
+
 def _plain(op: str) -> Callable[..., Value]:
     def handler(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
         return frame.emit(op, node, tuple(args), kwargs)
 
     return handler
+
+
+def _default_dtype(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
+    asked = args[0] if args else UNKNOWN
+    known = isinstance(asked.const, str) and not frame.at.guards
+    env = frame.env if frame.at.stack else frame.module.env
+    env[DEFAULT_DTYPE] = Value("dtype", const=asked.const if known else "", line=node.lineno)
+    return frame.emit("set_default_dtype", node, tuple(args), kwargs)
 
 
 def _autocast_dtype(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
@@ -250,7 +295,15 @@ def _autocast_dtype(frame: Frame, node: ast.Call, path: str, args: Args, kwargs:
 
 
 def _deepspeed(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
-    engine = Value("framework", ref="deepspeed", thing=Thing("", "framework"))
+    model, config = kwargs.get("model", UNKNOWN), kwargs.get("config", kwargs.get("config_params", UNKNOWN))
+    sections = config.ref if config.kind == "dict" and isinstance(config.ref, dict) else {}
+    for kind in ("fp16", "bf16"):
+        section = sections.get(kind)
+        inner = section.ref.get("enabled") if section is not None and isinstance(section.ref, dict) else None
+        if inner is not None and inner.const is True and model.thing is not None:
+            objects.run_in(model, kind)
+    inputs = (model,) if model.thing is not None else ()
+    engine = Value("framework", ref="deepspeed", thing=Thing("", "framework"), inputs=inputs, node=node)
     frame.emit("framework.new", node, tuple(args), {**kwargs, "": constant("deepspeed")}, engine)
     return Value("tuple", inputs=(engine, Value("optimizer", thing=Thing("", "framework_optimizer")), UNKNOWN, UNKNOWN))
 
@@ -296,6 +349,8 @@ def kind_of_annotation(annotation: ast.expr | None) -> str:
         return "scaler"
     if last == "Optimizer" or name.startswith(("torch.optim.", "optim.")):
         return "optimizer"
+    if name in ("torch.nn.Module", "nn.Module"):
+        return "module"
     return "tensor" if last in ("Tensor", "FloatTensor", "LongTensor") else ""
 
 
@@ -304,11 +359,11 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "torch.enable_grad": _set_grad, "torch.set_grad_enabled": _set_grad, "contextlib.nullcontext": _nullcontext,
     "torch.finfo": _finfo, "torch.device": _device, "torch.autograd.grad": _autograd_grad,
     "torch.autograd.backward": _autograd_backward, "torch.arange": _arange, "torch.range": _arange,
-    "builtins.float": _float, "functools.partial": _partial, 
+    "builtins.float": _float, "builtins.int": _float, "functools.partial": _partial, "argparse.ArgumentParser": _parser, 
     "torch.save": _plain("save"), "pickle.dump": _plain("save"), "joblib.dump": _plain("save"),
     "torch.distributed.checkpoint.save": _plain("save"), "safetensors.torch.save_file": _plain("save"),
-    "torch.set_default_dtype": _plain("set_default_dtype"),
-    "torch.set_default_tensor_type": _plain("set_default_dtype"), "torch.clear_autocast_cache": _plain("clear_autocast_cache"),
+    "torch.set_default_dtype": _default_dtype,
+    "torch.set_default_tensor_type": _default_dtype, "torch.clear_autocast_cache": _plain("clear_autocast_cache"),
     "torch.get_autocast_dtype": _autocast_dtype, "torch.get_autocast_gpu_dtype": _autocast_dtype,
     "torch.get_autocast_cpu_dtype": _autocast_dtype, "deepspeed.initialize": _deepspeed,
 }  # fmt: skip

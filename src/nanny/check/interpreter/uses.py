@@ -15,7 +15,8 @@ from .torch_names import WRAPPERS
 _MODULE_METHODS = frozenset({"parameters", "named_parameters", "modules", "named_modules", "children", "train", "eval"})
 _SCALER_CALLS = frozenset({"scale", "step", "update", "unscale_"})
 _MAKES_AMP = frozenset({"autocast", "GradScaler", "ShardedGradScaler"})
-_ACTIVE = _MAKES_AMP | {"unscale_"}
+_FRAMEWORKS = frozenset({"Accelerator", "Fabric", "Trainer", "TrainingArguments", "deepspeed", "fully_shard", "MixedPrecision"})
+_ACTIVE = _MAKES_AMP | _FRAMEWORKS | {"unscale_", "set_default_dtype"}
 _CASTS = frozenset({"half", "bfloat16"})
 _SAME_OBJECT = frozenset(
     ["to", "cuda", "cpu", "half", "bfloat16", "float", "double", "eval", "train", "requires_grad_", "contiguous"]

@@ -33,6 +33,8 @@ class Thing:
     is_trained: bool = False  # its parameters are in an optimizer
     is_set_to_train: bool = False  # train() was called
     is_built: bool = False  # its __init__ has been run
+    region: Any = None  # the autocast region that a framework runs its forward in; what comes out is float32 again
+    runs_in: str = ""  # the dtype that a framework casts the weights to for a forward; float32 ones are kept
     attrs: dict[str, Value] = field(default_factory=dict)
 
 

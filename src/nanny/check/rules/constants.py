@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
 from ...core.ops import SAME_VALUES, SHAPE
+from ..chains import half_links, link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule
@@ -55,7 +56,9 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{number.const:.4g} does not fit {tensor.dtype} (largest {kind.max:.5g}): {tensor.why}",
         "use torch.finfo(tensor.dtype).min, or mask in float32",
-        Severity.ERROR if raises and tensor.sure else Severity.WARNING,
+        Severity.ERROR if raises else Severity.WARNING,
+        chain=(*half_links(tensor, event.file), link(event, f"{number.const:.4g} is put into it")),
+        unknown=unknown_link(tensor, event.file),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import FP16
 from ...core.ops import ACCUMULATING_FUNCTIONS, COUNTING_FUNCTIONS, CREATING_FUNCTIONS, LOSSES, NORM_LAYERS, SHAPE
+from ..chains import link
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -163,6 +164,7 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"these parameters are {kind} and are trained in this file; no float32 copy is kept",
         "create or load them in float32 and let autocast run the forward pass in half",
+        mistake=("half weights", event.file, event.line),
     )
 
 
@@ -258,6 +260,7 @@ def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
             event.node,
             f"{named} {eps:g} is 0 in fp16, and the parameters are fp16",
             "keep the parameters in float32, or set eps=1e-4 at least",
+            chain=(*(link(e, "cast to fp16") for e in casts[:1]), link(event, f"optimizer with eps {eps:g}")),
         )
         return
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from ...core.finding import Link
+from ..chains import link
 from ..interpreter.guards import AMP
 from ..interpreter.objects import parameter_owners
 from ..interpreter.trace import Event, Trace, can_meet
@@ -13,9 +16,10 @@ from ..interpreter.values import UNKNOWN, Value
 
 
 def is_scaled(event: Event) -> bool:
-    """Whether a backward event runs on a scaled loss; an Accelerator in fp16 scales it by itself."""
+    """Whether a backward event runs on a scaled loss; an Accelerator or Fabric in fp16 scales it by itself."""
     if event.op == "framework.backward":
-        return event.arg(0).ref == "accelerate" and event.arg(0).const == "fp16"
+        framework = event.arg(0)
+        return framework.ref in ("accelerate", "fabric") and framework.const in ("fp16", "16-mixed", 16, "16")
     return "scaled" in event.arg(0).tags
 
 
@@ -57,7 +61,10 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
 
 
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
-_UNSCALES = ("framework.clip_grad_norm_", "framework.clip_grad_value_", "framework.unscale_gradients", "optimizer.step")
+_UNSCALES = (
+    *("framework.clip_grad_norm_", "framework.clip_grad_value_", "framework.clip_gradients", "framework.unscale_gradients"),
+    "optimizer.step",
+)
 
 
 def _hands_on_scaler(event: Event) -> bool:
@@ -70,25 +77,79 @@ def _hands_on_scaler(event: Event) -> bool:
     )
 
 
-def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Event | None:
+@dataclass(frozen=True)
+class Scaled:
+    """Gradients that still carry the loss scale: the backward that made them, and what would have to be known to be sure."""
+
+    backward: Event
+    unknown: str = ""
+
+    def links(self, use: Event, what: str) -> tuple[Link, ...]:
+        by = " (the framework scales the loss)" if self.backward.op == "framework.backward" else ""
+        return link(self.backward, f"backward of the scaled loss{by}"), link(use, f"{what}, with no unscale_ in between")
+
+    def since(self, use: Event) -> str:
+        return f"backward at {self.backward.place_in(use.file)}{'' if self.unknown else ', no unscale_ since'}"
+
+
+def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | None:
     """The scaled backward whose gradients are still scaled at event `index`; None if they are not.
 
-    With `params`, an `unscale_` of an optimizer that is known to hold other parameters does not count.
+    With `params`, an `unscale_` of an optimizer that is known to hold other parameters does not count. One that runs only
+    under a condition of its own, or for an optimizer that is not the one stepped, leaves it open.
     """
     owners = {id(t) for t in parameter_owners(params)}
     owners &= {id(t) for e in trace.of("scaler.step", "scaler.unscale_") for t in parameter_owners(e.arg(1))}
+    here = trace.events[index]
+    doubtful: list[Event] = []
     for event in before(trace, index):
         if event.op in ("backward", "framework.backward"):
-            return event if is_scaled(event) else None
+            if not is_scaled(event):
+                return None
+            reasons = [_why_open(trace, index, unscale, event, here) for unscale in doubtful]
+            if not all(reasons) or _covers_all(doubtful):
+                return None
+            return Scaled(event, (reasons or [doubt_of_scale(event, here)])[0])
         if event.op in _UNSCALES or _hands_on_scaler(event):
             return None
-        if event.op in ("scaler.unscale_", "scaler.step"):
+        if event.op == "scaler.unscale_":
             held = {id(t) for t in parameter_owners(event.arg(1))} if event.arg(1).kind == "optimizer" else set()
             if not (owners and held and owners.isdisjoint(held)):
+                doubtful.append(event)
+        elif event.op in ("scaler.step", "optimizer.zero_grad", "module.zero_grad"):
+            held = {id(t) for t in parameter_owners(event.arg(1))} if event.op == "scaler.step" else set()
+            if not (owners and held and owners.isdisjoint(held)):
                 return None
-        elif event.op in ("optimizer.zero_grad", "module.zero_grad"):
-            return None
     return None
+
+
+def _why_open(trace: Trace, index: int, unscale: Event, backward: Event, use: Event) -> str:
+    """Why gradients may still be scaled after an `unscale_`, in words; empty if they are not."""
+    shared = {key for e in (backward, use) for key, _ in e.at.guards}
+    if shared <= {key for key, _ in backward.at.guards}:  # the use runs after every such backward
+        only = [key for key, _ in unscale.at.guards if key not in shared and key != AMP and not key.startswith("except@")]
+        if only and not set(only) & unscale.at.exits:
+            test = only[0].removeprefix("mod:").removeprefix("dtype:")
+            return f"whether `{test}` holds, without which unscale_ at {unscale.place_in(use.file)} does not run"
+    stepped = [e for e in trace.of("scaler.step", "optimizer.step") if can_meet(e, use)]
+    of = [e.arg(1) if e.op == "scaler.step" else e.arg(0) for e in stepped]
+    names = {v.thing.name if v.thing is not None else "" for v in (unscale.arg(1), *of)}
+    if of and "" not in names and not any(same_object(v, unscale.arg(1)) for v in of):
+        return f"whether these parameters are in the optimizer unscaled at {unscale.place_in(use.file)} and never stepped"
+    return ""
+
+
+def doubt_of_scale(backward: Event, use: Event) -> str:
+    """What is open about a loss that is scaled on one branch only, if the use has a condition of its own."""
+    if "maybe_scaled" not in backward.arg(0).tags or {*use.at.guards} <= {*backward.at.guards}:
+        return ""
+    return f"whether the loss of {backward.place_in(use.file)} is scaled when this runs"
+
+
+def _covers_all(unscales: list[Event]) -> bool:
+    """Whether one of two opposite branches always unscales."""
+    arms = [(key, arm) for event in unscales for key, arm in event.at.guards]
+    return any((key, not arm) in arms for key, arm in arms)
 
 
 def extra_guards(event: Event, base: Event) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import LINEAR_ALGEBRA, LOSSES, SHAPE
+from ..chains import link, region_link
 from ..interpreter.source import OwnFunction
 from ..interpreter.torch_names import DEVICE_TYPES
 from ..interpreter.trace import Event, FileView, Trace
@@ -86,10 +87,16 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     When not: never for speed or accuracy; it is only tolerated.
     """
     region = event.at.region
-    if region is None:
+    if region is None or region.is_framework:  # Lightning itself steps inside its region
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
-    yield Hit(event.node, f"{what} runs inside {region.label_in(event.file)}", "end the autocast block before this line")
+    yield Hit(
+        event.node,
+        f"{what} runs inside {region.label_in(event.file)}",
+        "end the autocast block before this line",
+        chain=(region_link(region, event.file), link(event, f"{what} inside it")),
+        mistake=("inside", region.file or event.file, region.line),
+    )
 
 
 @rule("REGION_BCE", Severity.ERROR, "binary_cross_entropy")
@@ -112,17 +119,12 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     region = event.at.region
     if region is None or region.device == "cpu" or region.is_off_by_default:
         return
-    if region.device == "":
-        yield Hit(
-            event.node,
-            f"binary_cross_entropy raises under CUDA autocast ({region.label_in(event.file)}; the device is not known here)",
-            "use binary_cross_entropy_with_logits on the logits", Severity.WARNING,
-        )  # fmt: skip
-        return
     yield Hit(
         event.node,
-        f"binary_cross_entropy raises under {region.label_in(event.file)}",
+        f"binary_cross_entropy raises RuntimeError under {'CUDA ' if not region.device else ''}{region.label_in(event.file)}",
         "use binary_cross_entropy_with_logits on the logits",
+        chain=(region_link(region, event.file), link(event, "binary_cross_entropy under it")),
+        unknown="" if region.device else "the device",
     )
 
 
@@ -151,9 +153,11 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
         if given is None:
             continue
         if given.kind == "device":
-            yield Hit(event.node, "device_type is a torch.device object; autocast wants its name and raises", "pass device.type")
+            text = "device_type is a torch.device object; autocast wants its name and raises"
+            yield Hit(event.node, text, "pass device.type", chain=(link(event, "autocast gets a torch.device"),))
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in DEVICE_TYPES:
-            yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"')
+            chain = (link(event, f"autocast gets {given.const!r}"),)
+            yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', chain=chain)
     for event in trace.of("module_call", *LINEAR_ALGEBRA):
         region = event.at.region
         if region is None or region.node is None or not region.device:
@@ -166,8 +170,9 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             found = devices.pop()
             yield Hit(
                 region.node,
-                f"autocast is opened for {region.device}, but what runs at line {event.line} is on {found}",
+                f"autocast is opened for {region.device}, but what runs at {event.place_in(region.file)} is on {found}",
                 f'use torch.autocast("{found}", ...)',
+                chain=(region_link(region, event.file), link(event, f"runs on {found}")),
             )
 
 
@@ -312,12 +317,16 @@ def custom_function(event: Event, view: FileView) -> Iterator[Hit]:
             yield Hit(forward.node, text, "decorate backward with torch.amp.custom_bwd")
         return
     tensors = [v for v in event.args[1:] if v.kind == "tensor" or (not v.kind and v.dtype != "int" and v.thing is not None)]
-    if len(tensors) < 2 and not any(_uses_matrices(f.node) for f in (forward, backward) if f is not None):
+    multiplies = any(_uses_matrices(f.node) for f in (forward, backward) if f is not None)
+    if len(tensors) < 2 and not multiplies:
         return
+    place = event.place_in(getattr(forward.node, "file", event.file))
     yield Hit(
         forward.node,
-        f"{owner.name} is applied under {region.label_in(event.file)} (line {event.line}) without custom_fwd/custom_bwd",
+        f"{owner.name} is applied under {region.label_in(event.file)} ({place}) without custom_fwd/custom_bwd",
         "decorate forward with torch.amp.custom_fwd and backward with torch.amp.custom_bwd",
+        None if multiplies else Severity.INFO,  # what it computes with is in a kernel that is not seen
+        chain=(region_link(region, event.file), link(event, "the function is applied")),
     )
 
 

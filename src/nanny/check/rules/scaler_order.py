@@ -7,12 +7,14 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.ops import NONLINEAR_FUNCTIONS
+from ..chains import link, node_link
 from ..interpreter.torch_names import LOG_METHODS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted
 from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
 from .protocol import (  # fmt: skip
+    Scaled,
     after,
     backward_for,
     before,
@@ -51,14 +53,32 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the scaler is built with enabled=False, or the gradients were divided by the scale by hand.
     """
     for index, event in trace.numbered("clip_grad"):
-        backward = backward_for(trace, index, event.arg(0, "parameters"))
-        if backward is None or _is_off(trace, view, index):
+        scaled = backward_for(trace, index, event.arg(0, "parameters"))
+        if scaled is None or _is_off(trace, view, index):
             continue
         yield Hit(
             event.node,
-            f"gradients are clipped while still scaled: backward at {backward.place_in(event.file)}, no unscale_ since",
-            "call scaler.unscale_(optimizer) after backward and before clipping",
+            f"gradients are clipped while still scaled ({scaled.since(event)}): {_limit(event, view)}",
+            _how_to_unscale(scaled),
+            chain=scaled.links(event, "they are clipped"),
+            unknown=scaled.unknown,
+            mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
+
+
+def _limit(event: Event, view: FileView) -> str:
+    """What the loss scale does to the limit of a clip, in words."""
+    made = next((v for e in view.of("scaler.new") if (v := e.kwargs.get("init_scale")) is not None and v.is_number), None)
+    times = f"{made.const:,.0f}" if made is not None else "65,536"
+    return f"the clip limit acts on gradients {times} times too large"
+
+
+def _how_to_unscale(scaled: Scaled) -> str:
+    if scaled.backward.op != "framework.backward":
+        return "call scaler.unscale_(optimizer) after backward and before clipping"
+    if scaled.backward.arg(0).ref == "fabric":
+        return "use fabric.clip_gradients(model, optimizer, ...), which unscales first"
+    return "use accelerator.clip_grad_norm_(...), which unscales first"
 
 
 def _is_off(trace: Trace, view: FileView, index: int) -> bool:
@@ -93,28 +113,39 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     reported: set[int] = set()
     for event in trace.events:
         source = _used_gradient(event)
+        if source is not None and _is_only_tested(event, trace):
+            continue
         if source is not None and "hook" in source.tags and id(source) not in reported and view.of("scaler.scale"):
             reported.add(id(source))
             text = f"a gradient hook uses ({event.op.rstrip('_')}) the scaled gradient: hooks run inside the scaled backward"
-            yield Hit(event.node, text, "do it after backward and scaler.unscale_(optimizer), on p.grad")
+            hint = "do it after backward and scaler.unscale_(optimizer), on p.grad"
+            scale = view.of("scaler.scale")[0]
+            chain = (link(scale, "the loss is scaled"), link(event, f"the hook uses the gradient ({event.op.rstrip('_')})"))
+            yield Hit(event.node, text, hint, chain=chain)
             continue
         if source is None or id(source) not in reads or id(source) in reported:
             continue
         index = reads[id(source)]
         read = trace.events[index]
-        backward = backward_for(trace, index)
-        if backward is None or _is_off(trace, view, index):
+        scaled = backward_for(trace, index)
+        if scaled is None or _is_off(trace, view, index):
             continue
         reported.add(id(source))
+        name = event.op.rstrip("_")
         yield Hit(
             read.node,
-            f"`.grad` ({event.op.rstrip('_')}) is still scaled: backward at {backward.place_in(event.file)}, no unscale_ since",
+            f"`.grad` ({name}) is still scaled ({scaled.since(event)}): what is seen here is 65,536 times the gradient",
             "call scaler.unscale_(optimizer) first",
+            chain=scaled.links(read, f"the gradient is used ({name})"),
+            unknown=scaled.unknown,
+            mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
 
 
 def _used_gradient(event: Event) -> Value | None:
-    """The `.grad` that an event uses in a way that the scale changes."""
+    """The `.grad` that an event uses in a way that the scale changes; a limit that carries the scale itself does not."""
+    if any(v.tags & {"scale", "scaled"} for v in (*event.args[1:], *event.kwargs.values())):
+        return None
     if event.op in NONLINEAR_FUNCTIONS or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
         return _gradient(event.arg(0))
     if event.op in ("mul_", "div_") and _has_gradient(event.arg(1)):
@@ -129,6 +160,15 @@ def _used_gradient(event: Event) -> Value | None:
         if name in LOG_METHODS:
             return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
     return None
+
+
+_FINITE = frozenset({"isfinite", "isnan", "isinf"})
+
+
+def _is_only_tested(event: Event, trace: Trace) -> bool:
+    """Whether what is made of a gradient is only asked to be finite, which no scale changes."""
+    uses = [e.op for e in trace.events if e is not event and any(v is event.out for v in e.args)] if event.out.op else []
+    return bool(uses) and _FINITE.issuperset(uses)
 
 
 def _has_gradient(value: Value) -> bool:
@@ -164,10 +204,12 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
         if any(not _SCALER_STATE.isdisjoint(identifiers(key)) for key, _ in event.at.guards):  # the code asks the scaler itself
             continue
         if _repeats(trace, event):
+            loop = event.at.loops[-1]
             yield Hit(
                 event.node,
-                "unscale_ runs again in every pass of this loop for the same optimizer",
+                "unscale_ runs again in every pass of this loop for the same optimizer: the second raises RuntimeError",
                 "call it once, before the loop",
+                chain=(node_link(loop, event.file, "the loop begins"), link(event, "unscale_ in every pass of it")),
             )
             continue
         for earlier in before(trace, index):
@@ -179,8 +221,10 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                 what = "already unscaled" if earlier.op == "scaler.unscale_" else "already stepped"
                 yield Hit(
                     event.node,
-                    f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since",
+                    f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since: "
+                    "this call raises RuntimeError",
                     "keep one unscale_ per optimizer and step, before clipping",
+                    chain=(link(earlier, what), link(event, "unscale_ once more, with no update() in between")),
                 )
                 break
 
@@ -224,11 +268,17 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
         anchor = _window_anchor(event, anchors, backwards)
         if anchor is None:
             continue
-        name = event.op.partition(".")[2]
+        name, ends = event.op.partition(".")[2], anchor.op.partition(".")[2]
+        harm = {
+            "unscale_": "it raises RuntimeError at the second micro-batch",
+            "update": "gradients of different scales are added together",
+            "step": "the weights move on a part of the gradient",
+        }[name]
         yield Hit(
             event.node,
-            f"{name}() runs every micro-batch, {anchor.op.partition('.')[2]}() at {anchor.place_in(event.file)} once a window",
+            f"{name}() runs every micro-batch, {ends}() at {anchor.place_in(event.file)} once a window: {harm}",
             f"move {name}() into the branch that ends the accumulation window",
+            chain=(link(event, f"{name}() in every micro-batch"), link(anchor, f"{ends}() once a window")),
         )
 
 

@@ -6,7 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ...core.formats import FP16
 from ...core.limits import Limits
+from ..chains import link, node_link, region_link
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value, ancestors
@@ -42,18 +44,38 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
     casts = [e for e in view.of("module_cast") if e.out.const == "bf16"]
     if kinds != {"bf16"} and not (not regions and casts and not any(e.out.const == "fp16" for e in view.of("module_cast"))):
         return
-    seen = [r.line for r in regions] + [e.line for e in (*casts, *view.of("framework.new", "reduce_policy"))]
-    line = seen[0]
+    seen = [region_link(r, view.module.filename) for r in regions]
+    seen += [link(e, "runs in bf16") for e in (*casts, *view.of("framework.new", "reduce_policy"))]
+    first = seen[0]
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
         if enabled is not None and (enabled.const is False or "dtype_test" in enabled.tags):
             continue
         if any(key.startswith("dtype:") for key, _ in event.at.guards):
             continue
+        place = f"line {first.line}" if first.file == event.file else f"{first.file}:{first.line}"
         yield Hit(
             event.node,
-            f"GradScaler with bf16: the code runs in bf16 (line {line}), which has float32's range",
+            f"GradScaler with bf16: the code runs in bf16 ({place}), which has float32's range",
             "drop the scaler, or build it with enabled=(dtype == torch.float16)",
+            chain=(first, link(event, "the scaler is made")),
+        )
+
+
+@rule("SCALER_WITH_BF16", Severity.WARNING, "scaler.new")
+def scaler_on_for_bf16(event: Event, view: FileView) -> Iterator[Hit]:
+    """The scaler is on exactly when bf16 is chosen: the test that switches it asks for the wrong format."""
+    enabled = event.kwargs.get("enabled")
+    if enabled is None or "dtype_test" not in enabled.tags or enabled.op != "compare":
+        return
+    test = enabled.node
+    is_equal = isinstance(test, ast.Compare) and isinstance(test.ops[0], (ast.Eq, ast.Is))
+    if is_equal and any(v.kind == "dtype" and v.const == "bf16" and v.op != "dtype" for v in enabled.inputs[1:]):
+        yield Hit(
+            event.node,
+            "the scaler is switched on for bf16, which needs none, and off for fp16, which does",
+            "enable it with (dtype == torch.float16)",
+            chain=(link(event, "enabled= asks for bfloat16"),),
         )
 
 
@@ -86,6 +108,8 @@ def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: a test that provokes overflow or underflow on purpose.
     """
+    if any(e.args[1:] or e.kwargs for e in view.of("scaler.update")):  # the program sets the scale by hand
+        return
     names = SETTINGS if event.out.path.startswith("torch.cuda.amp") else ("device", *SETTINGS)
     yield from bad_settings(event, {**dict(zip(names, event.args)), **event.kwargs})
 
@@ -100,7 +124,9 @@ def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
         if problem:
             text, severity = problem
             node = _argument_node(event.node, name) or value.node or event.node
-            yield Hit(node, f"{name}={value.const:g}: {text}", "the defaults are 65536, 2.0, 0.5 and 2000", severity)
+            chain = (node_link(node, event.file, f"{name}={value.const:g}"),)
+            hint = "the defaults are 65536, 2.0, 0.5 and 2000"
+            yield Hit(node, f"{name}={value.const:g}: {text}", hint, severity, chain=chain)
 
 
 def setting_problem(name: str, number: float) -> tuple[str, Severity] | None:
@@ -184,11 +210,23 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if any(v.kind == "scaler" for e in view.of("save") for v in ancestors(e.arg(0), 100)):  # saved whole
         return
+    first = used[0]
+    node, held = event.node, event.arg(0)
+    if event.file != first.file and held.node is not None:  # a helper saves what it is given: the dict is where to add it
+        node = held.node
     yield Hit(
-        event.node,
-        f"the checkpoint holds the optimizer's state but not that of the scaler used at line {used[0].line}",
+        node,
+        f"the checkpoint holds the optimizer's state but not that of the scaler used at "
+        f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
         'add "scaler": scaler.state_dict(), and load it when resuming',
+        chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
+        mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),
     )
+
+
+def _place(node: ast.AST, event: Event) -> tuple[str, int]:
+    """One dict that is saved in several places is one mistake."""
+    return getattr(node, "file", event.file), getattr(node, "lineno", 0)
 
 
 def _holds_optimizer(saved: Value) -> bool:
@@ -201,6 +239,74 @@ def _holds_optimizer(saved: Value) -> bool:
             if value.kind == "dict" and isinstance(value.ref, dict):
                 stack.extend(v for v in value.ref.values() if isinstance(v, Value))
     return False
+
+
+@rule("SCALER_NOT_LOADED", Severity.WARNING, on="file")
+def scaler_not_loaded(view: FileView) -> Iterator[Hit]:
+    """The scaler's state is saved, and the optimizer's is loaded again, but the scaler's never is.
+
+    Why: the scale that was found is on disk and not used: after a restart it begins at 65536, and steps are skipped.
+
+    Example:
+        torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
+        optimizer.load_state_dict(torch.load(path)["optimizer"])
+
+    Use instead:
+        state = torch.load(path)
+        optimizer.load_state_dict(state["optimizer"])
+        scaler.load_state_dict(state["scaler"])
+
+    When not: another program loads it.
+    """
+    saved, loaded = view.of("scaler.state_dict"), view.of("optimizer.load_state_dict")
+    if not saved or not loaded or view.of("scaler.load_state_dict") or "scaler" in {e.arg(0).kind for e in view.of("save")}:
+        return
+    for event in view.of("unknown_call", "external"):
+        if any(v.kind == "scaler" for v in (*event.args[1:], *event.kwargs.values())):
+            return  # a helper that is not seen may load it
+    event = loaded[0]
+    yield Hit(
+        event.node,
+        f"the optimizer's state is loaded here, that of the scaler (saved at {saved[0].place_in(event.file)}) never is: "
+        "after a restart the scale begins at 65,536 again",
+        'call scaler.load_state_dict(state["scaler"]) as well',
+        chain=(link(saved[0], "the scaler's state is saved"), link(event, "only the optimizer's is loaded")),
+    )
+
+
+@rule("SCALER_FIXED", Severity.WARNING, "backward")
+def fixed_scale(event: Event, view: FileView) -> Iterator[Hit]:
+    """A loss is multiplied by a fixed scale that is too large for fp16 gradients.
+
+    Why: fp16 ends at 65504. Under a fixed scale of 2**20 every gradient above 0.06 becomes infinite, and nothing lowers it.
+
+    Example:
+        (loss * 2**20).backward()
+
+    Use instead:
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(loss).backward()
+
+    When not: the weights and their gradients are float32 or bf16 throughout.
+    """
+    for value in ancestors(event.arg(0), 6):
+        factor = next((v.const for v in value.inputs if v.is_number), None) if value.op == "mul" else None
+        if factor is None or factor <= _LIMITS.fixed_scale_high or not _runs_in_fp16(view):
+            continue
+        yield Hit(
+            event.node,
+            f"the loss is multiplied by a fixed {factor:,.0f}: a gradient above {FP16.max / factor:.2g} is infinite in fp16",
+            "use torch.amp.GradScaler, which finds a scale that fits",
+            chain=(node_link(value.node or event.node, event.file, "the loss is multiplied"), link(event, "backward")),
+        )
+        return
+
+
+def _runs_in_fp16(view: FileView) -> bool:
+    regions = [e.out.ref for e in view.of("autocast")]
+    return any(r.dtype == "fp16" and r.enabled is not False for r in regions) or any(
+        e.out.const == "fp16" for e in view.of("module_cast")
+    )
 
 
 @rule("SCALER_GRAD_PENALTY", Severity.ERROR, on="trace")
@@ -228,6 +334,7 @@ def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"gradients of a scaled loss are used as they are (autograd.grad at line {event.line})",
+            "gradients of a scaled loss are used as they are: a penalty on them is 65,536 times too large",
             "divide them by scaler.get_scale() before building the penalty, and compute it in float32",
+            chain=(link(event, "gradients of the scaled loss, never divided by the scale"),),
         )

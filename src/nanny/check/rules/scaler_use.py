@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..chains import half_links, link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.torch_names import GRAD_SCALERS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
-from ..interpreter.values import Value, ancestors
+from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import after, before, is_disabled, is_scaled, same_object, scaler_of
+from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, same_object, scaler_of
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -45,8 +46,9 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             step.node,
-            "scaler.step() without scaler.update() anywhere after it",
+            "scaler.step() without scaler.update() anywhere after it: the scale stays, and the next unscale_ raises RuntimeError",
             "call scaler.update() once per iteration, after step",
+            chain=(link(step, "the scaler steps, and nothing in this program updates it"),),
         )
 
 
@@ -84,8 +86,8 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     made = view.of("scaler.new")
     for index, event in trace.numbered("optimizer.step"):
-        owner = event.arg(0).thing
-        if owner is not None and owner.kind == "framework_optimizer":
+        owned = event.arg(0)
+        if owned.thing is not None and owned.thing.kind == "framework_optimizer":
             continue
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
         if last is None or not is_scaled(last) or _all_disabled(trace, made):
@@ -93,11 +95,24 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
         if "maybe_scaled" in last.arg(0).tags and (AMP, False) in event.at.guards:
             continue
         scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
-        beside = f", and scaler.step() already ran at {scaled.place_in(event.file)}" if scaled else ""
+        undone = next((e for e in before(trace, index) if e.op == "scaler.unscale_" and same_object(e.arg(1), owned)), None)
+        if scaled is not None:
+            harm = f"the same gradients are used twice, scaler.step() ran at {scaled.place_in(event.file)}"
+        elif undone is not None:
+            harm = "it does not skip infinite gradients, as scaler.step() would"
+        else:
+            harm = "they are 65,536 times too large"
         yield Hit(
             event.node,
-            f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}){beside}",
+            f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}): {harm}",
             "use scaler.step(optimizer), and drop the plain optimizer.step()",
+            chain=(
+                link(last, "backward of the scaled loss"),
+                *((link(undone, "unscale_ of this optimizer"),) if undone else ()),
+                *((link(scaled, "scaler.step() of this optimizer"),) if scaled else ()),
+                link(event, "the optimizer steps without the scaler"),
+            ),
+            unknown=doubt_of_scale(last, event),
         )
 
 
@@ -106,7 +121,7 @@ def _all_disabled(trace: Trace, made: list[Event]) -> bool:
     return bool(used) and all(is_disabled(scaler_of(e), made) for e in used)
 
 
-@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace", extra=True)
+@rule("SCALER_BACKWARD_UNSCALED", Severity.ERROR, on="trace")
 def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`loss.backward()` without `scaler.scale`, although the scaler steps the optimizer.
 
@@ -130,11 +145,13 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         for event in before(trace, index):
             if event.op in ("optimizer.step", "scaler.update", "framework.backward", "optimizer.zero_grad", "module.zero_grad"):
                 break  # stepped, or thrown away
-            if event.op == "backward" and not is_scaled(event) and can_meet(event, step):
+            if event.op == "backward" and not is_scaled(event) and event.at.loops == step.at.loops:
                 yield Hit(
                     event.node,
-                    f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale",
+                    f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
+                    "the gradients come out 65,536 times too small",
                     "use scaler.scale(loss).backward()",
+                    chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                 )
 
 
@@ -159,12 +176,14 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: autocast runs in bf16, which needs no scaler, or a framework scales the loss.
     """
-    if not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers) or view.of("scaler.scale", "scaler.step"):
-        return
     if view.of("framework.new", "framework.backward", "framework.prepare"):
         return
+    has_scaler = not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers) or bool(view.of("scaler.scale", "scaler.step"))
     for index, event in trace.numbered("backward"):
         if _is_scaled_by_hand(event.arg(0), trace):
+            continue
+        if has_scaler:  # one loss goes past it; where it is switched off is no business of this rule
+            yield from _beside_a_scaler(trace, index, event)
             continue
         inside = next(
             (e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
@@ -174,9 +193,31 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"fp16 training without a loss scaler: {inside.at.region.label_in(event.file)}, plain backward at line {event.line}",
+            f"fp16 training without a loss scaler ({inside.at.region.label_in(event.file)}): "
+            "gradients below 6e-8 become 0, and nothing says so",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
+            chain=(region_link(inside.at.region, event.file), link(event, "backward of the plain loss")),
         )
+
+
+def _beside_a_scaler(trace: Trace, index: int, event: Event) -> Iterator[Hit]:
+    """A plain backward of a loss made under fp16 autocast whose optimizer is stepped plainly, beside losses that are scaled."""
+    scaled = next((e for e in trace.events if e.op == "backward" and is_scaled(e) and e.at.guards == event.at.guards), None)
+    if scaled is None or is_scaled(event) or any(key == AMP for key, _ in event.at.guards):
+        return
+    parts = {id(v) for v in ancestors(event.arg(0), 60) if v.dtype == "fp16" and "autocast" in v.tags}
+    made = next((e.out for e in before(trace, index) if id(e.out) in parts and e.at.has_grad and e.at.region is not None), None)
+    step = next((e for e in after(trace, index) if e.op in ("optimizer.step", "scaler.step", "backward")), None)
+    if made is None or step is None or step.op != "optimizer.step":
+        return
+    yield Hit(
+        event.node,
+        f"this loss is made under fp16 autocast and goes backward unscaled, while that at {scaled.place_in(event.file)} is "
+        "scaled: its gradients below 6e-8 become 0",
+        "scale this loss too and step its optimizer with scaler.step",
+        chain=(*half_links(made, event.file), link(event, "backward of the plain loss"), link(step, "the optimizer steps")),
+        unknown=unknown_link(made, event.file),
+    )
 
 
 def _is_scaled_by_hand(loss: Value, trace: Trace) -> bool:
@@ -186,3 +227,120 @@ def _is_scaled_by_hand(loss: Value, trace: Trace) -> bool:
         if value.op == "mul" and any((v.is_number and v.const >= 64) or id(v.thing) in undone for v in value.inputs):
             return True
     return False
+
+
+@rule("SCALER_WITHOUT_AUTOCAST", Severity.WARNING, on="file")
+def scaler_without_autocast(view: FileView) -> Iterator[Hit]:
+    """A GradScaler scales the loss of a model that runs in float32: nothing opens autocast or casts to half.
+
+    Why: float32 gradients need no scale. The scaler adds a check and a wait for the device to every step, and where mixed
+    precision was meant, it is not on: the run has the speed and the memory of float32.
+
+    Example:
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(criterion(model(x), y)).backward()
+
+    Use instead:
+        scaler = torch.amp.GradScaler("cuda")
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = criterion(model(x), y)
+        scaler.scale(loss).backward()
+
+    When not: the model opens autocast itself, in code that is not seen here.
+    """
+    made = view.of("scaler.new")
+    scaled = [e for e in view.of("scaler.scale") if e.file == view.module.filename]
+    if not scaled or not made or all(is_disabled(scaler_of(e), made) for e in scaled):
+        return
+    if _opens_half(view):
+        return
+    for event in scaled[:1]:
+        models = [v for v in ancestors(event.arg(1), 200) if v.op == "module_call"]
+        if not models:
+            continue  # a helper that scales the loss of others
+        seen = all(any(i.kind in ("instance", "module") for i in v.inputs) for v in models)
+        yield Hit(
+            event.node,
+            "the loss is scaled, but nothing in this program runs in half: no autocast, no cast",
+            "compute the loss under torch.autocast, or drop the scaler",
+            None if seen else Severity.INFO,
+            chain=(link(made[0], "the scaler is made"), link(event, "it scales a float32 loss")),
+            unknown="" if seen else "what the model does inside",
+        )
+
+
+def _opens_half(view: FileView) -> bool:
+    """Whether anything here, or a file that was read for it, may run in half."""
+    if view.of("autocast", "framework.new", "framework.prepare", "reduce_policy", "module_cast", "set_default_dtype"):
+        return True
+    if any(event.at.regions for event in view.events):
+        return True
+    return any(event.out.dtype in HALF for event in view.events) or bool(view.module.uses.identifiers & _OPENS)
+
+
+@rule("SCALER_UPDATE_SKIPPED", Severity.ERROR, on="trace")
+def update_skipped(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """A pass leaves the loop after `unscale_` and before `update`.
+
+    Why: GradScaler remembers that the optimizer is unscaled until update; the next unscale_ raises RuntimeError.
+
+    Example:
+        scaler.unscale_(optimizer)
+        if not torch.isfinite(clip_grad_norm_(model.parameters(), 1.0)):
+            optimizer.zero_grad()
+            continue
+        scaler.step(optimizer)
+        scaler.update()
+
+    Use instead:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    When not: the pass that leaves also ends the training, or updates the scaler itself.
+    """
+    made = view.of("scaler.new")
+    for index, event in trace.numbered("scaler.unscale_"):
+        if is_disabled(scaler_of(event), made) or not event.at.loops:
+            continue
+        update = next((e for e in after(trace, index) if e.op == "scaler.update"), None)
+        if update is None or update.at.loops != event.at.loops:
+            continue
+        if not same_object(scaler_of(update), scaler_of(event)):
+            continue
+        for leave in trace.of("leave"):
+            if _leaves_between(trace, event, leave, update):
+                yield Hit(
+                    leave.node,
+                    f"this pass ends after unscale_ at {event.place_in(leave.file)} and without update(): "
+                    "the next unscale_ raises RuntimeError",
+                    "let scaler.step skip the bad step, or call scaler.update() before leaving",
+                    chain=(link(event, "unscale_"), link(leave, "the pass ends"), link(update, "update() is not reached")),
+                )
+                break
+
+
+def _leaves_between(trace: Trace, unscale: Event, leave: Event, update: Event) -> bool:
+    """Whether `continue` ends a pass between the two calls, on a way that neither updates nor steps anything itself."""
+    at = {id(e): i for i, e in enumerate(trace.events)}
+    if not at[id(unscale)] < at[id(leave)] < at[id(update)] or not can_meet(unscale, leave):
+        return False
+    if leave.at.loops != unscale.at.loops or leave.at.stack != unscale.at.stack:
+        return False
+    own = [g for g in leave.at.guards if g not in unscale.at.guards]
+    if not own or any(key == AMP or key.startswith("except@") for key, _ in own):
+        return False
+    return not any(
+        e.op in ("scaler.update", "scaler.new") or _hands_on(e, unscale)
+        for e in trace.events[at[id(unscale)] : at[id(leave)]]
+        if set(own) & set(e.at.guards)
+    )
+
+
+def _hands_on(event: Event, unscale: Event) -> bool:
+    given = (*event.args[1:], *event.kwargs.values()) if event.op in ("unknown_call", "external") else ()
+    return any(same_object(v, scaler_of(unscale)) for v in given)
+
+
+_OPENS = frozenset({"autocast", "maybe_autocast", "half", "float16", "bfloat16", "custom_fwd", "MixedPrecision"})

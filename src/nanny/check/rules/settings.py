@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.limits import Limits
+from ..chains import link, node_link, region_link
+from ..interpreter.regions import framework_dtype
 from ..interpreter.torch_names import TRAINERS, TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import Value
@@ -62,7 +64,10 @@ def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
             nodes = [_keyword(event.node, name) for name in (first, second)]
             later = max(nodes, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
             yield Hit(
-                later, f"{first} and {second} are both on", "keep one: bf16 where the GPU has it (Ampere or later), else fp16"
+                later,
+                f"{first} and {second} are both on",
+                "keep one: bf16 where the GPU has it (Ampere or later), else fp16",
+                chain=tuple(node_link(n, event.file, f"{name} is on") for n, name in zip(nodes, (first, second))),
             )
 
 
@@ -152,7 +157,7 @@ def deepspeed_problems(section: dict[str, float]) -> Iterator[tuple[str, str]]:
     scale = section.get("loss_scale")
     if scale is not None and scale != 0 and scale <= _LIMITS.init_scale_low:
         yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that rescues no small gradient"
-    elif scale is not None and scale > _LIMITS.init_scale_high:
+    elif scale is not None and scale > _LIMITS.fixed_scale_high:
         yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that overflows every step"
     power = section.get("initial_scale_power")
     if power is not None and not 0 < power <= _LIMITS.scale_power_high:
@@ -208,7 +213,8 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     else:
         for value in (*event.args[1:], *event.kwargs.values()):
             if value.kind == "external" and value.path.rpartition(".")[2] in _REDUCE_HOOKS:
-                yield Hit(event.node, f"{value.path.rpartition('.')[2]} sums gradients across ranks in half", hint)
+                text = f"{value.path.rpartition('.')[2]} sums gradients across ranks in half"
+                yield Hit(event.node, text, hint, Severity.INFO if event.at.guards else None)  # a user who asks for it knows
 
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="file")
@@ -230,19 +236,30 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
     framework = _framework(view)
     if framework is None:
         return
-    name, call, kind, line = framework
+    name, call, kind, made = framework
     if kind not in ("fp16", ""):
         return
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
         if (enabled is None or enabled.const is not False) and kind == "fp16":
-            yield Hit(event.node, f"{name} (line {line}) has a loss scaler of its own", f"remove this one and use {call}")
+            yield Hit(
+                event.node,
+                f"{name} ({made.place_in(event.file)}) has a loss scaler of its own: the loss is scaled twice",
+                f"remove this one and use {call}",
+                chain=(link(made, f"{name} scales the loss"), link(event, "a second scaler is made")),
+            )
     if view.of("scaler.new"):
         return
     for trace in view.traces:
         for event in trace.of("backward"):
             if _owned(trace, name) and kind == "fp16":
-                yield Hit(event.node, f"{name} (line {line}) scales the loss itself, this backward does not", f"use {call}")
+                yield Hit(
+                    event.node,
+                    f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: "
+                    "the step divides unscaled gradients by 65,536",
+                    f"use {call}",
+                    chain=(link(made, f"{name} in fp16"), link(event, "backward without it")),
+                )
 
 
 def _owned(trace: Trace, name: str) -> bool:
@@ -251,25 +268,25 @@ def _owned(trace: Trace, name: str) -> bool:
     return name != "Lightning" or (trace.owner is not None and trace.owner.is_lightning)
 
 
-def _framework(view: FileView) -> tuple[str, str, str, int] | None:
-    """Name, the call to use, the precision (empty: not known) and the line of the framework that owns the loss scale."""
+def _framework(view: FileView) -> tuple[str, str, str, Event] | None:
+    """Name, the call to use, the precision (empty: not known) of the framework that owns the loss scale, and where it is made."""
     for event in view.of("framework.new"):
         if event.out.ref == "accelerate":
-            return "Accelerator", "accelerator.backward(loss)", _precision(event.kwargs.get("mixed_precision")), event.line
+            return "Accelerator", "accelerator.backward(loss)", _precision(event.kwargs.get("mixed_precision")), event
         if event.out.ref == "fabric":
-            return "Fabric", "fabric.backward(loss)", _precision(event.kwargs.get("precision")), event.line
+            return "Fabric", "fabric.backward(loss)", _precision(event.kwargs.get("precision")), event
         if event.out.ref == "deepspeed":
             config = event.kwargs.get("config") or event.kwargs.get("config_params")
             section = (
                 config.ref.get("fp16") if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else None
             )
-            return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event.line
+            return "DeepSpeed", "engine.backward(loss)", "fp16" if _is_on(section) else "other", event
     for event in view.of("external"):
         path = event.arg(0).path
         if event.arg(0).last in TRAINING_ARGUMENTS and _is_on(event.kwargs.get("fp16")):
-            return "Trainer", "self.accelerator.backward(loss)", "fp16", event.line
+            return "Trainer", "self.accelerator.backward(loss)", "fp16", event
         if event.arg(0).last == "Trainer" and path.partition(".")[0] in ("lightning", "pytorch_lightning"):
-            return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event.line
+            return "Lightning", "self.manual_backward(loss)", _precision(event.kwargs.get("precision")), event
     return None
 
 
@@ -281,3 +298,73 @@ def _precision(value: Value | None) -> str:
     if text in ("fp16", "16-mixed", "16"):
         return "fp16"
     return "other" if isinstance(value.const, (str, int)) else ""
+
+
+@rule("CONFIG_CONFLICT", Severity.WARNING, on="file")
+def conflicting_precision(view: FileView) -> Iterator[Hit]:
+    """Two settings of one program ask for different half formats.
+
+    Why: one of them loses without a word, or the run stops: Hugging Face refuses arguments that differ from the DeepSpeed
+    file, and a GradScaler cannot unscale bf16 weights.
+
+    Example:
+        TrainingArguments(output_dir="out", bf16=True, deepspeed="ds_fp16.json")
+
+    Use instead:
+        TrainingArguments(output_dir="out", bf16=True, deepspeed="ds_bf16.json")
+
+    When not: the two belong to different programs.
+    """
+    for event in view.of("external"):
+        if event.arg(0).last not in TRAINING_ARGUMENTS:
+            continue
+        asked = next((kind for kind in ("fp16", "bf16") if _is_on(event.kwargs.get(kind))), "")
+        file = event.kwargs.get("deepspeed")
+        other = _deepspeed_kind(file)
+        if asked and file is not None and other and other[0] != asked:
+            place = node_link(other[1], event.file, f"DeepSpeed asks for {other[0]}")
+            yield Hit(
+                _keyword(event.node, asked),
+                f"{asked}=True, but the DeepSpeed settings ({place.file}:{place.line}) ask for {other[0]}: the run stops",
+                f"ask for {other[0]} in both, or for {asked}",
+                Severity.ERROR,
+                chain=(link(event, f"{asked} is on"), place),
+            )
+        if asked == "fp16":
+            yield from _bf16_weights(view, event)
+    for event in view.of("framework.new"):
+        asked = framework_dtype(event.out.const)
+        for region in (e.out.ref for e in view.of("autocast")):
+            if asked and region.dtype in ("fp16", "bf16") and region.dtype != asked and region.enabled is True and region.node:
+                yield Hit(
+                    region.node,
+                    f"autocast in {region.dtype}, but {event.out.ref} ({event.place_in(region.file)}) runs in {asked}",
+                    f"open it in {asked}, or drop it: the framework opens one around each forward",
+                    chain=(link(event, f"{event.out.ref} runs in {asked}"), region_link(region, event.file)),
+                )
+
+
+def _bf16_weights(view: FileView, arguments: Event) -> Iterator[Hit]:
+    """A model that is loaded in bf16 and trained with fp16=True: the scaler has no way to unscale its gradients."""
+    for event in view.of("from_pretrained"):
+        thing = event.out.thing
+        if thing is not None and thing.dtype == "bf16" and thing.is_trained:
+            yield Hit(
+                event.node,
+                f"weights loaded in bf16, trained with fp16=True ({arguments.place_in(event.file)}): "
+                "unscaling their gradients raises",
+                "train with bf16=True, or load the weights in float32",
+                Severity.ERROR,
+                chain=(link(event, "the weights are bf16"), link(arguments, "fp16 with its scaler")),
+                mistake=("half weights", event.file, event.line),
+            )
+
+
+def _deepspeed_kind(config: Value | None) -> tuple[str, ast.AST] | None:
+    """The half format that DeepSpeed settings switch on, and where."""
+    sections = config.ref if config is not None and config.kind == "dict" and isinstance(config.ref, dict) else {}
+    for kind in ("fp16", "bf16"):
+        section = sections.get(kind)
+        if section is not None and _is_on(section) and section.node is not None:
+            return kind, section.ref["enabled"].node or section.node
+    return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ..interpreter.trace import Event, FileView
+from ..interpreter.objects import parameter_owners
+from ..interpreter.trace import Event, FileView, can_meet
 from ..interpreter.values import HALF, Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
@@ -18,32 +19,67 @@ def is_trained(thing: Thing, view: FileView) -> bool:
         return not thing.is_frozen and is_trained(thing.owner, view)
     if not view.of("optimizer.new", "optimizer.step", "scaler.step", "framework.backward"):
         return False
+    if _others_are_trained(thing, view):
+        return False
     if thing.is_set_to_train:
         return True
     if thing.is_frozen:
         return False
-    for event in view.of(*_BACKWARD):
-        for loss in event.args:
-            if any(v.thing is thing and v.kind != "tensor" for v in ancestors(loss)):
-                return True
+    for trace in view.traces:
+        steps = trace.of("optimizer.step", "scaler.step", "framework.step", "framework.backward")
+        for event in trace.of(*_BACKWARD):
+            if not any(_share_loop(event, step) for step in steps):
+                continue  # gradients that nothing steps train nothing
+            for loss in event.args:
+                if any(v.thing is thing and v.kind != "tensor" for v in ancestors(loss)):
+                    return True
     return False
 
 
+def _share_loop(backward: Event, step: Event) -> bool:
+    """Whether one pass makes the gradients and steps: their loops are the same, or one is inside the other's."""
+    short, long = sorted((backward.at.loops, step.at.loops), key=len)
+    return long[: len(short)] == short and bool(short or not long)
+
+
+def _others_are_trained(thing: Thing, view: FileView) -> bool:
+    """Whether every optimizer is known to hold the parameters of other modules."""
+    made = view.of("optimizer.new")
+    owners = [parameter_owners(event.arg(0)) for event in made]
+    if not made or not all(owners):
+        return False
+    held: set[int] = set()
+    waiting = [owner for group in owners for owner in group]
+    while waiting:
+        current = waiting.pop()
+        if id(current) not in held:
+            held.add(id(current))
+            waiting += [v.thing for v in current.attrs.values() if v.thing is not None and v.kind in ("module", "instance")]
+    inside = {id(v.thing) for v in thing.attrs.values() if v.thing is not None}
+    return id(thing) not in held and held.isdisjoint(inside)
+
+
 def has_master_copy(view: FileView) -> bool:
-    """Whether the file keeps float32 copies of half parameters, as a mixed-precision optimizer written by hand does."""
-    return any(
+    """Whether float32 copies of half parameters are kept: by hand, or by a wrapper around the optimizer that may do so."""
+    if any(
         e.out.dtype == "fp32" and any(v.op in _MASTERS for v in ancestors(e.arg(0), 8)) and "grad" not in e.arg(0).tags
         for e in view.of("cast")
-    )
+    ):
+        return True
+    if any(e.arg(0).kind != "framework" for e in view.of("framework.backward")):  # optimizer.backward(loss)
+        return True
+    stepped = [e.arg(0) for e in view.of("optimizer.step")] + [e.arg(1) for e in view.of("scaler.step")]
+    return any(v.kind == "" and v.op.startswith("call:") and "." in v.op for v in stepped)
 
 
 def trains_after(event: Event, view: FileView) -> bool:
-    """Whether a backward can come after this event: a cast at the very end, for export, is no training in half."""
+    """Whether a backward can come after this event: a cast at the very end, for export, is no training in half, nor is one in
+    a branch that never gets there."""
     for trace in view.traces:
         positions = [i for i, e in enumerate(trace.events) if e is event]
         if positions:
-            backwards = [i for i, e in enumerate(trace.events) if e.op in _BACKWARD]
-            return not backwards or backwards[-1] > positions[0]
+            backwards = [(i, e) for i, e in enumerate(trace.events) if e.op in _BACKWARD]
+            return not backwards or any(i > positions[0] and can_meet(event, e) for i, e in backwards)
     return True
 
 

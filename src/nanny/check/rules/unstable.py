@@ -15,6 +15,7 @@ from ...core.ops import (
     SUM_FUNCTIONS,
     autocast_list,
 )
+from ..chains import half_links, link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -34,6 +35,13 @@ def _is_promoted(event: Event, op: str | None = None) -> bool:
 def _is_guess_in_evaluation(event: Event) -> bool:
     """A model's output is half under autocast by convention only; without gradients a few lost digits are no damage."""
     return not event.at.has_grad and not event.arg(0).sure
+
+
+def _unstable(event: Event, view: FileView, value: Value, text: str, hint: str) -> Hit:
+    """A warning where gradients go through; in code that only runs a model, a remark: a few lost digits do not add up."""
+    severity = None if event.at.has_grad and view.is_training() else Severity.INFO
+    chain = (*half_links(value, event.file), link(event, event.op))
+    return Hit(event.node, text, hint, severity, chain=chain, unknown=unknown_link(value, event.file))
 
 
 def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | None:
@@ -68,9 +76,8 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op == "softmax" and any(_made_by(e.arg(0), ("softmax",)) is event.out for e in view.of(*LOG_FUNCTIONS)):
         return
-    yield Hit(
-        event.node, f"{event.op} in {value.dtype}: {value.why}", "pass dtype=torch.float32, or cast the input with .float()"
-    )
+    text = f"{event.op} in {value.dtype}: {value.why}"
+    yield _unstable(event, view, value, text, "pass dtype=torch.float32, or cast the input with .float()")
 
 
 @rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *LOG_FUNCTIONS)
@@ -189,7 +196,8 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if any(_log_uses(e.arg(0), event.out) for e in view.of(*LOG_FUNCTIONS)):
         return
-    yield Hit(event.node, f"exp overflows fp16 from 11.1 on: {value.why}", "cast the argument with .float(), or bound it")
+    text = f"exp overflows fp16 from 11.1 on: {value.why}"
+    yield _unstable(event, view, value, text, "cast the argument with .float(), or bound it")
 
 
 def _log_uses(value: Value, made: Value) -> bool:
@@ -225,9 +233,8 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     if _is_part_of_larger(event, view):
         return
     what = "squares" if is_square else "values"
-    yield Hit(
-        event.node, f"{event.op} of {value.dtype} {what}: {value.why}", "cast with .float() first, or pass dtype=torch.float32"
-    )
+    text = f"{event.op} of {value.dtype} {what}: {value.why}"
+    yield _unstable(event, view, value, text, "cast with .float() first, or pass dtype=torch.float32")
 
 
 def _is_bounded(value: Value) -> bool:
@@ -323,5 +330,10 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op in FFT_FUNCTIONS and (value.dtype != "bf16" or (event.at.region is not None and event.at.region.device == "cpu")):
         return
-    severity = Severity.ERROR if value.sure else Severity.WARNING
-    yield Hit(event.node, f"{event.op} does not take {value.dtype}: {value.why}", "cast the input with .float()", severity)
+    yield Hit(
+        event.node,
+        f"{event.op} does not take {value.dtype} and raises: {value.why}",
+        "cast the input with .float()",
+        chain=(*half_links(value, event.file), link(event, event.op)),
+        unknown=unknown_link(value, event.file),
+    )

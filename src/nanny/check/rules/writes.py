@@ -1,10 +1,11 @@
-"""Writes of half values into float32 tensors by index."""
+"""Half values that go where only another dtype fits: into float32 tensors by index, to NumPy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -41,12 +42,13 @@ def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if not event.op.endswith("_") and event.op != "setitem" and event.at.region is not None and event.op == "index_put":
         return
-    severity = Severity.ERROR if value.sure or event.at.region is not None else Severity.WARNING
+    made = (node_link(target.node, event.file, f"the tensor is {target.dtype}"),) if target.node is not None else ()
     yield Hit(
         event.node,
-        f"{value.dtype} values are written into a {target.dtype} tensor: {value.why}",
+        f"{value.dtype} values are written into a {target.dtype} tensor, which raises RuntimeError: {value.why}",
         "cast the values with .to(target.dtype)",
-        severity,
+        chain=(*made, *half_links(value, event.file), link(event, "they are written by index")),
+        unknown=unknown_link(value, event.file),
     )
 
 
@@ -59,3 +61,31 @@ def _is_tensor_index(index: Value) -> bool:
     if index.kind in ("tensor", "list"):
         return True
     return any(v.op in ("compare", "nonzero", "argsort", "topk") for v in ancestors(index, 5))
+
+
+@rule("NUM_NUMPY_BF16", Severity.ERROR, "numpy")
+def numpy_of_bf16(event: Event, view: FileView) -> Iterator[Hit]:
+    """A bf16 tensor is handed to NumPy.
+
+    Why: NumPy has no bfloat16: `.numpy()` raises TypeError, often in the evaluation after the first epoch.
+
+    Example:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = model(x)
+        scores.cpu().numpy()
+
+    Use instead:
+        scores.float().cpu().numpy()
+
+    When not: the tensor is float32 or fp16 at this point.
+    """
+    value = event.arg(0)
+    if value.kind != "tensor" or value.dtype != "bf16":
+        return
+    yield Hit(
+        event.node,
+        f"numpy() of a bf16 tensor raises TypeError: {value.why}",
+        "call .float() first",
+        chain=(*half_links(value, event.file), link(event, "it is handed to NumPy")),
+        unknown=unknown_link(value, event.file),
+    )

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ...core.finding import Finding, NannyError
+from ...core.finding import Finding, Link
 from ..broken import broken_code
 from ..registry import rules_on
+from ..walk import KINDS, Found, Text, folders_up, read_text
 from . import rules  # noqa: F401  (enters its rules)
-from .sections import SettingsSection, json_document, recognise, yaml_documents
+from .sections import Path, SettingsSection, Span, json_document, recognise, toml_document, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
-NEEDS_YAML = "reading YAML needs pyyaml; type: pip install 'precision-nanny[yaml]'"
 
 
 def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
     """Findings; a sentence if the user's own choice of file cannot be judged; None for a file of another purpose."""
     if not _WORTH_IT.search(text):
         return f"{path}: says nothing about precision, so there is nothing to check" if named else None
-    if kind == "yaml" and importlib.util.find_spec("yaml") is None:
-        if named:
-            raise NannyError(f"{path}: {NEEDS_YAML}")
-        return f"{path}: skipped, {NEEDS_YAML}"
     try:
-        documents = list(yaml_documents(text)) if kind == "yaml" else [json_document(text)]
+        documents = list(_documents(text, kind))
     except (ValueError, RecursionError) as error:
         if "{{" in text or "{%" in text:
             return f"{path}: skipped, it is a template" if named else None
@@ -38,11 +34,35 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
     return [finding for section in sections for finding in _judge(section, path)]
 
 
+def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Span]] | None:
+    """A settings file that code in `importer` names, looked for beside it and in the folders above."""
+    kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
+    if kind not in ("json", "yaml", "toml") or os.path.isabs(name):
+        return None
+    for folder in folders_up(importer):
+        path = os.path.normpath(os.path.join(folder, name))
+        text = read_text(Found(path, kind)) if os.path.isfile(path) else None
+        if isinstance(text, Text):
+            try:
+                documents = list(_documents(text.text, kind))
+            except (ValueError, RecursionError):
+                return None
+            return (path, *documents[0]) if documents else None
+    return None
+
+
+def _documents(text: str, kind: str) -> Iterable[tuple[Any, Mapping[Path, Span]]]:
+    if kind == "yaml":
+        return yaml_documents(text)
+    return [json_document(text) if kind == "json" else toml_document(text)]
+
+
 def _judge(section: SettingsSection, path: str) -> Iterator[Finding]:
     for rule in rules_on("settings"):
         problems: Iterable[Any] = rule.function(section)  # Problem, where rules on code yield Hit
         for problem in problems:
             row, column, end_row, end_column = section.span(*problem.keys)
+            key = ".".join(map(str, (*section.at, *problem.keys)))
             yield Finding(
                 code=rule.code,
                 severity=problem.severity or rule.severity,
@@ -53,7 +73,8 @@ def _judge(section: SettingsSection, path: str) -> Iterator[Finding]:
                 column=column,
                 end_line=end_row,
                 end_column=end_column,
-                evidence={"key": ".".join(map(str, (*section.at, *problem.keys)))},
+                evidence={"key": key},
+                chain=(Link(path, row, f"`{key}` is set here"),),
             )
 
 

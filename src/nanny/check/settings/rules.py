@@ -209,7 +209,7 @@ def _scale_values(settings: SettingsSection, at: tuple[str, ...], values: Mappin
             f"`loss_scale: {fixed:g}` is a fixed scale that moves no gradient up: those below {flushed:.2g} become 0 in fp16",
             "Use `loss_scale: 0` (dynamic).",
         )
-    elif fixed > LIMITS.init_scale_high:
+    elif fixed > LIMITS.fixed_scale_high:
         yield Problem(
             (*at, "loss_scale"),
             f"`loss_scale: {fixed:g}` is fixed: a gradient above {FORMATS['fp16'].max / fixed:.2g} overflows in every step",

@@ -143,6 +143,24 @@ def _place(offset: int, starts: list[int]) -> tuple[int, int]:
     return row, offset - starts[row - 1] + 1
 
 
+def toml_document(text: str) -> tuple[Any, dict[Path, Span]]:
+    from ..config import parsed_toml
+
+    data = parsed_toml(text)
+    spans: dict[Path, Span] = {}
+    table: Path = ()
+    for row, line in enumerate(text.split("\n"), 1):
+        header = re.match(r"\s*\[([\w.\-]+)\]", line)
+        key = re.match(r"(\s*)([\w\-]+)\s*=", line)
+        if header:
+            table = tuple(header[1].split("."))
+            spans.setdefault(table, (row, 1, row, len(line) + 1))
+        elif key:
+            inner: Path = (*table, key[2])
+            spans[inner] = (row, len(key[1]) + 1, row, len(line.rstrip()) + 1)
+    return data, spans
+
+
 def yaml_documents(text: str) -> Iterator[tuple[Any, dict[Path, Span]]]:
     """Unknown tags (`!include`) are read as nothing; the rest of the file can still be judged."""
     import yaml

@@ -21,8 +21,8 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: run the same steps in FP32: the loss grows as well; with a tenth of the learning rate it does not.
     """
-    away = signs.runaway
-    if away is None or signs.exploded_at_once or signs.wrong_before(away.step):
+    away = signs.steps_too_long
+    if away is None:
         return
     _, rates = signs.evidence.curve("lr")
     ratio = float(np.nanmax(signs.evidence.curve("update_ratio")[1], initial=0.0))
@@ -44,6 +44,29 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
         step=away.start,
         precision_caused=False,
     )  # fmt: skip
+
+
+@cause("data_outlier", family="not_precision", precision=False)
+def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
+    """One batch holds a number far outside the others; its gradient throws the weights away, in any precision.
+
+    Confirm: look at the batch of this step; leave it out, or clip the gradients: the loss goes on as before.
+    """
+    one = signs.outlier
+    if one is None:
+        return
+    yield Diagnosis(
+        culprit="data",
+        confidence=LIKELY,
+        evidence=(
+            f"the loss is {number(one.loss)} at step {one.step}, at most {number(one.usual)} in the steps before",
+            f"the update before was usual (gradient norm {number(one.norm)}, median {number(one.usual_norm)}): the batch did it",
+            "behind it the weights are thrown away",
+        ),
+        chain=(f"a number out of proportion in the batch of step {one.step}", "a huge gradient", "weights thrown away"),
+        step=one.step,
+        precision_caused=False,
+    )
 
 
 @cause("exploding_recurrence", family="not_precision", precision=False)

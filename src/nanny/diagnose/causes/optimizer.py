@@ -83,6 +83,8 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
             continue
         usual, thrown = float(np.median(before[-8:])), float(np.median(after))
         rises = float(after.max()) > 1.5 * float(after[0])  # by the updates; a new task is only learnt away
+        if thrown > signs.limits.runaway_loss * abs(began) and not signs.carried_away(one.step):
+            continue  # the loss is made of other things than before: the weights are where they were
         if rises and usual > 0 and thrown > signs.limits.loss_ratio * usual and thrown > 0.5 * began:
             yield Diagnosis(
                 culprit="optimizer",

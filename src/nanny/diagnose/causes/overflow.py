@@ -105,6 +105,19 @@ def input_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
         yield from by_hazard(signs, "input_out_of_range_fp16")
 
 
+@cause("constant_out_of_range", family="overflow")
+def constant_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
+    """A constant (a large distance, a penalty, a fill value) is infinite in fp16; times 0, or minus itself, it is NaN.
+
+    Confirm: torch.tensor(constant, dtype=torch.float16) is inf.
+    """
+    at = signs.first_bad
+    if at is not None and first_bad_cause(at, signs) == "constant_out_of_range":
+        yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+    else:
+        yield from by_hazard(signs, "constant_out_of_range")
+
+
 @cause("bn_stats_poisoned", family="overflow")
 def bn_stats_poisoned(signs: Signs) -> Iterator[Diagnosis]:
     """A step that was skipped has still written NaN or infinity into BatchNorm's running statistics.

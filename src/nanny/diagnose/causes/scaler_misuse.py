@@ -44,6 +44,31 @@ def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
     )  # fmt: skip
 
 
+@cause("unscaled_twice", family="scaler_misuse")
+def unscaled_twice(signs: Signs) -> Iterator[Diagnosis]:
+    """Gradients are divided by the loss scale by hand, and by the scaler as well.
+
+    Confirm: print the norm of the gradients just before the optimizer's step: it is the true one over the loss scale.
+    """
+    divided = [(exam, scale) for exam, scale in signs.fact("divided_by_hand") if exam.facts.get("unscaled_by_torch")]
+    if not divided:
+        return
+    exam, scale = divided[0]
+    norm = math.sqrt(sum(g.norm**2 for g in exam.gradients if not g.nonfinite))
+    yield Diagnosis(
+        culprit="loop:unscale",
+        confidence=CERTAIN,
+        evidence=(
+            f"step {exam.step}: the loop divides the gradients by the loss scale, {number(scale)}, and the scaler does too",
+            f"true gradients of norm {number(norm)} reach the optimizer as {number(norm / scale)}",
+            f"order of calls: {' -> '.join(signs.facts.latest.calls[:8])}",
+        ),
+        chain=("divided by hand", "divided by the scaler", "updates are too small by the loss scale"),
+        step=exam.step,
+        precision_caused=True,
+    )
+
+
 @cause("step_on_scaled_gradients", family="scaler_misuse")
 def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     """An optimizer steps by itself while its gradients are still multiplied by the loss scale.
@@ -52,8 +77,8 @@ def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     """
     facts = signs.facts
     wrong, step = facts.count("stepped_scaled"), facts.first_steps.get("stepped_scaled")
-    if not wrong or not (signs.harmed or signs.runaway is not None):
-        return  # a loop that divides its gradients by hand does the same, and is well
+    if not wrong or not (signs.harmed or signs.runaway is not None) or any(signs.fact("divided_by_hand")):
+        return  # a loop that divides its gradients by hand is well
     _, scales = signs.evidence.curve("scale")
     times = f", times {number(float(scales[0]))}," if len(scales) else ""
     yield Diagnosis(

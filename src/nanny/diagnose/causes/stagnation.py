@@ -11,7 +11,7 @@ from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
 
 
-@cause("bf16_update_lost", family="update_stagnation")
+@cause("update_lost", family="update_stagnation")
 def update_lost(signs: Signs) -> Iterator[Diagnosis]:
     """Weights are kept in 16 bits and most updates are below half a spacing: the steps do nothing.
 

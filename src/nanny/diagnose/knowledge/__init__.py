@@ -64,7 +64,16 @@ def _read(path: Path) -> CausePage:
     return CausePage(head["name"], head["family"], head["title"], text, body, " ".join(fix["text"].split()))
 
 
+FORMER_NAMES = {"bf16_update_lost": "update_lost"}  # in records and scripts of before
+
+
+def current_name(cause: str) -> str:
+    """Of a cause by a former name, or without its format: `exp_overflow` is `exp_overflow_fp16`."""
+    name = FORMER_NAMES.get(cause, cause)
+    return f"{name}_fp16" if name not in causes() and f"{name}_fp16" in causes() else name
+
+
 def remedy_of(cause: str, language: str = "en") -> str:
     """What to change, as the page of the cause has it; "" for what has no page."""
-    page = causes(language).get(cause)
+    page = causes(language).get(current_name(cause))
     return page.remedy if page is not None else ""

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from ...core.examination import Hazard
 from ...core.numbers import short
-from ...core.ops import DIFFERENCES, LOGARITHMS, LOSS_OPS, NORMS, PARTIAL, PROBABILITIES, PRODUCTS, ROOTS, SINGULAR_AT_ZERO
+from ...core.ops import (
+    DIFFERENCES,
+    DIVISIONS,
+    LOGARITHMS,
+    LOSS_OPS,
+    NORMS,
+    PARTIAL,
+    PROBABILITIES,
+    PRODUCTS,
+    ROOTS,
+    SINGULAR_AT_ZERO,
+)
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
 
@@ -18,9 +29,10 @@ def constant_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     if suspect.trouble != "zeros" or constant is None or not _broke(suspect, step):
         return None
     form = step.format_of(suspect)
+    what = f"eps {short(constant)}" if constant else "the constant that is added here"
     return hazard_of(
         suspect,
-        f"eps {short(constant)} is 0 in {form.name} (at or below {short(form.flush_at)}): it protects nothing; {_then(suspect)}",
+        f"{what} is 0 in {form.name} (at or below {short(form.flush_at)}): it protects nothing; {_then(suspect)}",
         value=constant,
         limit=form.flush_at,
         site="optimizer.eps" if suspect.place.phase == "optimizer" else None,
@@ -91,9 +103,19 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of {source}, in FP32 as well",
         "from_data" if from_data else "",
         "only_gradients" if only_gradients else "",
-        "partial" if meant or suspect.op in PARTIAL else "" if suspect.nan else "range",
+        "" if suspect.nan and not meant and suspect.op not in PARTIAL else "range" if _beyond(suspect) else "partial",
         site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if of_data else "data:input" if loaded else None,
     )
+
+
+def _beyond(suspect: Suspect) -> bool:
+    """Numbers for which the operation is defined, and whose result no format holds: 1e30 squared, 1 over 1e-40."""
+    if suspect.nan or any(o.nonfinite for o in suspect.operands):
+        return False
+    if suspect.op in PRODUCTS:
+        return all(s > 0 for s in suspect.scalars) and any(o.absmax > 1 for o in suspect.operands)
+    divisor = suspect.operands[-1:] if suspect.op in DIVISIONS else ()
+    return suspect.op not in PARTIAL or any(o.absmin > 0 for o in divisor)
 
 
 @hazard("undefined", rank=50)

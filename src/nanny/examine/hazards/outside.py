@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...core.examination import Hazard
 from ...core.numbers import share
 from ..records import Suspect
@@ -15,6 +17,9 @@ def given_nonfinite(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     operand = suspect.operands[0]
     what = "NaN" if suspect.nan else "infinite"
+    if suspect.numbers.get("constant") and not suspect.nan and suspect.dtype == "float16":
+        said = "a constant is infinite in fp16 before the step begins: it was written as a number beyond 65504, or as infinity"
+        return replace(hazard_of(suspect, said, "constant"), in_reference=False)
     message, site = {
         "parameter": (
             f"the weights {operand.name} are {what} before the step begins: an earlier step destroyed them",

@@ -69,7 +69,7 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
     if suspect.in_backward and step.loss_factor and step.scale is None:
         yield "scaled_by_hand"
     if op in ("to_copy", "copy") and any(o.role in ("input", "given") for o in suspect.operands):
-        yield "from_data"
+        yield "constant" if suspect.count == 1 else "from_data"
     weighs = any(o.role == "parameter" for o in suspect.operands)
     if (op in MATMULS and suspect.met.keys() & _WEIGHS and not weighs) or op in ATTENTIONS:
         yield "scores"

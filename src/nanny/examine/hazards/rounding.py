@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...core.examination import Hazard
 from ...core.numbers import share, short
-from ...core.ops import CANCEL, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
+from ...core.ops import CANCEL, CASTS, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
 
@@ -160,9 +160,9 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
         yield "small_branch"
     if suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         yield "running_sum"
-    if (suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & DIFFERENCES) or (
-        suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES
-    ):
+    squares = suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & DIFFERENCES
+    factors = suspect.cancelled and suspect.op in MATMULS | CASTS  # of |x|^2 + |y|^2 - 2 x y
+    if squares or factors or (suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES):
         yield "before_difference"
     if suspect.after & DIFFERENCES:
         yield "after_difference"
@@ -182,7 +182,7 @@ def absorption(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     traits = tuple(_traits(suspect, step))
     # the difference is what a user has written; the sum of squares before it is what was rounded
     first = next((trait for trait in traits if trait != "after_difference"), "")
-    named = next((n for n in suspect.next if n in DIFFERENCES), None) if first == "before_difference" else None
+    named = next((n for n in suspect.met if n in DIFFERENCES), None) if first == "before_difference" else None
     return hazard_of(
         suspect,
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}; what varies is "

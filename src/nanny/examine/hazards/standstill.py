@@ -141,7 +141,8 @@ def _still(suspect: Suspect, step: ExaminedStep) -> bool:
 
 def _decays(suspect: Suspect) -> bool:
     """Multiplied by a number just below one before something is added: an exponential average."""
-    averaged = "lerp" in suspect.numbers.get("ops", ()) and suspect.place.phase == "loop"
+    written = "lerp" in suspect.numbers.get("ops", ()) or suspect.numbers.get("average")
+    averaged = written and suspect.place.phase == "loop"
     if suspect.trouble == "state" and suspect.operands[0].role in ("parameter", "gradient", "optimizer") and not averaged:
         return False
     factors = suspect.numbers.get("factors") or (suspect.numbers.get("factor"),)

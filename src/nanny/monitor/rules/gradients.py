@@ -35,11 +35,11 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
 
 
 def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
-    limits = run.limits
+    limits, lately = run.limits, run.norms.comparable(step.loss_unit)
     if len(run.norms) < limits.baseline_steps:
         yield from _by_rail(step, run, norm)
         return
-    known = deviation(run.norms, norm)
+    known = deviation(lately, norm) if len(lately) >= limits.baseline_steps else None
     if known is None or known.ratio <= limits.grad_ratio or known.zscore <= limits.grad_zscore:
         return
     lasting = run.norm_high + 1 >= limits.explosion_steps
@@ -240,6 +240,8 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for layer, members in layers.items():
         steps = min(int(run.grads.zero_steps[at[step.grads.names[i]]]) + 1 for i in members)
         usual = max(int(run.grads.zero_record[at[step.grads.names[i]]]) for i in members)
+        if any(f"{layer}.".startswith(f"{expert}.") for expert in step.experts):
+            continue
         if layer in step.called and all(norms[i] == 0 for i in members) and steps >= max(run.limits.dead_steps, 4 * usual):
             dead[layer] = steps
     if dead:
@@ -284,6 +286,8 @@ def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Obser
     zero = [name for name, share in small if share == ALL_ZERO]
     if not small or (len(zero) == total and not step.loss):  # a loss of 0 has no gradient to lose
         return
+    if len(zero) == len(small) < total:
+        return  # nothing on its way to zero, others as usual: a layer or gate that begins at 0 gives no gradient to what feeds it
     most = len(small) > run.limits.underflow_sites * total
     scale = f"loss scale {step.scale:g}" if step.scale else "no GradScaler"
     yield Observation(

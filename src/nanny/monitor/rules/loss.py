@@ -21,13 +21,14 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
 
     Fix: look at GRAD_EXPLOSION and the loss scale just before; go back to a checkpoint, skip the batch, lower the learning rate.
     """
-    limits = run.limits
-    if step.loss is None or not math.isfinite(step.loss) or len(run.losses) < limits.baseline_steps:
+    limits, lately = run.limits, run.losses.comparable(step.loss_unit)
+    if step.loss is None or not math.isfinite(step.loss) or len(lately) < limits.baseline_steps:
         run.loss_high = 0
         return
-    known = deviation(run.losses, step.loss, logarithmic=False)
+    known = deviation(lately, step.loss, logarithmic=False)
     high = (
         known is not None
+        and not any(optimizer.maximizes for optimizer in run.optimizers)
         and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
         and known.zscore > limits.loss_zscore
         and step.loss > _lately_at_most(run)

@@ -29,6 +29,7 @@ def _without_consequence(step: StepRecord, culprit: Culprit) -> bool:
     return not bad_sites(arrived)
 
 
+_ELSEWHERE = "look at the other ranks: `nanny summary --db FOLDER` reads the files of all and names the first"
 _UNTOUCHED = "; loss and gradients are finite, so it has not reached them"
 
 
@@ -44,7 +45,8 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for culprit in _if_code("NAN", step):
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
-        yield Observation(said, culprit.site, severity=Severity.WARNING if idle else None, evidence=culprit.evidence)
+        hint = _ELSEWHERE * step.from_others
+        yield Observation(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence, hint=hint)
     first = culprit_of(step)
     turned = turned_to_nan(step, first) if first is not None else None
     if first is not None and turned is not None:
@@ -68,7 +70,10 @@ def inf(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for culprit in _if_code("INF", step):
         idle = _without_consequence(step, culprit)
         said = culprit.message + _UNTOUCHED * idle
-        yield Observation(said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence)
+        hint = _ELSEWHERE * step.from_others
+        yield Observation(
+            said, culprit.site, severity=Severity.INFO if idle else None, evidence=culprit.evidence, hint=hint
+        )  # fmt: skip
 
 
 @rule("OVERFLOW", Severity.ERROR, cause="activation_overflow_fp16")

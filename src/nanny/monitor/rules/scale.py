@@ -135,19 +135,20 @@ def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SCALE_LOW", Severity.INFO)
+@rule("SCALE_LOW", Severity.WARNING)
 def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
-    """The loss scale is low.
+    """The loss scale has sunk far below the one at which steps first passed.
 
-    Why: small gradients may flush to zero. A low value alone is no fault: it depends on the model.
+    Why: small gradients may flush to zero. Which scale is low depends on the model: where the search for one ends, is no fault.
 
     Fix: compare the flushed share: `nanny whatif --dtype fp16 --scale` with this scale.
     """
-    scale = step.scale_after
-    if scale is not None and scale < run.limits.scale_low_warn and run.first_scale is not None and scale < run.first_scale:
-        yield Observation(
-            f"loss scale is {scale:g}, it began at {run.first_scale:g}", "scaler", value=scale, limit=run.limits.scale_low_warn
-        )
+    scale, began = step.scale_after, run.first_good_scale
+    if scale is None or began is None or scale >= began:
+        return
+    limit = max(run.limits.scale_low_warn if began >= run.limits.scale_low_warn else 0.0, run.limits.scale_sunk * began)
+    if scale < limit:
+        yield Observation(f"loss scale is {scale:g}, the first steps passed at {began:g}", "scaler", value=scale, limit=limit)
 
 
 @rule("CLIP_BEFORE_UNSCALE", Severity.ERROR, cause="clip_before_unscale")
@@ -157,7 +158,8 @@ def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Observati
     Why: the threshold is meant for true gradients. Clipped to max_norm and then divided by the scale, the update is some
     65536 times too small.
     """
-    if step.clipped_scaled and step.scale is not None and step.clipped is not None:
+    by_hand = any("divided_by_hand" in exam.facts for exam in run.examinations)
+    if step.clipped_scaled and step.scale is not None and step.clipped is not None and not by_hand:
         real = step.clipped / step.scale
         yield Observation(
             f"gradients were clipped to {step.clipped:g} while scaled by {step.scale:g}: the real threshold was {real:.3g}",

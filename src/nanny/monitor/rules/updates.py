@@ -11,7 +11,7 @@ from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
 
 
-@rule("LOST_UPDATE", Severity.WARNING, cause="bf16_update_lost")
+@rule("LOST_UPDATE", Severity.WARNING, cause="update_lost")
 def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Most weights with a gradient were left bit-identical by the optimizer step.
 

@@ -35,12 +35,31 @@ function drawVerdict() {
   const { verdict } = page, place = document.getElementById("verdict"), index = culpritIndex();
   const suspect = verdict.word === "SUSPECT";
   place.className = verdict.healthy === true ? "good" : verdict.healthy === false && !suspect ? "bad" : "warn";
+  drawIcon(place.className);
   const sign = { good: "✓", bad: "✕", warn: verdict.healthy === null ? "?" : "▲" }[place.className];
   fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, verdictSentence())),
     index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, `${t("noticed first")}: `, findingLink(index)) : culpritCard(index),
     page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${page.comparison.lines[0]}`) : null,
+    drawWall(),
     drawFacts(),
     page.notes.map((note) => make("p", { class: "warning" }, note)), commands(page.next));
+}
+
+const asImage = (svg) => `data:image/svg+xml,${encodeURIComponent(svg)}`;
+
+// The picture that `nanny card` writes, without its words: they stand beside it.
+function drawWall() {
+  const card = asImage(page.card[language] ?? page.card.en);
+  return make("figure", { id: "wall" },
+    make("img", { src: `${card}#svgView(viewBox(16,104,800,366))`, alt: `${t(page.verdict.word)}: ${verdictSentence()}`, width: 800, height: 366 }),
+    make("figcaption", {}, make("a", { href: card, download: `nanny-run-${page.run.id}.svg` }, t("save picture"))));
+}
+
+// Seen in a row of tabs from afar.
+function drawIcon(state) {
+  const colour = { good: "#1f7a4d", bad: "#c8451b", warn: "#b8860b" }[state];
+  document.getElementById("icon").href = asImage(
+    `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="7" fill="${colour}"/></svg>`);
 }
 
 function culpritCard(index) {
@@ -127,9 +146,11 @@ function drawDiagnoses() {
     return make("div", { class: "diagnosis" },
       make("p", { class: "strong" }, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160)), `: ${known ? known.title : d.cause}`),
       make("p", { class: "quiet" }, [known && d.cause, ...facts].filter(Boolean).join(" · ")),
+      d.source ? make("pre", { class: "source" }, d.source) : null,
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, link))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(fact)))) : null,
       d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(d.remedy)) : null,
+      d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
       d.confirm ? make("p", {}, `${t("confirm")}: `, rich(d.confirm)) : null,
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
@@ -245,7 +266,7 @@ function drawWhatif() {
   const { whatif } = page;
   document.getElementById("whatif").hidden = !whatif.formats;
   if (!whatif.formats) return;
-  const word = (f) => (f.survives ? (f.with_losses ? ["survives losses", "warning", "▲"] : ["survives", "good", "✓"]) : ["dies", "error", "✕"]);
+  const word = (f) => (f.unknown ? ["not known", "warning", "?"] : f.survives ? (f.with_losses ? ["survives losses", "warning", "▲"] : ["survives", "good", "✓"]) : ["dies", "error", "✕"]);
   const many = (text) => whatif.formats.filter((f) => f.remarks.includes(text)).length > 1;
   const common = [...new Set(whatif.formats.flatMap((f) => f.remarks.filter(many)))];
   const rows = whatif.formats.map((f) => {

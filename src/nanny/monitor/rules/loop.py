@@ -1,0 +1,141 @@
+"""The order of calls in a loop, its mode and its batches: what is wrong with them in any precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...core.finding import Severity
+from ...core.numbers import counted
+from ...core.step import StepRecord
+from ...diagnose.history import RunHistory, deviation, grad_norm
+from ..registry import Observation, rule
+from .ownership import breaches, evidence_of, named
+
+
+@rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True)
+def gradient_never_cleared(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """The gradients of a step still hold those of the step before, on which the optimizer has stepped already.
+
+    Why: backward adds to what is there. Each update is the sum of all batches so far: a momentum without an end, which grows
+    until the run explodes, and looks like a learning rate that is too high.
+    """
+    for one in breaches(step, "uncleared"):
+        if one.steps >= run.limits.uncleared_steps:
+            yield Observation(
+                f"the gradients of {named(one)} were not cleared between {counted(one.steps + 1, 'optimizer step')} in a row",
+                "optimizer", value=float(one.steps), limit=run.limits.uncleared_steps, evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+
+
+_WHY_STALE = {
+    "again": "the gradient was bit for bit the one of the step before, and no backward pass had come between",
+    "empty": "no parameter had a gradient, and no backward pass had come before",
+    "cleared": "the gradients were cleared between backward and the step",
+}
+
+
+@rule("STEP_WITHOUT_BACKWARD", Severity.ERROR, cause="step_without_backward", once=True)
+def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """The optimizer steps on gradients that no backward pass has made since its last step.
+
+    Why: it does nothing, or goes the same way once more; either way the step belongs to no batch.
+    """
+    for one in breaches(step, "no_backward"):
+        if one.steps >= run.limits.stale_steps:
+            yield Observation(
+                f"so at {one.steps} of {counted(one.of, 'optimizer step')}: {_WHY_STALE[one.traits[0]]}",
+                "optimizer", value=float(one.steps), limit=run.limits.stale_steps, evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+
+
+@rule("BACKWARD_WITHOUT_STEP", Severity.ERROR, cause="backward_without_step", once=True)
+def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """Gradients are computed and cleared again before any optimizer has stepped on them.
+
+    Why: the batch was paid for and nothing was learned from it. Accumulation that clears at every batch keeps the last one only.
+    """
+    for one in breaches(step, "no_step"):
+        if one.steps >= run.limits.lost_steps and 2 * one.steps >= one.of:
+            also = "; no optimizer has stepped at all" if "never" in one.traits else ""
+            yield Observation(
+                f"the gradients of {one.steps} of {counted(one.of, 'step')} were cleared before an optimizer took them{also}",
+                "optimizer", value=float(one.steps), limit=run.limits.lost_steps, evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+
+
+@rule("GRADIENT_GONE_FOR_ONE_STEP", Severity.WARNING, cause="gradient_gone_for_one_step", once=True)
+def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """After a long history the whole gradient, or that of the layer that takes the input, is exactly 0 at one step.
+
+    Why: a real batch does not do that. A transfer or a message between ranks was lost, or the batch arrived empty or all zero.
+    """
+    if step.grads is None or step.skipped or not step.backwards or not step.stepped or not step.loss:
+        return
+    if "float16" in (step.amp_dtype, run.amp_dtype) or len(run.norms) < run.limits.gone_history:
+        return
+    usual = deviation([abs(loss) for loss in run.losses], abs(step.loss))
+    if usual is None or usual.ratio < run.limits.gone_loss:
+        return
+    at = run.grads.columns(step.grads.names)
+    was_zero = (run.grads.zero_record[at] > 0) | (run.grads.zero_steps[at] > 0)
+    if grad_norm(step) == 0 and not was_zero.all():
+        yield Observation(
+            f"the gradient of all {counted(len(step.grads.names), 'tensor')} is exactly 0, after "
+            f"{counted(len(run.norms), 'step')} at which it was not; the loss is {step.loss:.4g}",
+            "data", value=0.0, evidence={"parameters": list(step.grads.names[:8]), "steps": len(run.norms)},
+        )  # fmt: skip
+        return
+    norms = np.asarray(step.grads.columns["norm"])
+    layer = step.grads.names[0].rpartition(".")[0]
+    own = {name.rpartition(".")[2]: i for i, name in enumerate(step.grads.names) if name.rpartition(".")[0] == layer}
+    if {"weight", "bias"} <= own.keys() and norms[own["weight"]] == 0 and norms[own["bias"]] > 0 and not was_zero[own["weight"]]:
+        name = step.grads.names[own["weight"]]
+        if len(run.grads.past(name)) >= run.limits.gone_history:
+            yield Observation(
+                "its gradient is exactly 0 and that of its bias is not: at this step every number that came in was 0",
+                name, value=0.0, evidence={"parameters": [name]},
+            )  # fmt: skip
+
+
+@rule("SAME_BATCH_AGAIN", Severity.WARNING, cause="same_batch_again", once=True)
+def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """A DataLoader with many batches gives the same one again and again.
+
+    Why: the model learns a few samples by heart and the loss looks splendid. An iterator is made anew at each step, or the
+    workers draw from generators that were seeded alike.
+    """
+    for one in breaches(step, "same_batch"):
+        if one.steps >= run.limits.same_batches:
+            whole = f" of {one.count}" if one.count else ""
+            workers = int(one.traits[0])
+            by = f"; {workers} workers give the same" if workers > 1 else ""
+            yield Observation(
+                f"{one.steps} batches{whole} in a row were bit for bit one that came just before{by}",
+                "data", value=float(one.steps), limit=run.limits.same_batches, evidence=evidence_of(one),
+            )  # fmt: skip
+
+
+@rule("MODE_MISMATCH", Severity.WARNING, cause="mode_mismatch", once=True)
+def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """The model is trained in evaluation mode, or evaluated in train mode, and has layers to which that matters.
+
+    Why: in evaluation mode dropout is off and norms use old statistics; in train mode an evaluation is noisy, and its batches
+    leak into the running statistics.
+    """
+    for one in breaches(step, "evaluation_mode"):
+        if one.steps >= run.limits.mode_steps:
+            yield Observation(
+                f"the last {counted(one.steps, 'step')} trained in evaluation mode, and {named(one, 'module')} is another there",
+                one.names[0], value=float(one.steps), limit=run.limits.mode_steps, evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+    for one in breaches(step, "training_mode"):
+        occasions = int(one.traits[0])
+        # at every step, it is a part of the training: a target, a second view, a rollout
+        if (occasions > 1 or one.steps >= run.limits.mode_steps) and one.of >= 4 and 2 * occasions < one.of:
+            yield Observation(
+                f"{counted(one.steps, 'call')} without gradients between the steps ran in train mode, and {named(one, 'module')} "
+                "is another there",
+                one.names[0], value=float(one.steps), evidence=evidence_of(one),
+            )  # fmt: skip

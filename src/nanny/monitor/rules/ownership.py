@@ -1,0 +1,142 @@
+"""Who trains what: parameters that no optimizer has, that get no gradient, that do not move, or move though they are frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ...core.finding import Severity
+from ...core.numbers import counted, short
+from ...core.step import Breach, StepRecord
+from ...diagnose.history import RunHistory
+from ..registry import Observation, rule
+
+
+def breaches(step: StepRecord, kind: str) -> Iterator[Breach]:
+    return (one for one in step.breaches if one.kind == kind)
+
+
+def named(breach: Breach, what: str = "tensor") -> str:
+    """`a.weight`, `a.bias` and 3 more (5 tensors, 1.2M elements)."""
+    shown = ", ".join(f"`{name}`" for name in breach.names[:2])
+    more = f" and {breach.count - 2} more" if breach.count > 2 else ""
+    size = f" ({counted(breach.count, what)}, {short(breach.elements)} elements)" if breach.elements else ""
+    return f"{shown}{more}{size}"
+
+
+def evidence_of(breach: Breach) -> dict[str, object]:
+    return {"names": list(breach.names), "count": breach.count, "steps": breach.steps, "traits": list(breach.traits)}
+
+
+@rule("STEP_CHANGES_NOTHING", Severity.ERROR, cause="step_changes_nothing", once=True)
+def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """The optimizer steps, and no parameter of the model moves.
+
+    Why: nothing is learned. Its parameters are not the model's (built before the model was wrapped, copied or made anew), its
+    learning rate is 0 or too small for the weights, or its step does nothing.
+    """
+    for one in breaches(step, "still"):
+        if "others" in one.traits:
+            reason = f"none of its parameters is one of the model's, and no optimizer holds {named(one)}"
+        elif "no_rate" in one.traits:
+            reason = "its learning rate is 0"
+        else:
+            reason = f"learning rate {step.lr:g}" if step.lr is not None else "its step does nothing"
+        if "others" not in one.traits and not _has_gradient(step, run):
+            continue
+        enough = one.of >= run.limits.still_steps if "no_rate" in one.traits else one.steps >= run.limits.still_looks
+        if enough:
+            yield Observation(
+                f"{counted(one.of, 'optimizer step')} and every weight is bit for bit what it was: {reason}",
+                "optimizer", value=float(one.of), evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+
+
+def _has_gradient(step: StepRecord, run: RunHistory) -> bool:
+    """More than the rounding noise of a loss that is flat, and not so much that an optimizer's own squares overflow."""
+    if step.grads is None or step.grads.whole_norm is None:
+        return False
+    rms = step.grads.whole_norm / float(np.sum(step.grads.columns["count"])) ** 0.5
+    return run.limits.still_gradient < rms < 1e15
+
+
+@rule("IN_NO_OPTIMIZER", Severity.WARNING, cause="in_no_optimizer", once=True)
+def in_no_optimizer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """Parameters that are trainable and get gradients belong to no optimizer, and never move.
+
+    Why: this part of the model keeps its first, random weights for good; the rest learns around it and the loss still falls.
+    """
+    for one in breaches(step, "unowned"):
+        if one.of >= run.limits.unowned_steps:
+            yield Observation(
+                f"{named(one)}: trainable, with a gradient at {counted(one.steps, 'look')}, in no optimizer, and never moved",
+                one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+
+
+@rule("TRAINED_BUT_FROZEN", Severity.WARNING, cause="trained_but_frozen", once=True)
+def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """What is meant to be frozen moves: weights that the optimizer goes on with, or running statistics in train mode.
+
+    Why: the optimizer takes whatever gradient, momentum or decay is left, and norms in train mode follow the batches;
+    a pretrained stage is worn away without a word.
+    """
+    for one in breaches(step, "frozen_moves"):
+        if one.steps >= 2:
+            yield Observation(
+                f"{named(one)}: requires_grad is False, and the optimizer still moves it",
+                one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+    for one in breaches(step, "frozen_statistics"):
+        if one.steps >= 2:
+            yield Observation(
+                f"{named(one)}: every weight of the stage is frozen, and its running statistics follow the batches (train mode)",
+                one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip
+    for one in breaches(step, "said_frozen"):
+        yield Observation(
+            f"{named(one)}: was told to be frozen by an attribute that torch does not know, and is trained",
+            one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
+        )  # fmt: skip
+
+
+_WHY_NONE = {
+    "ran": "its module runs at every step and its output does not reach the loss with a gradient",
+    "without_grad": "its module runs without gradients (no_grad)",
+    "idle": "its module was never called",
+}
+
+
+def _has_dead_output(traced: StepRecord | None) -> bool:
+    """A module put out nothing but 0: units that are off have no gradient, and DEAD_LAYER tells of them."""
+    if traced is None or traced.outputs is None:
+        return False
+    low, high = (np.asarray(traced.outputs.columns[name]) for name in ("min", "max"))
+    return bool(((low == 0) & (high == 0)).any())
+
+
+@rule("NO_GRADIENT_ARRIVES", Severity.WARNING, cause="no_gradient_arrives", once=True)
+def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """Parameters that are trainable and in an optimizer have had no gradient, or exactly 0, from the first step on.
+
+    Why: a detach, a no_grad, a rounding or an index cuts them off from the loss, or the loss leaves their output out; they
+    keep their first weights for good.
+    """
+    for one in breaches(step, "no_gradient"):
+        if "unconnected" in one.traits:
+            if one.steps >= run.limits.still_looks:
+                yield Observation(
+                    f"no parameter has had a gradient at {counted(one.steps, 'step')}: the loss does not depend on the model",
+                    "loss", severity=Severity.ERROR, value=float(one.steps), evidence=evidence_of(one), where=one.where,
+                )  # fmt: skip
+            continue
+        if "zero" in one.traits and _has_dead_output(run.last_trace):
+            continue
+        needed = run.limits.idle_steps if "idle" in one.traits else run.limits.no_gradient_steps
+        if one.steps >= needed:
+            yield Observation(
+                f"{named(one)}: no gradient in {counted(one.steps, 'optimizer step')}; {_WHY_NONE[one.traits[0]]}",
+                one.names[0], severity=Severity.INFO if "idle" in one.traits else None, value=float(one.count), limit=needed,
+                evidence=evidence_of(one), where=one.where,
+            )  # fmt: skip

@@ -1,0 +1,28 @@
+"""The precision that was meant, and the precision that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...core.finding import Severity
+from ...core.step import StepRecord
+from ...diagnose.history import RunHistory
+from ..registry import Observation, rule
+from .ownership import breaches, evidence_of, named
+
+
+@rule("AUTOCAST_NOT_APPLIED", Severity.WARNING, cause="autocast_not_applied", once=True)
+def autocast_not_applied(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """Low precision was meant, and the layers that it is for ran in FP32.
+
+    Why: the model runs outside the autocast block (in another thread, before it, in float64), so the run is as slow and as large
+    as without, and tells nothing about how the model does in low precision.
+    """
+    for one in breaches(step, "full_precision"):
+        by, meant, ran = one.traits
+        how = f"autocast to {meant} was entered" if by == "autocast" else "a GradScaler, which is for float16, scales the loss"
+        yield Observation(
+            f"{how}, and {one.count} of {one.of} layers that it would lower ran in {ran}: {named(one)}",
+            one.names[0], severity=None if by == "autocast" else Severity.INFO,
+            value=one.count / one.of, limit=0.5, evidence=evidence_of(one),
+        )  # fmt: skip

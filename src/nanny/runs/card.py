@@ -1,0 +1,48 @@
+"""The picture of a run with the words of its verdict: what `nanny card`, the page and a notebook show."""
+
+from __future__ import annotations
+
+from ..core.command_line import LANGUAGES
+from ..diagnose.knowledge import causes
+from ..diagnose.records import Diagnosis
+from ..show.wall import WORDS, wall_svg
+from .source import title_of
+from .summary import Summary
+from .wall import Wall, wall_of
+
+
+def card_svg(summary: Summary, lang: str = "en") -> str:
+    return _drawn(summary, wall_of(summary), lang)
+
+
+def cards(summary: Summary) -> dict[str, str]:
+    """By language: a page can be read in either."""
+    wall = wall_of(summary)
+    return {lang: _drawn(summary, wall, lang) for lang in LANGUAGES}
+
+
+def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
+    verdict, source = summary.verdict, summary.culprit_rank.source
+    one = None if verdict.diagnosis is None else verdict.diagnosis.in_language(lang)
+    page = None if one is None else causes(lang).get(one.cause)
+    return wall_svg(
+        wall,
+        word=verdict.word,
+        good=verdict.healthy is True,
+        title=verdict.reason if one is None else one.cause if page is None else page.title,
+        subtitle=title_of(source) if one is None else _place(one, lang),
+        source="" if one is None else one.source,
+        change="" if one is None else one.remedy,
+        chain=() if one is None else one.chain,
+        footer=f"nanny · {title_of(source)}",
+        lang=lang,
+    )
+
+
+def _place(one: Diagnosis, lang: str) -> str:
+    words = WORDS[lang]
+    file = one.where.replace("\\", "/").rpartition("/")[2]
+    sure = words["sure"].format(percent=f"{100 * one.confidence:.0f}")
+    when = "" if one.step is None else words["impact"].format(step=one.step)
+    blame = "" if one.precision_caused is None else words["precision" if one.precision_caused else "not_precision"]
+    return " · ".join(fact for fact in (one.culprit, when, file, one.cause, sure, blame) if fact)

@@ -1,0 +1,148 @@
+"""Replicas that should be alike, compared bit by bit from the files of their ranks: `RANKS_APART`.
+
+Each rank writes a checksum of its weights, and of its gradients as the optimizer gets them, at the steps that it traces. Nobody
+asks another rank for anything while training runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.finding import Finding, Severity
+from ..core.registry import Pages, docstring_page
+from ..diagnose.knowledge import remedy_of
+from ..store import reader
+from ..store.packing import BITS, unpack_bits
+from .source import Source
+
+PAGES: Pages = {}
+KINDS = (("weight", "weights"), ("grad", "gradients after reduction"))  # of one step, in the order of time
+Sums = Mapping[str, tuple[int, int]]  # parameter -> checksum, group
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One traced step as one rank has it; two ranks are at the same moment if step and updates before it are the same."""
+
+    step: int
+    updates: int
+    kind: int  # position in KINDS
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What the ranks of a job say about the parameters that they share."""
+
+    parameters: int = 0  # that were compared last
+    last_step: int | None = None  # at which they were
+    findings: tuple[Finding, ...] = ()
+
+
+def compare_ranks(sources: Sequence[Source]) -> Apart:
+    """Of a job, of which `open_job` gives the processes."""
+    if len(sources) < 2:
+        return Apart()
+    groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
+    by_moment: dict[tuple[int, int, int], dict[int, Sums]] = {}
+    for source in sources:
+        for moment in _moments(source):
+            by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment.sums
+    trained_alike = _Agreement()
+    parameters, last = 0, None
+    for (step, kind, _), ranks in sorted(by_moment.items()):
+        compared = 0
+        bad: dict[str, dict[int, int]] = {}
+        for name in dict.fromkeys(name for sums in ranks.values() for name in sums):
+            for is_known, values in _replicas(name, ranks, groups):
+                compared += 1
+                if len(set(values.values())) == 1:
+                    trained_alike.note(kind, name, next(iter(values.values())))
+                elif is_known or trained_alike.knows(kind, name):
+                    bad.setdefault(name, values)
+        if bad:
+            return Apart(compared, step, (_finding(step, kind, bad, compared, last),))
+        if compared:
+            parameters, last = compared, step
+    return Apart(parameters, last)
+
+
+class _Agreement:
+    """Weights that nobody called replicas are known as such once they have moved, and moved alike."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, str], set[int]] = {}
+
+    def note(self, kind: int, name: str, value: int) -> None:
+        self._seen.setdefault((kind, name), set()).add(value)
+
+    def knows(self, kind: int, name: str) -> bool:
+        return KINDS[kind][0] == "weight" and len(self._seen.get((kind, name), ())) > 1
+
+
+def _replicas(
+    name: str, ranks: Mapping[int, Sums], groups: Mapping[int, Sequence[frozenset[int]]]
+) -> Iterator[tuple[bool, dict[int, int]]]:
+    """Ranks that hold this parameter alike, with their checksums; and whether somebody said so."""
+    sets: dict[frozenset[int], dict[int, int]] = {}
+    for rank, sums in ranks.items():
+        if name in sums:
+            value, group = sums[name]
+            alike = groups[rank][group - 1] if 0 < group <= len(groups[rank]) else frozenset()
+            sets.setdefault(alike, {})[rank] = value
+    yield from ((bool(alike), values) for alike, values in sets.items() if len(values) > 1)
+
+
+def _moments(source: Source) -> Iterator[Moment]:
+    db, run = source.db, source.run.id
+    before = {int(step): int(n) for step, n in zip(*reader.scalars(db, run, ["updates"]).get("updates", ((), ())))}
+    for position, (kind, _) in enumerate(KINDS):
+        parts = [reader.samples(db, run, kind, name) for name in (*BITS, "min", "max")]
+        names = [site.name for site in reader.sites(db, run, kind)]
+        for i, step in enumerate(parts[0][0]):
+            if int(step) not in before:
+                continue
+            words, groups = unpack_bits(*(matrix[i] for _, matrix in parts[:3]))
+            finite = np.isfinite(parts[3][1][i]) & np.isfinite(parts[4][1][i])  # what is NaN has its own finding
+            sums = {names[j]: (int(words[j]), int(groups[j])) for j in np.flatnonzero((groups >= 0) & finite)}
+            if sums:
+                yield Moment(int(step), before[int(step)], position, sums)
+
+
+@docstring_page(PAGES, "RANKS_APART", Severity.ERROR)
+def _finding(step: int, kind: int, bad: Mapping[str, Mapping[int, int]], compared: int, last: int | None) -> Finding:
+    """Replicas that should be bit-identical are not: the ranks train different models.
+
+    Why: data-parallel ranks apply the same update to the same weights. Once they differ, every further average mixes gradients
+    of different models; nothing crashes, the loss is only worse than it should be, and the checkpoint is that of one rank.
+
+    When not: weights that differ on purpose: shards (FSDP, tensor parallel), stages of a pipeline, updates inside `no_sync`.
+
+    Fix: call the wrapper, not `model.module`; let every rank clip, skip and step alike; broadcast whatever one rank loads or
+    initialises alone; compare the hardware of a rank that is alone in being different.
+    """
+    name, values = next(iter(bad.items()))
+    usual = Counter(values.values()).most_common(1)[0]
+    others = sorted(rank for rank, value in values.items() if value != usual[0])
+    alike = usual[1] > 1
+    who = f"rank {', '.join(map(str, others))}" if alike else f"ranks {' and '.join(map(str, sorted(values)))}"
+    what = "differ" if not alike or len(others) > 1 else "differs"
+    since = f"; all were alike at step {last}" if last is not None else ""
+    return Finding(
+        "RANKS_APART",
+        Severity.ERROR,
+        f"{who} {what} in the {KINDS[kind][1]} of `{name}` ({len(bad)} of {compared} parameters){since}",
+        remedy_of("replicas_apart"),
+        site=name,
+        step=step,
+        evidence={
+            "ranks": others if alike else sorted(values),
+            "parameters": list(bad)[:64],
+            "of": KINDS[kind][0],
+            "last_alike": last,
+        },
+    )

@@ -1,0 +1,187 @@
+"""The picture of a run in numbers: how the culprit's binary orders move towards the end of the format, and what happened there.
+
+`nanny card`, the head of the page and a notebook draw the same record (`show/wall.py`). A healthy run gets its clearance: the
+layer that came closest to the end, how many bits were left, and whether it drifts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..core.examination import FirstBad
+from ..core.formats import FP32, Format, format_of
+from ..diagnose.records import Diagnosis
+from ..store import reader
+from .histograms import ExponentHistograms, layer_histogram
+from .matrices import KindMatrices, matrices_of
+from .source import Source
+from .summary import Summary
+
+BACKWARD = ("output_grad", "grad")
+# where a cause of this family shows itself, best first
+KINDS = {
+    "underflow": ("grad", "output_grad", "output", "weight"),
+    "scaler_misuse": ("grad", "output_grad", "output", "weight"),
+    "optimizer": ("grad", "weight", "output"),
+    "update_stagnation": ("weight", "grad", "output"),
+}
+DEFAULT_KINDS = ("output", "output_grad", "grad", "weight")
+FEWEST = 4  # samples that make a trend
+
+
+@dataclass(frozen=True)
+class Limit:
+    """From this step on; for gradients the loss scale moves both ends."""
+
+    step: int
+    ceiling: float
+    floor: float
+
+
+@dataclass(frozen=True)
+class Clearance:
+    """How near the layer that comes closest is to the end of the format."""
+
+    value: float
+    step: int
+    bits: float  # left to the end
+    drift: float | None  # bits per 100 steps in the second half of the run, towards the end; None: too few samples
+
+
+@dataclass(frozen=True)
+class Wall:
+    format: str
+    largest: float
+    site: str = ""
+    kind: str = ""
+    reach: Sequence[tuple[float, float]] = ()  # of each column on the step axis
+    lowest: int = 0  # binary order of the first row of counts
+    counts: Sequence[Sequence[int]] = ()  # [columns][orders]
+    nonfinite: Sequence[int] = ()  # per column
+    limits: Sequence[Limit] = ()
+    steps: tuple[int, int] | None = None
+    impact: int | None = None  # the step at which it happened
+    op: str = ""
+    expected: float | None = None  # what FP32 has where the format ends
+    ran: Mapping[str, int] = field(default_factory=dict)  # binary orders of that operation's result as it ran ...
+    fp32: Mapping[str, int] = field(default_factory=dict)  # ... and in FP32
+    forecast: int | None = None
+    clearance: Clearance | None = None
+
+
+def wall_of(summary: Summary) -> Wall:
+    source, diagnosis, first = summary.culprit_rank.source, summary.diagnosis, summary.culprit
+    form = _format_of_run(source)
+    steps = summary.culprit_rank.steps
+    bad = _bad_operation(source, diagnosis)
+    clearance, impact = None, None
+    if diagnosis is not None:
+        found = _site_of(source, diagnosis.culprit, diagnosis.family)
+        impact = None if diagnosis.early else diagnosis.step
+    elif first is not None:
+        found, impact = _site_of(source, first.site), first.step
+    else:
+        found, clearance = _closest(source, form)
+    base = Wall(
+        format=form.name,
+        largest=form.max,
+        steps=steps,
+        impact=impact,
+        op="" if bad is None else bad.op,
+        expected=None if bad is None else bad.expected,
+        ran={} if bad is None else bad.exponents.get("ran", {}),
+        fp32={} if bad is None else bad.exponents.get("fp32", {}),
+        forecast=None if diagnosis is None else diagnosis.expected_step,
+        clearance=clearance,
+    )
+    if found is None:
+        return base
+    kind, site = found
+    seen = layer_histogram(source, kind, site)
+    return base if seen is None else _with_histogram(base, source, kind, site, seen, form)
+
+
+def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: ExponentHistograms, form: Format) -> Wall:
+    counts = seen.counts[0]
+    return replace(
+        base,
+        site=site,
+        kind=kind,
+        reach=[(float(a), float(b)) for a, b in seen.columns.reach],
+        lowest=seen.lowest,
+        counts=counts[:, 1:-1].tolist(),
+        nonfinite=counts[:, -1].tolist(),
+        limits=_limits(source, kind, form, base.steps),
+    )
+
+
+def _format_of_run(source: Source) -> Format:
+    return format_of(source.run.amp_dtype) if source.run.amp_dtype else FP32
+
+
+def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | None:
+    """The examined operation that the diagnosis speaks of."""
+    if diagnosis is None:
+        return None
+    seen = [e.first_bad for e in reader.examinations(source.db, source.run.id) if e.step == diagnosis.step]
+    return next((bad for bad in seen if bad is not None and diagnosis.culprit in (bad.culprit, bad.place.site)), None)
+
+
+def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] | None:
+    """Kind and name of what is on record of the culprit: itself, else the nearest above or below it."""
+    for kind in KINDS.get(family, DEFAULT_KINDS):
+        names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
+        if culprit in names:
+            return kind, culprit
+        inside = [name for name in names if name.startswith(f"{culprit}.")]
+        if inside:
+            return kind, inside[-1]
+        around = [name for name in names if name and culprit.startswith(f"{name}.")]
+        if around:
+            return kind, max(around, key=len)
+    return None
+
+
+def _closest(source: Source, form: Format) -> tuple[tuple[str, str] | None, Clearance | None]:
+    for kind, of_kind in matrices_of(source).items():
+        if kind not in ("output", "grad") or "absmax" not in of_kind.quantities:
+            continue
+        largest, steps = _sizes(of_kind)
+        if np.isnan(largest).all():
+            continue
+        row, column = np.unravel_index(np.nanargmax(largest), largest.shape)
+        value = float(largest[row, column])
+        if value <= 0:
+            continue
+        clearance = Clearance(value, int(steps[column]), math.log2(form.max / value), _drift(steps, largest[row]))
+        return (kind, of_kind.sites[int(row)].name), clearance
+    return None, None
+
+
+def _sizes(of_kind: KindMatrices) -> tuple[np.ndarray, np.ndarray]:
+    """Largest magnitude [sites, columns], NaN where nothing finite was seen, and the last step of each column."""
+    keys = of_kind.quantities["absmax"].keys.astype(np.float64)
+    sizes = np.where((keys > 0) & (keys < np.finfo(np.float32).max), keys, np.nan)
+    return sizes, of_kind.columns.steps[of_kind.columns.bounds[1:] - 1]
+
+
+def _drift(steps: np.ndarray, sizes: np.ndarray) -> float | None:
+    """The first half is left out: every run moves while it finds its feet."""
+    known = np.flatnonzero(np.isfinite(sizes) & (steps >= (steps[0] + steps[-1]) / 2))
+    if len(known) < FEWEST:
+        return None
+    return float(100 * np.polyfit(steps[known], np.log2(sizes[known]), 1)[0])
+
+
+def _limits(source: Source, kind: str, form: Format, steps: tuple[int, int] | None) -> list[Limit]:
+    first = 0 if steps is None else steps[0]
+    scales = reader.scalars(source.db, source.run.id, ["scale"]).get("scale") if kind in BACKWARD else None
+    if scales is None:
+        return [Limit(first, form.max, form.min_subnormal)]
+    changed = np.flatnonzero(np.diff(scales[1], prepend=np.nan) != 0)
+    good = [(int(scales[0][i]), float(scales[1][i])) for i in changed]
+    return [Limit(step, form.max / scale, form.min_subnormal / scale) for step, scale in good if 0 < scale < math.inf]

@@ -1,0 +1,387 @@
+"""The picture of a run as SVG, 1200 x 630: for `nanny card`, the head of the page and a notebook; made by hand, needs nothing.
+
+What it shows is `runs.wall.Wall`: values by binary order over the steps, the end of the format as a wall, what FP32 has behind
+it, the source line, the change. Colours are told apart by the colour-blind, and marks do not rest on colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Literal
+
+from ..core.numbers import short
+from ..core.terminal import visible
+
+if TYPE_CHECKING:
+    from ..runs.wall import Wall
+
+Side = Literal["start", "middle", "end"]
+WIDTH, HEIGHT = 1200, 630
+LEFT, RIGHT, TOP, BOTTOM = 76, 800, 132, 436  # of the plot
+PANEL, EDGE = 846, 1168
+LEVELS = 6  # of darkness
+ROOM = 3  # binary orders above and below what is drawn
+MOST_ORDERS = 60
+WIDEST = 0.02  # of the axis, for one column of samples
+_STYLE = """
+.paper{fill:#fff}.ink{fill:#1a2230}.soft{fill:#5b6675}.grid{stroke:#dfe4ea}.cell{fill:#2c6fbb}.code{fill:#f3f5f8}
+.wall{stroke:#c8451b;stroke-width:3}.hot{fill:#c8451b}.ghost{fill:none;stroke:#c8451b;stroke-width:1.6}.ran{fill:#2c6fbb}
+.band{fill:#c8451b;opacity:.10}.bad{fill:#c8451b;opacity:.25}.good{fill:#1f7a4d}.fall{stroke:#5b6675;stroke-dasharray:5 4}
+text{font-family:system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','DejaVu Sans',sans-serif}
+.mono{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}
+@media (prefers-color-scheme:dark){
+.paper{fill:#191d23}.ink{fill:#e8ecf1}.soft{fill:#a3adba}.grid{stroke:#2c333d}.code{fill:#20262f}
+.cell,.ran{fill:#6aa8e8}.hot{fill:#ff8a5c}.wall,.ghost{stroke:#ff8a5c}.good{fill:#5cc796}}
+"""
+WORDS = {
+    "en": {
+        "output": "outputs of",
+        "output_grad": "gradients of the output of",
+        "grad": "gradients of",
+        "weight": "weights of",
+        "ends": "{format} ends at {value}",
+        "ends_scaled": "{format} ends at {value} at this loss scale",
+        "far": "{format} ends at {value}, {bits} bits above this picture",
+        "begins": "{format} begins at {value}",
+        "fp32": "FP32 has {value}",
+        "impact": "step {step}",
+        "steps": "step",
+        "change": "What to change",
+        "how": "How it came",
+        "forecast": "about {steps} steps to the wall at this rate",
+        "clearance": "Clearance",
+        "closest": "{site} comes closest: {value} at step {step}, {bits} bits below the end of {format}.",
+        "drift": "It moves {bits} bits towards the end in 100 steps.",
+        "back": "It moves {bits} bits away from the end in 100 steps.",
+        "still": "It does not drift.",
+        "empty": "no layer was sampled around the culprit",
+        "ran": "{op} as it ran",
+        "sure": "{percent} % sure",
+        "precision": "precision is the reason",
+        "not_precision": "FP32 would have it too",
+        "wide": "{op} in FP32",
+    },
+    "zh": {
+        "output": "输出：",
+        "output_grad": "输出的梯度：",
+        "grad": "梯度：",
+        "weight": "权重：",
+        "ends": "{format} 到 {value} 为止",
+        "ends_scaled": "在此 loss scale 下 {format} 到 {value} 为止",
+        "far": "{format} 到 {value} 为止，在本图上方 {bits} 位",
+        "begins": "{format} 从 {value} 开始",
+        "fp32": "FP32 为 {value}",
+        "impact": "第 {step} 步",
+        "steps": "步",
+        "change": "如何修改",
+        "how": "经过",
+        "forecast": "按此速度约 {steps} 步后越界",
+        "clearance": "余量",
+        "closest": "{site} 最接近：第 {step} 步为 {value}，距 {format} 的上限 {bits} 位。",
+        "drift": "每 100 步向上限靠近 {bits} 位。",
+        "back": "每 100 步远离上限 {bits} 位。",
+        "still": "没有漂移。",
+        "empty": "罪魁附近没有采样的层",
+        "ran": "{op}：实际",
+        "sure": "把握 {percent} %",
+        "precision": "由低精度引起",
+        "not_precision": "与低精度无关",
+        "HEALTHY": "健康",
+        "NOT HEALTHY": "不健康",
+        "SUSPECT": "可疑",
+        "NO VERDICT": "无结论",
+        "CRASHED": "崩溃",
+        "INTERRUPTED": "已中断",
+        "wide": "{op}：FP32",
+    },
+}
+
+
+def wall_svg(
+    wall: Wall,
+    *,
+    word: str,
+    good: bool,
+    title: str,
+    subtitle: str,
+    source: str = "",
+    change: str = "",
+    chain: Sequence[str] = (),
+    footer: str = "",
+    lang: str = "en",
+) -> str:
+    """`word` is the verdict's, `title` and `subtitle` say what and where."""
+    words = WORDS[lang]
+    word = words.get(word, word)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
+        f"<title>{_safe(f'{word}: {title}. {subtitle}')}</title><style>{_STYLE}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="12"/>',
+        *_head(word, good, title, subtitle),
+        *_plot(wall, words),
+        *_panel(wall, words, change, chain),
+        *_source(source),
+        _text(LEFT - 40, HEIGHT - 20, footer, "soft", 15),
+        "</svg>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
+    width = 30 + _width(word, 22)
+    yield f'<rect class="{"good" if good else "hot"}" x="36" y="28" width="{width:.0f}" height="32" rx="16"/>'
+    yield f'<text x="48" y="50" font-size="18" font-weight="700" fill="#fff">{_safe(word)}</text>'
+    yield _text(52 + width, 53, _fitting(title, 1108 - width, 25), "ink", 24, bold=True)
+    yield _text(36, 90, _fitting(subtitle, 1120, 17), "soft", 17)
+
+
+class _Axes:
+    def __init__(self, wall: Wall) -> None:
+        steps = [edge for pair in wall.reach for edge in pair]
+        first, last = (min(steps), max(steps)) if steps else (wall.steps or (0, 1))
+        if wall.impact is not None:  # what led there matters, and a little of what came of it
+            last = min(last, wall.impact + max(0.3 * (wall.impact - first), 6))
+            first, last = min(first, wall.impact - 1), max(last, wall.impact + 1)
+        self.first, self.last = first, max(last, first + 1)
+        self.low, self.high = _orders(wall)
+
+    def x(self, step: float) -> float:
+        return LEFT + (RIGHT - LEFT) * (min(max(step, self.first), self.last) - self.first) / (self.last - self.first)
+
+    def y(self, order: float) -> float:
+        return BOTTOM - (BOTTOM - TOP) * (min(max(order, self.low), self.high) - self.low) / (self.high - self.low)
+
+    def holds(self, order: float) -> bool:
+        return self.low <= order <= self.high
+
+
+def _orders(wall: Wall) -> tuple[int, int]:
+    """Binary orders from the lowest to the highest that are drawn."""
+    seen = [wall.lowest + i for column in wall.counts for i, count in enumerate(column) if count]
+    seen += [int(order) for found in (wall.ran, wall.fp32) for order in found if order.lstrip("-").isdecimal()]
+    top, bottom = (max(seen) + 1, min(seen)) if seen else (16, -10)
+    ceilings = [math.log2(limit.ceiling) for limit in wall.limits] or [math.log2(wall.largest)]
+    if min(ceilings) - top < 24:
+        top = max(top, math.ceil(max(c for c in ceilings if c - top < 24)))
+    return max(bottom - ROOM, top + ROOM - MOST_ORDERS), top + ROOM
+
+
+def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
+    axes = _Axes(wall)
+    title = f"{words[wall.kind]} {wall.site}" if wall.kind else words["empty"]
+    yield _text(LEFT, TOP - 12, _fitting(title, RIGHT - LEFT, 16), "ink", 16)
+    yield from _legend(wall, words)
+    yield from _grid(axes, words)
+    yield from _cells(wall, axes)
+    yield from _limits(wall, axes, words)
+    yield from _impact(wall, axes, words)
+
+
+def _legend(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
+    x = float(RIGHT)
+    for style, key in (("ghost", "wide"), ("ran", "ran")) if wall.fp32 else ():
+        label = words[key].format(op=wall.op)
+        x -= _width(label, 14) + 36
+        yield f'<rect class="{style}" x="{x:.1f}" y="{TOP - 23}" width="12" height="12"/>'
+        yield _text(x + 18, TOP - 12, label, "soft", 14)
+
+
+def _grid(axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
+    every = max(4, 4 * math.ceil((axes.high - axes.low) / 40))
+    for order in range(-(-axes.low // every) * every, axes.high + 1, every):
+        y = axes.y(order)
+        yield f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        label = f'2<tspan dy="-6" font-size="11">{order}</tspan>'
+        yield f'<text class="soft" x="{LEFT - 10}" y="{y + 5:.1f}" font-size="14" text-anchor="end">{label}</text>'
+    for step in _ticks(axes.first, axes.last):
+        yield _text(axes.x(step), BOTTOM + 20, f"{step:,}", "soft", 14, anchor="middle")
+    yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="start" if RIGHT + 60 < PANEL else "end")
+
+
+def _ticks(first: float, last: float, about: int = 6) -> list[int]:
+    span = max(last - first, 1)
+    size = 10 ** math.floor(math.log10(max(span / about, 1)))
+    every = next((size * k for k in (1, 2, 5, 10) if span / (size * k) <= about), size * 10)
+    begin = math.ceil(max(first, 0) / every) * every
+    return [step for step in range(int(begin), int(last) + 1, int(every)) if step <= last - 0.04 * span]
+
+
+def _cells(wall: Wall, axes: _Axes) -> Iterator[str]:
+    shapes: dict[int, list[str]] = {}
+    bad: list[str] = []
+    for (start, end), column, lost in zip(wall.reach, wall.counts, wall.nonfinite):
+        if start > axes.last:
+            continue
+        # drawn where it was taken: the stretch to the next sample was not looked at
+        left = axes.x(start)
+        right = max(min(axes.x(end), axes.x(start + WIDEST * (axes.last - axes.first))), left + 2)
+        most = max(column, default=0)
+        for index, count in enumerate(column):
+            order = wall.lowest + index
+            if count and axes.low <= order < axes.high:
+                level = max(1, round(LEVELS * math.sqrt(count / most)))
+                shapes.setdefault(level, []).append(_box(left, axes.y(order + 1), right, axes.y(order)))
+        if lost:
+            bad.append(_box(left, TOP, right, BOTTOM))
+    for level, boxes in sorted(shapes.items()):
+        yield f'<path class="cell" opacity="{level / LEVELS:.2f}" d="{"".join(boxes)}"/>'
+    if bad:
+        yield f'<path class="bad" d="{"".join(bad)}"/>'
+
+
+def _box(left: float, top: float, right: float, bottom: float) -> str:
+    return f"M{left:.1f} {top:.1f}H{right:.1f}V{bottom:.1f}H{left:.1f}Z"
+
+
+def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
+    if not wall.limits:
+        return
+    scaled = len({limit.ceiling for limit in wall.limits}) > 1 or wall.limits[0].ceiling != wall.largest
+    shown = [limit for limit in wall.limits if limit.step <= axes.last]
+    last = (shown or wall.limits)[-1]
+    if axes.holds(math.log2(last.ceiling)):
+        points = list(_stairs(((limit.step, math.log2(limit.ceiling)) for limit in shown), axes))
+        yield f'<path class="wall" fill="none" d="M{"L".join(points)}"/>'
+        top = f"{LEFT} {TOP}L{'L'.join(points)}L{RIGHT} {TOP}"
+        yield f'<path class="band" d="M{top}Z"/>'
+        label = words["ends_scaled" if scaled else "ends"].format(format=wall.format, value=_number(last.ceiling))
+        yield _text(LEFT + 8, axes.y(math.log2(last.ceiling)) - 8, label, "hot", 15, bold=True)
+    else:
+        bits = math.log2(last.ceiling) - axes.high
+        label = words["far"].format(format=wall.format, value=short(last.ceiling), bits=f"{bits:.0f}")
+        yield _text(LEFT + 8, TOP + 16, label, "soft", 15)
+    if axes.holds(math.log2(last.floor)):
+        y = axes.y(math.log2(last.floor))
+        yield f'<line class="wall" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        label = words["begins"].format(format=wall.format, value=short(last.floor))
+        yield _text(LEFT + 8, y + 17, label, "hot", 15, bold=True)
+
+
+def _stairs(points: Iterable[tuple[int, float]], axes: _Axes) -> Iterator[str]:
+    x, y = float(LEFT), None
+    for step, order in points:
+        if y is not None:
+            x = axes.x(step)
+            yield f"{x:.1f} {y:.1f}"
+        y = axes.y(order)
+        yield f"{x:.1f} {y:.1f}"
+    if y is not None:
+        yield f"{RIGHT} {y:.1f}"
+
+
+def _impact(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
+    if wall.impact is None:
+        return
+    x = axes.x(wall.impact)
+    right = x > (LEFT + RIGHT) / 2
+    yield f'<line class="fall" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"/>'
+    side: Side = "end" if right else "start"
+    yield _text(x + (-6 if right else 6), BOTTOM - 8, words["impact"].format(step=wall.impact), "ink", 15, bold=True, anchor=side)
+    most = max([count for found in (wall.ran, wall.fp32) for order, count in found.items() if order[-1].isdecimal()], default=1)
+    direction, room = (-1, min(x - LEFT, 130)) if right else (1, min(RIGHT - x, 130))
+    lost = {order: count for order, count in wall.fp32.items() if abs(count - wall.ran.get(order, 0)) > count / 10}
+    for found, style in ((wall.ran, "ran"), (lost, "ghost")):
+        boxes = []
+        for order, count in found.items():
+            if order[-1].isdecimal() and axes.low <= int(order) < axes.high:
+                length = max(room * math.sqrt(count / most), 6)
+                edge = x + direction * length
+                boxes.append(_box(min(x, edge), axes.y(int(order) + 1) + 1, max(x, edge), axes.y(int(order)) - 1))
+        if boxes:
+            yield f'<path class="{style}" d="{"".join(boxes)}"/>'
+    if wall.expected is not None and 0 < wall.expected < math.inf and axes.holds(math.log2(wall.expected)):
+        y = axes.y(math.log2(wall.expected))
+        yield f'<circle class="hot" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
+        label = words["fp32"].format(value=_number(wall.expected))
+        yield _text(x + (-12 if right else 12), y - 6, label, "hot", 17, bold=True, anchor=side)
+
+
+def _panel(wall: Wall, words: Mapping[str, str], change: str, chain: Sequence[str]) -> Iterator[str]:
+    y = TOP
+    for heading, text in _sections(wall, words, change, chain):
+        yield _text(PANEL, y, heading, "ink", 18, bold=True)
+        for line in _wrapped(text, EDGE - PANEL, 16)[:9]:
+            y += 23
+            yield _text(PANEL, y, line, "ink", 16)
+        y += 40
+
+
+def _sections(wall: Wall, words: Mapping[str, str], change: str, chain: Sequence[str]) -> Iterator[tuple[str, str]]:
+    if change:
+        yield words["change"], change
+    if chain:
+        yield words["how"], " → ".join(chain)
+    if wall.forecast is not None and wall.steps is not None and wall.forecast > wall.steps[1]:
+        yield words["impact"].format(step=wall.forecast), words["forecast"].format(steps=wall.forecast - wall.steps[1])
+    near = wall.clearance
+    if near is not None:
+        drift = "" if near.drift is None else words["still" if abs(near.drift) < 0.1 else "drift" if near.drift > 0 else "back"]
+        closest = words["closest"].format(
+            site=wall.site, value=_number(near.value), step=near.step, bits=f"{near.bits:.1f}", format=wall.format
+        )
+        yield words["clearance"], f"{closest} {drift.format(bits=f'{abs(near.drift or 0):.1f}')}"
+
+
+def _source(source: str) -> Iterator[str]:
+    if not source:
+        return
+    line, _, carets = source.partition("\n")
+    most = 92
+    cut = max(0, carets.find("^") - 20) if len(line) > most else 0
+    yield f'<rect class="code" x="36" y="486" width="{WIDTH - 72}" height="76" rx="8"/>'
+    yield _text(56, 516, line[cut : cut + most], "ink mono", 20)
+    yield _text(56, 540, carets[cut : cut + most], "hot mono", 20, bold=True)
+
+
+def _text(x: float, y: float, text: str, style: str, size: int, *, bold: bool = False, anchor: Side = "start") -> str:
+    if not text.strip():
+        return ""
+    weight = ' font-weight="700"' if bold else ""
+    at = f' text-anchor="{anchor}"' if anchor != "start" else ""
+    return (
+        f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" font-size="{size}"{weight}{at} xml:space="preserve">{_safe(text)}</text>'
+    )
+
+
+def _safe(text: str) -> str:
+    return escape(visible(text))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else short(value)
+
+
+def _width(text: str, size: float) -> float:
+    """Roughly: fonts differ, so a little wide."""
+    return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.58 for c in text) * size
+
+
+def _fitting(text: str, width: float, size: float) -> str:
+    if _width(text, size) <= width:
+        return text
+    while text and _width(text + "…", size) > width:
+        text = text[:-1]
+    return text + "…"
+
+
+def _wrapped(text: str, width: float, size: float) -> list[str]:
+    lines = [""]
+    for word in _words(text):
+        if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
+            lines.append("")
+        lines[-1] += word if lines[-1] else word.lstrip()
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def _words(text: str) -> Iterator[str]:
+    """Chinese breaks between any two characters."""
+    word = ""
+    for c in text:
+        word += c
+        if c == " " or unicodedata.east_asian_width(c) in "WF":
+            yield word
+            word = ""
+    yield word

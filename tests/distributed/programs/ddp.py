@@ -1,0 +1,117 @@
+"""Trainings with DistributedDataParallel: healthy ones, and ones of which one rank goes wrong; each watched and not."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nanny import MixedPrecisionNanny
+
+STEPS = 12
+BAD = 7  # not traced
+FIRST, SECOND = 0, 1
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(8, 8, generator=draw)
+    return x, torch.tanh(x[:, :3])
+
+
+@dataclass
+class Loop:
+    """What a scenario changes."""
+
+    rank: int
+    amp: torch.dtype | None = None
+    lr: float = 0.05
+    wrap: dict[str, Any] | None = None
+    steps: int = STEPS
+    spoil: Callable[[int, Tensor], Tensor] = lambda step, x: x
+    loss: Callable[[int, Tensor, Tensor], Tensor] = lambda step, out, y: (out - y).square().mean()
+    forward: Callable[[nn.Module, Tensor], Tensor] = lambda wrapped, x: wrapped(x)
+    before_update: Callable[[int, nn.Module], None] = lambda step, net: None
+    after_update: Callable[[int, nn.Module], None] = lambda step, net: None
+    accumulate: int = 1
+    local_steps: bool = False  # no_sync around every backward
+    interval: int = 4
+
+    def run(self, output: Path | None) -> str:
+        net = model()
+        wrapped = DistributedDataParallel(net, **(self.wrap or {}))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=self.lr)
+        watch = None if output is None else MixedPrecisionNanny(
+            wrapped, optimizer, trace_interval=self.interval, output_dir=output, strict=True
+        )  # fmt: skip
+        for step in range(self.steps):
+            with contextlib.nullcontext() if watch is None else watch.step(step):
+                for part in range(self.accumulate):
+                    is_local = self.local_steps or part + 1 < self.accumulate
+                    with wrapped.no_sync() if is_local else contextlib.nullcontext():
+                        x, y = batch(self.rank, step * self.accumulate + part)
+                        with torch.autocast("cpu", dtype=self.amp, enabled=self.amp is not None):
+                            out = self.forward(wrapped, self.spoil(step, x))
+                            loss = self.loss(step, out.float(), y)
+                        loss.backward()
+                self.before_update(step, net)
+                optimizer.step()
+                optimizer.zero_grad()
+                self.after_update(step, net)
+        if watch is not None:
+            watch.close()
+        bits = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+        return hashlib.sha256(bits).hexdigest()
+
+
+def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
+    def nan_here(step: int, x: Tensor) -> Tensor:
+        return x.masked_fill(torch.arange(8) == 3, float("nan")) if step == BAD and rank == SECOND else x
+
+    def root_of_zero(step: int, out: Tensor, y: Tensor) -> Tensor:
+        keep = 0.0 if step == BAD and rank == SECOND else 1.0
+        return (keep * (out - y)).square().sum(-1).sqrt().mean()  # finite, and its derivative at 0 is not
+
+    def clip_here(step: int, net: nn.Module) -> None:
+        if step >= 5 and rank == SECOND:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+
+    def load_here(step: int, net: Any) -> None:
+        if step == 4 and rank == SECOND:
+            with torch.no_grad():
+                net[2].bias.view(-1)[0] += 1e-6
+
+    yield "healthy", Loop(rank)
+    yield "healthy_bf16", Loop(rank, amp=torch.bfloat16)
+    yield "bucket_views", Loop(rank, wrap={"gradient_as_bucket_view": True, "static_graph": True})
+    yield "unused", Loop(rank, wrap={"find_unused_parameters": True})
+    yield "accumulated", Loop(rank, accumulate=3)
+    yield "local_steps", Loop(rank, local_steps=True)
+    yield "bad_batch", Loop(rank, spoil=nan_here)
+    yield "bad_backward", Loop(rank, loss=root_of_zero)
+    yield "bypassed", Loop(rank, forward=lambda wrapped, x: wrapped.module(x))
+    yield "clipped_on_one", Loop(rank, before_update=clip_here)
+    yield "changed_on_one", Loop(rank, after_update=load_here)
+
+
+def main(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    results = {}
+    for name, loop in scenarios(rank):
+        alone = loop.run(None)
+        dist.barrier()
+        results[name] = alone == loop.run(folder / name)
+        dist.barrier()
+    return results

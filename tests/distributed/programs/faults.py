@@ -1,0 +1,105 @@
+"""Five planted faults and their repaired twins, with DistributedDataParallel and without, watched and not."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+from nanny import MixedPrecisionNanny
+
+Wrap = Callable[[nn.Module], nn.Module]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, gain: float = 1.0) -> None:
+        super().__init__()
+        self.gain = gain
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.relu(self.up(x * self.gain))) / self.gain
+
+
+class Net(nn.Module):
+    def __init__(self, gain: float = 1.0) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Block(16), Block(16, gain), Block(16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x))
+
+
+@dataclass
+class Case:
+    """One loop; `rank` draws its own batches."""
+
+    cause: str  # of the planted fault
+    rank: int
+    fixed: bool
+    steps: int = 20
+
+    def run(self, wrap: Wrap, output: Path | None, **options: Any) -> str:
+        torch.manual_seed(0)
+        fixed, planted = self.fixed, self.cause
+        gain = 1e6 if planted == "activation_overflow_fp16" and not fixed else 1.0
+        in_bf16 = planted == "bf16_update_lost"
+        net = Net(gain).to(torch.bfloat16 if in_bf16 and not fixed else torch.float32)
+        lr = {"lr_too_high": 0.05 if fixed else 3.0, "bf16_update_lost": 1e-5}.get(planted, 0.01)
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=lr)
+        has_scaler = planted in ("clip_before_unscale", "activation_overflow_fp16")
+        scaler = GradScaler("cpu", enabled=has_scaler, init_scale=2.0**10)
+        model = wrap(net)
+        watch = None
+        if output is not None:
+            watch = MixedPrecisionNanny(model, optimizer, scaler, trace_interval=10, output_dir=output, strict=True, **options)
+        low = torch.float16 if has_scaler else torch.bfloat16
+        for step in range(self.steps):
+            if watch is not None:
+                watch.begin_step(step)
+            draw = torch.Generator().manual_seed(1000 * self.rank + step)
+            x = torch.randn(16, 16, generator=draw)
+            y = x[:, :4] * 0.5
+            if planted == "data_nan" and not fixed and step == 7 and self.rank == 1:
+                x[3, 5] = float("nan")
+            with torch.autocast("cpu", dtype=low):
+                loss = F.mse_loss(model(x).float(), y)
+            scaler.scale(loss).backward()
+            if planted == "clip_before_unscale":
+                if fixed:
+                    scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            if watch is not None:
+                watch.end_step()
+        if watch is not None:
+            watch.close()
+        return hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())).hexdigest()
+
+
+CAUSES = ("activation_overflow_fp16", "clip_before_unscale", "bf16_update_lost", "lr_too_high", "data_nan")
+
+
+def main(rank: int, world: int, folder: Path) -> dict[str, bool]:
+    results = {}
+    for cause in CAUSES:
+        for fixed in (False, True):
+            case = Case(cause, rank, fixed)
+            name = f"{cause}_{'repaired' if fixed else 'planted'}"
+            alone = case.run(DistributedDataParallel, None)
+            dist.barrier()
+            results[name] = alone == case.run(DistributedDataParallel, folder / name)
+            dist.barrier()
+    return results

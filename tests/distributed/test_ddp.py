@@ -1,0 +1,85 @@
+"""DistributedDataParallel under the nanny: the same bits, the first rank in trouble, replicas that drift apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanny import cli
+
+from .job import run_job
+from .programs.ddp import BAD
+
+pytestmark = pytest.mark.slow
+
+HEALTHY = ("healthy", "healthy_bf16", "bucket_views", "unused", "accumulated", "local_steps")
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp(f"ddp{request.param}")
+    return folder, run_job("ddp", request.param, folder)
+
+
+def summary(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    """As data, and as people read it."""
+    cli.main(["summary", "--db", str(folder / name), "--format", "json"])
+    data = json.loads(capsys.readouterr().out)
+    cli.main(["summary", "--db", str(folder / name)])
+    return data, capsys.readouterr().out
+
+
+def test_every_weight_is_what_it_would_have_been_unwatched(job):
+    assert [name for result in job[1] for name, same in result.items() if not same] == []
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_job_is_called_healthy(job, name, capsys):
+    data, text = summary(job[0], name, capsys)
+    assert data["verdict"].startswith("HEALTHY"), text
+
+
+def test_replicas_that_agree_are_said_to_agree(job, capsys):
+    _, text = summary(job[0], "healthy", capsys)
+    assert "6 parameters alike on all ranks, bit by bit, last compared at step 8" in text
+    _, text = summary(job[0], "local_steps", capsys)
+    assert "last compared at step 0" in text  # from the first update on they are meant to differ
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "cause"),
+    [("bad_batch", "INPUT_NONFINITE", "data_nan"), ("bad_backward", "NAN", "singular_gradient")],
+)
+def test_the_rank_is_named_that_was_bad_before_all_were(job, name, code, cause, capsys):
+    data, text = summary(job[0], name, capsys)
+    assert f"{cause} in" in data["verdict"], text
+    assert f"at step {BAD} on rank 1" in data["verdict"], text
+    assert "rank 1 was the first" in text
+    assert f"ERROR {code} at step {BAD} on rank 1" in text
+    cli.main(["alerts", "--db", str(job[0] / name), "--format", "json"])
+    others = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["step"] == BAD and f.get("rank") not in (1, None)]
+    assert {f["rank"] for f in others} == set(range(len(job[1]))) - {1}
+    assert all("met those of another rank" in f["message"] for f in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "site", "what"),
+    [
+        ("bypassed", 0, "0.weight", "gradients after reduction"),
+        ("clipped_on_one", 8, "0.weight", "weights"),
+        ("changed_on_one", 8, "2.bias", "weights"),
+    ],
+)
+def test_replicas_that_drift_apart_are_named_by_parameter_step_and_rank(job, name, step, site, what, capsys):
+    data, text = summary(job[0], name, capsys)
+    assert f"replicas_apart in {site} at step {step}" in data["verdict"], text
+    finding = next(line for line in text.splitlines() if "ERROR RANKS_APART" in line)
+    assert f"at step {step}" in finding
+    assert what in " ".join(text.split())
+    if name != "bypassed" and len(job[1]) > 2:
+        assert "rank 1 differs" in text
+    assert cli.main(["diagnose", "--db", str(job[0] / name)]) == 1
+    assert "replicas_apart" in capsys.readouterr().out

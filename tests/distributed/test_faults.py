@@ -1,0 +1,43 @@
+"""The planted faults of tests/distributed/programs/faults.py are diagnosed in two processes, and their repaired twins are not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanny import cli
+
+from .job import run_job
+from .programs.faults import CAUSES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("faults")
+    return folder, run_job("faults", 2, folder)
+
+
+def verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    cli.main(["summary", "--db", str(folder), "--format", "json"])
+    return str(json.loads(capsys.readouterr().out)["verdict"])
+
+
+def test_every_weight_is_what_it_would_have_been_unwatched(job):
+    assert [name for result in job[1] for name, same in result.items() if not same] == []
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_planted_fault_is_diagnosed(job, cause, capsys):
+    said = verdict(job[0] / f"{cause}_planted", capsys)
+    assert f": {cause} " in said
+    assert (" on rank 1" in said) == (cause == "data_nan")
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_its_repaired_twin_is_not(job, cause, capsys):
+    assert verdict(job[0] / f"{cause}_repaired", capsys).startswith("HEALTHY")

@@ -1,0 +1,73 @@
+"""No deadlock, ever: a rank dies, skips a step, has fewer batches, is slow, is examined alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanny import cli
+
+from .job import run_job
+
+pytestmark = pytest.mark.slow
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    cli.main(["summary", "--db", str(folder), "--format", "json"])
+    said = str(json.loads(capsys.readouterr().out)["verdict"])
+    cli.main(["summary", "--db", str(folder)])
+    return said, capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("trouble")
+    return folder, run_job("trouble", 2, folder, "fewer", "skips", "slow", "one_is_examined", "talks")
+
+
+@pytest.mark.parametrize("how", ["fewer", "skips", "slow", "one_is_examined"])
+def test_ranks_that_do_not_keep_step_end_and_raise_no_alarm(job, how, capsys):
+    said, text = verdict(job[0] / how, capsys)
+    assert said.startswith("HEALTHY"), text
+    assert "2 of 2 on record" in text
+    assert all("error" not in rank[how] for rank in job[1])
+
+
+def test_one_rank_may_be_examined_while_the_other_is_not(job):
+    assert [rank["one_is_examined"]["examined"] for rank in job[1]] == [0, 10]
+
+
+def test_a_model_that_asks_the_others_is_not_run_again_by_one_of_them(job):
+    assert any("one process cannot do alone" in rank["talks"]["not_again"] for rank in job[1])
+
+
+def test_a_rank_that_dies_leaves_the_others_with_the_error_they_would_have_had(tmp_path, capsys):
+    alive, dead = run_job("trouble", 2, tmp_path, "dies", deaths=1)
+    assert dead is None
+    assert alive["dies"]["error"]
+    said, text = verdict(tmp_path / "dies", capsys)
+    assert "2 of 2 on record" in text
+    assert "nothing wrong" in said
+
+
+def test_torchrun_of_nanny_run_watches_a_script_that_knows_nothing_of_it(tmp_path, capsys):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nanny", "run"]
+    process = subprocess.Popen([*command, str(EXAMPLES / "ddp.py")], cwd=tmp_path, start_new_session=True)
+    try:
+        assert process.wait(timeout=240) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    said, text = verdict(tmp_path / "nanny_logs", capsys)
+    assert "data_nan" in said, text
+    assert "on rank 1" in said
+    assert "2 of 2 on record" in text
