@@ -12,7 +12,7 @@ from training import Apply, mlp, train
 
 from nanny import NannyWarning
 
-CURVES = {"loss", "grad_norm", "lr", "step_ms", "traced", "unchanged_share", "update_ratio"}
+CURVES = {"loss", "grad_norm", "lr", "step_ms", "traced", "unchanged_share", "update_ratio", "weight_norm"}
 
 
 def broken() -> nn.Module:

@@ -142,8 +142,21 @@ class StepClock(events.PartListener):
                     hook(module, args)
 
     def _find(self, module: nn.Module) -> None:
-        self._tell_found(module)
+        alive = _modules_and_optimizers()
+        whole = _outermost(module, alive)
+        if self._first is None and not self._has_begun:
+            self.step = max([_steps_taken(o) for o in alive if isinstance(o, Optimizer) and _has_any_of(o, whole)], default=0) - 1
+        if self._found is not None and not _knows(self._whole, whole):
+            self._found(whole, self._new_prefix(whole) if self._whole else "")
+            self._whole[id(whole)] = weakref.ref(whole)
         self._add(module)
+
+    def _new_prefix(self, model: nn.Module) -> str:
+        name = type(unwrapped(model)).__name__
+        free = (name, *(f"{name}{i}" for i in range(2, 2 + MOST_MODELS)))
+        prefix = next(f"{n}." for n in free if f"{n}." not in self._prefixes)
+        self._prefixes.add(prefix)
+        return prefix
 
     def _note_evaluation(self, module: nn.Module) -> None:
         """Whoever forgot `model.train()` trains all the same: an optimizer that steps its parameters tells."""
@@ -164,22 +177,6 @@ class StepClock(events.PartListener):
                 del self._in_evaluation[key]
                 if model is not None and not _knows(self._parts, model) and len(self._roots) < MOST_MODELS:
                     self._find(model)
-
-    def _tell_found(self, module: nn.Module) -> None:
-        alive = _modules_and_optimizers()
-        whole = _outermost(module, alive)
-        if self._first is None and not self._has_begun:
-            self.step = max([_steps_taken(o) for o in alive if isinstance(o, Optimizer) and _has_any_of(o, whole)], default=0) - 1
-        if self._found is not None and not _knows(self._whole, whole):
-            self._found(whole, self._new_prefix(whole) if self._whole else "")
-            self._whole[id(whole)] = weakref.ref(whole)
-
-    def _new_prefix(self, model: nn.Module) -> str:
-        name = type(unwrapped(model)).__name__
-        free = (name, *(f"{name}{i}" for i in range(2, 2 + MOST_MODELS)))
-        prefix = next(f"{n}." for n in free if f"{n}." not in self._prefixes)
-        self._prefixes.add(prefix)
-        return prefix
 
     def _is_over(self) -> bool:
         if not self._has_begun:
