@@ -88,3 +88,13 @@ def test_a_notebook_of_broken_cells_costs_what_its_cells_cost():
     assert large < 6 * small
     assert {f.code for f in report.findings} == {"SYNTAX_ERROR"}
     assert len(report.findings) == 80
+
+
+def test_a_dictionary_that_holds_what_was_made_of_itself_ends() -> None:
+    source = (
+        "import pydoc\nimport torch\n\ndef build(name, keys, kwargs):\n    kw = dict(**kwargs)\n    for k in keys:\n"
+        "        kw[k] = pydoc.locate(kw[k])\n    return pydoc.locate(name)(**kw)\n\ndef main(name, keys, kwargs, x):\n"
+        "    net = build(name, keys, kwargs)\n    opt = torch.optim.SGD(net.parameters(), 0.1)\n"
+        '    with torch.autocast("cuda", dtype=torch.bfloat16):\n        net(x).sum()\n'
+    )
+    assert check_text(source, "x.py", Config()).findings == []

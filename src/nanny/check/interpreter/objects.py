@@ -42,7 +42,7 @@ def new_optimizer(frame: Frame, node: ast.Call, last: str, args: Args, kwargs: K
 def parameter_owners(params: Value) -> list[Thing]:
     """The modules (or parameters) whose tensors are handed to an optimizer or a clip."""
     found: list[Thing] = []
-    stack = [params]
+    stack, seen = [params], {id(params)}
     while stack:
         for value in ancestors(stack.pop()):
             if (value.op in ("parameters", "named_parameters", "parameter") and value.thing is not None) or (
@@ -50,7 +50,9 @@ def parameter_owners(params: Value) -> list[Thing]:
             ):
                 found.append(value.thing)
             if value.kind == "dict" and isinstance(value.ref, dict) and len(found) < 50:
-                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
+                fresh = [v for v in value.ref.values() if isinstance(v, Value) and id(v) not in seen]  # a dict may hold itself
+                seen.update(map(id, fresh))
+                stack.extend(fresh)
     return found
 
 
