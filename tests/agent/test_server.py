@@ -408,7 +408,7 @@ def documented_commands(page: str) -> list[list[str]]:
     found = []
     for language, text in _BLOCK.findall((REPOSITORY / page).read_text(encoding="utf-8")):
         settings = json.loads(text) if language == "json" else tomllib.loads(text)
-        servers = settings.get("mcpServers") or settings.get("servers") or settings["mcp_servers"]
+        servers = settings.get("mcpServers") or settings.get("servers") or settings.get("mcp_servers") or {}  # else of an editor
         found += [[server["command"], *server["args"]] for server in servers.values()]
     return found
 

@@ -304,9 +304,7 @@ def _close_monitors() -> None:
     """`nanny run` watches until the interpreter ends."""
     from nanny.monitor import command
 
-    for nanny, steps in command._kept:
-        with contextlib.suppress(Exception):
-            steps.close() if hasattr(steps, "close") else steps.__exit__(None, None, None)
+    for nanny in command._kept:
         with contextlib.suppress(Exception):
             nanny.close()
     command._kept.clear()

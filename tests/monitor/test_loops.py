@@ -16,17 +16,17 @@ WATCHED = (
     "step_without_backward",
     "mode_mismatch",
     "gradient_gone_for_one_step",
+    "autocast_not_applied",
 )
 
 
 def watched(program: str) -> tuple[list[Finding], str]:
     """Findings and verdict of a program that knows nothing of the nanny."""
     nanny = MixedPrecisionNanny(None, output_dir=None, live=False, strict=True)
-    clock = nanny.steps_by_themselves(find_models=True)
+    nanny.steps_by_themselves(find_models=True)
     try:
         exec(compile(program, "page.md", "exec"), {"__name__": "page"})
     finally:
-        clock.close()
         nanny.close()
     return nanny.findings, nanny.verdict("finished").text
 

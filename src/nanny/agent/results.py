@@ -153,6 +153,8 @@ class DiagnosisResult:
     culprit: str
     step: int | None
     where: str  # file:line if known
+    source: str  # that line, with carets under the operation if known
+    format: str  # the low format that it is about
     confidence: float
     precision_caused: bool | None
     evidence: list[str]

@@ -45,9 +45,10 @@ EXTRAS = (
     Extra("fix", ("libcst",), "check --fix", "nanny.check.fixes", "mending what the checker finds"),
     Extra("lsp", ("pygls", "libcst"), "lsp", "nanny.check.language_server", "the checker in an editor"),
     Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
+    Extra("otel", ("opentelemetry",), "run", "nanny.monitor.trackers", "numbers and findings to OpenTelemetry"),
     Extra("export", ("pyarrow", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
 )
-PIP_NAMES = {"resvg_py": "resvg-py"}
+PIP_NAMES = {"resvg_py": "resvg-py", "opentelemetry": "opentelemetry-sdk"}
 
 
 def installed_version(package: str) -> str | None:

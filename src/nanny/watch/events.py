@@ -322,7 +322,11 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
             wrapper(after=lambda result, args, kwargs: tell_all("gradients_cleared", given(args, kwargs, 0, "self"))),
         ),
         (torch, "autocast_increment_nesting", wrapper(after=lambda *_: tell("autocast_entered"))),
-        (_BaseDataLoaderIter, "__next__", wrapper(after=lambda batch, args, _: tell("batch_drawn", args[0], batch))),
+        (
+            _BaseDataLoaderIter,
+            "__next__",
+            wrapper(after=lambda batch, args, kwargs: tell("batch_drawn", given(args, kwargs, 0, "self"), batch)),
+        ),
     ]
 
 
