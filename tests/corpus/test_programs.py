@@ -72,7 +72,7 @@ def test_every_family_has_planted_and_healthy_programs_in_the_quick_part():
 
 
 OF_MANY_PROCESSES = {"replicas_apart"}  # planted in tests/distributed
-OF_LOOPS = {  # whole programs each, in tests/loops and on the pages that tests/monitor/test_loops.py runs
+OF_LOOPS = {  # whole programs each, in tests/scripts and on the pages that tests/monitor/test_loops.py runs
     "autocast_not_applied", "backward_without_step", "gradient_gone_for_one_step", "gradient_never_cleared", "in_no_optimizer",
     "mode_mismatch", "no_gradient_arrives", "same_batch_again", "step_changes_nothing", "step_without_backward",
     "trained_but_frozen",
