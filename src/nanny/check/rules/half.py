@@ -297,13 +297,23 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     is_known = event.op not in ("loss", "loss_call")
     if not is_known and not goes_backward(event.out, view.of("backward", "scaler.scale", "framework.backward")):
         return
+    if event.op == "loss_call" and _feeds_a_loss(event, view):
+        return
     for value in event.args[:2]:
         for made in _through_shapes(value):
+            if made.inputs and made.inputs[0].dtype == "bool":
+                break  # 0 and 1 are exact in every format
             if made.op == "cast" and made.dtype in ("fp16", "bf16") and made.node is not None and "follow" not in made.tags:
                 yield Hit(
                     event.node, f"an input of this loss was cast to {made.dtype} ({made.why})", "give the loss float32 inputs"
                 )
                 return
+
+
+def _feeds_a_loss(event: Event, view: FileView) -> bool:
+    """Whether a known loss is computed of what a module of the program gives back: then the module itself is none."""
+    fed = view.once("fed to a loss", lambda: {id(v) for e in view.of(*LOSSES) for a in e.args[:1] for v in ancestors(a)})
+    return id(event.out) in fed
 
 
 @rule("HALF_ACCUMULATOR", Severity.WARNING, "augassign", "add_", "lerp_", "accumulate", "addcmul_")
