@@ -38,13 +38,18 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if has_master_copy(view) or _is_cast_back(event, view):
+    if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(target, view):
         return
     yield Hit(
         event.node,
         f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained",
         "keep the weights in float32 and use torch.autocast",
     )
+
+
+def _is_beside_adapters(target: Value, view: FileView) -> bool:
+    """Whether this is one module out of a model that gets adapters: most are frozen, and whether this one is, is not known."""
+    return target.op == "element" and any(e.arg(0).path.startswith("peft.") for e in view.of("external"))
 
 
 def _is_cast_back(event: Event, view: FileView) -> bool:
