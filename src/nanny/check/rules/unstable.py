@@ -248,7 +248,7 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
 def _is_python_sum(event: Event) -> bool:
     """Python's sum() adds up a few losses that a model gave back; nothing says that they are one tensor."""
     is_python = getattr(getattr(event.node, "func", None), "id", "") == "sum"
-    return is_python and _made_by(event.arg(0), ("module_call",)) is not None
+    return is_python and not event.arg(0).sure
 
 
 def _is_row_of_shares(event: Event) -> bool:
