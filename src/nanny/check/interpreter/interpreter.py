@@ -50,6 +50,10 @@ def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
     """The outcome of a test if the code itself fixes it."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
+    if isinstance(test, ast.BoolOp):  # `if False and ...`: what the first part decides
+        first = test.values[0]
+        decides = isinstance(first, ast.Constant) and bool(first.value) == isinstance(test.op, ast.Or)
+        return isinstance(test.op, ast.Or) if decides else None
     if isinstance(test, ast.Compare) and dotted(test.left) == "__name__":
         return frame.module.is_entry
     if dotted(test).rpartition(".")[2] == "TYPE_CHECKING":

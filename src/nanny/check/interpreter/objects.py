@@ -56,7 +56,8 @@ def parameter_owners(params: Value) -> list[Thing]:
     return found
 
 
-_SCALER_METHODS = frozenset({"scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict", "is_enabled"})
+_READS_SCALE = frozenset({"get_scale", "_get_scale_async"})
+_SCALER_METHODS = _READS_SCALE | {"scale", "unscale_", "step", "update", "state_dict", "load_state_dict", "is_enabled"}
 
 
 CASTS = {"half": "fp16", "bfloat16": "bf16", "float": "fp32", "double": "fp64", "int": "int", "long": "int", "bool": "bool"}
@@ -125,7 +126,7 @@ def scaler_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
         out = replace(
             source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=source.tags | {"scaled"}, node=node
         )
-    elif name == "get_scale":
+    elif name in _READS_SCALE:
         out = Value(op="get_scale", tags=frozenset({"scale"}))
     else:
         out = Value(op=f"scaler.{name}", inputs=(base,))

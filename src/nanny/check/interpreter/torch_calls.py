@@ -43,7 +43,7 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
         return frame.emit("scaler.new", node, tuple(args), kwargs, value)
     if objects.builds_optimizer(path, last):
         return objects.new_optimizer(frame, node, last, args, kwargs)
-    if path.startswith("torch.nn.") and last[:1].isupper() and not path.startswith("torch.nn.parallel."):
+    if path.startswith("torch.nn.") and last[:1].isupper() and last not in WRAPPERS:
         return _layer(frame, node, last, args, kwargs)
     if path in _FRAMEWORK:
         asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))

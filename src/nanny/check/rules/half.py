@@ -38,13 +38,18 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if has_master_copy(view) or _is_cast_back(event, view):
+    if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(target, view):
         return
     yield Hit(
         event.node,
         f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained",
         "keep the weights in float32 and use torch.autocast",
     )
+
+
+def _is_beside_adapters(target: Value, view: FileView) -> bool:
+    """Whether this is one module out of a model that gets adapters: most are frozen, and whether this one is, is not known."""
+    return target.op == "element" and any(e.arg(0).path.startswith("peft.") for e in view.of("external"))
 
 
 def _is_cast_back(event: Event, view: FileView) -> bool:
@@ -297,13 +302,23 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     is_known = event.op not in ("loss", "loss_call")
     if not is_known and not goes_backward(event.out, view.of("backward", "scaler.scale", "framework.backward")):
         return
+    if event.op == "loss_call" and _feeds_a_loss(event, view):
+        return
     for value in event.args[:2]:
         for made in _through_shapes(value):
+            if made.inputs and made.inputs[0].dtype == "bool":
+                break  # 0 and 1 are exact in every format
             if made.op == "cast" and made.dtype in ("fp16", "bf16") and made.node is not None and "follow" not in made.tags:
                 yield Hit(
                     event.node, f"an input of this loss was cast to {made.dtype} ({made.why})", "give the loss float32 inputs"
                 )
                 return
+
+
+def _feeds_a_loss(event: Event, view: FileView) -> bool:
+    """Whether a known loss is computed of what a module of the program gives back: then the module itself is none."""
+    fed = view.once("fed to a loss", lambda: {id(v) for e in view.of(*LOSSES) for a in e.args[:1] for v in ancestors(a)})
+    return id(event.out) in fed
 
 
 @rule("HALF_ACCUMULATOR", Severity.WARNING, "augassign", "add_", "lerp_", "accumulate", "addcmul_")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.ops import LINEAR_ALGEBRA, LOSSES, SHAPE
 from ..chains import link, region_link
+from ..interpreter.guards import AMP
 from ..interpreter.source import OwnFunction
 from ..interpreter.torch_names import DEVICE_TYPES
 from ..interpreter.trace import Event, FileView, Trace
@@ -117,15 +118,30 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
     When not: inside a nested region with enabled=False and float32 inputs.
     """
     region = event.at.region
-    if region is None or region.device == "cpu" or region.is_off_by_default:
+    if region is None or region.device == "cpu" or region.is_off_by_default or _is_other_way(event):
         return
     yield Hit(
         event.node,
         f"binary_cross_entropy raises RuntimeError under {'CUDA ' if not region.device else ''}{region.label_in(event.file)}",
         "use binary_cross_entropy_with_logits on the logits",
         chain=(region_link(region, event.file), link(event, "binary_cross_entropy under it")),
-        unknown="" if region.device else "the device",
+        unknown=_island_test(event, view) if region.device else "the device",
     )
+
+
+def _is_other_way(event: Event) -> bool:
+    """Whether the call runs only when the switch that opens the region is off."""
+    guards = {*event.at.guards}
+    return (AMP, False) in guards and ((AMP, True) in guards or getattr(event.at.region, "enabled", True) is None)
+
+
+def _island_test(event: Event, view: FileView) -> str:
+    """What decides between this call and the same one with autocast off: the code knows of autocast, and asks."""
+    for other in view.of("binary_cross_entropy"):
+        is_off = other.at.regions and other.at.regions[-1].enabled is False
+        if is_off and any((key, not arm) in other.at.guards for key, arm in event.at.guards):
+            return "whether the branch that leaves autocast is taken instead"
+    return ""
 
 
 @rule("REGION_DEVICE", Severity.ERROR, on="trace", extra=True)

@@ -385,6 +385,15 @@ def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> st
     if inner and event.at.loops == step.at.loops[: len(event.at.loops)]:
         return f"update() stands outside the loop that steps at {step.place_in(event.file)}: the scale never adapts within it"
     extra = extra_guards(event, step)
-    if extra and not any(u.op == "scaler.update" and not extra_guards(u, step) for u in trace.events if can_meet(u, step)):
+    if extra and not any(
+        not extra_guards(u, step) or _takes_turns(u, event, step) for u in trace.of("scaler.update") if can_meet(u, step)
+    ):
         return f"update() runs only under a condition that step() at {step.place_in(event.file)} does not have"
     return ""
+
+
+def _takes_turns(other: Event, update: Event, step: Event) -> bool:
+    """Whether one of two updates, perhaps to a scale of the program's own, always runs: they stand in opposite branches."""
+    apart = {key for key, arm in update.at.guards if (key, not arm) in other.at.guards}
+    same = same_object(scaler_of(other), scaler_of(update))
+    return same and len(apart) == 1 and extra_guards(update, step) == apart == extra_guards(other, step)

@@ -210,6 +210,8 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if any(v.kind == "scaler" for e in view.of("save") for v in ancestors(e.arg(0), 100)):  # saved whole
         return
+    if made and all(_ends_before(new, used, event) for new in made):
+        return
     first = used[0]
     node, held = event.node, event.arg(0)
     if event.file != first.file and held.node is not None:  # a helper saves what it is given: the dict is where to add it
@@ -222,6 +224,13 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
         mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),
     )
+
+
+def _ends_before(new: Event, used: list[Event], save: Event) -> bool:
+    """Whether a scaler is built anew in each pass that saves, and its steps are in a loop inside: no state goes on."""
+    around = new.at.loops
+    inside = all(e.at.loops[: len(around)] == around and len(e.at.loops) > len(around) for e in used)
+    return bool(around) and save.at.loops == around and inside
 
 
 def _place(node: ast.AST, event: Event) -> tuple[str, int]:
