@@ -18,6 +18,7 @@ _VARYING_FLOOR = 2e-5  # of the norm; FP32 itself has 6e-8, so that less would b
 _ALL_ARE_WHOLE = 2.0**23  # FP32 has no fractions beyond
 _SAMPLE = 4096
 _MOST_DETAILED = 1 << 22
+_PIECE = 1 << 20
 _BIAS_ELEMENTS = 256  # the mean of so many is known to a sixteenth of their spread
 
 
@@ -75,12 +76,12 @@ def scalars_in(args: Any, kwargs: Any) -> tuple[float, ...]:
 def level_of(real: Tensor, twin: Tensor) -> ErrorLevel:
     """Plain and centred error. Where one of the two is not finite, the rest is compared."""
     real = _computable(real)
-    difference = torch.sub(twin, real)
-    error, size = _norm(difference), _norm(twin)
+    error, size = _distance(twin, real), _norm(twin)
     if not math.isfinite(error) or not math.isfinite(size):
         both = torch.isfinite(twin) & torch.isfinite(real)
+        difference = torch.where(both, torch.sub(twin, real), 0).double()
         twin = torch.where(both, twin, 0).double()
-        error, size = _norm(torch.where(both, difference, 0).double()), _norm(twin)
+        error, size = _norm(difference), _norm(twin)
     if error == 0:
         return ErrorLevel(0.0, 0.0, 0.0, size)
     if size == 0:
@@ -103,6 +104,14 @@ def _computable(tensor: Tensor) -> Tensor:
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(tensor))
+
+
+def _distance(twin: Tensor, real: Tensor) -> float:
+    """Norm of the difference, which of a large tensor is never there as a whole."""
+    if twin.numel() <= _PIECE or not (twin.is_contiguous() and real.is_contiguous() and twin.shape == real.shape):
+        return _norm(torch.sub(twin, real))
+    pairs = zip(twin.view(-1).split(_PIECE), real.view(-1).split(_PIECE))
+    return math.hypot(*(_norm(torch.sub(wide, low)) for wide, low in pairs))
 
 
 def _dims(tensor: Tensor) -> set[int]:

@@ -34,7 +34,7 @@ from ..watch.ranks import compiles_backward, many_processes
 from ..watch.tensors import being_traced, in_backward
 from .recorder import Recorder
 
-FIRST_SECONDS, FIRST_CALLS = 1.0, 2000  # which examinations may take at once, or as long as so many calls of modules take,
+FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
 EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
 SHARE = 0.01  # of the time of a run, afterwards

@@ -11,7 +11,7 @@ from torch import Tensor
 from .storages import StorageMap
 
 SHARE = 0.4  # of what the program itself has used at most; what is computed to compare comes on top for a moment
-ENOUGH = 256 << 20  # this much needs no thought
+ENOUGH = 128 << 20  # this much needs no thought: 0.4 of a process that has imported torch
 _CGROUPS = Path("/sys/fs/cgroup")
 
 

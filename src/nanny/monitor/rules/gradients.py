@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -151,12 +152,16 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
         return
     norms = np.asarray(columns["norm"], dtype=np.float64)
     lasting = _lasting(run, step.grads.names, norms, norm)
-    faded = []
-    for layer, members, weights in _layers_of(step.grads.names, step.grads.shapes):
-        if weights and all(largest[i] < limits.grad_none for i in members):
-            top = max(weights, key=lambda i: norms[i])
-            if lasting[top]:
-                faded.append((layer, float(norms[top])))
+    if not lasting.any():
+        return
+    layers = _layers_of(step.grads.names, step.grads.shapes)
+    if not layers.names:
+        return
+    most = np.maximum.reduceat(largest[layers.members], layers.first_member)
+    tops = np.maximum.reduceat(norms[layers.weights], layers.first_weight)
+    is_top = norms[layers.weights] == np.repeat(tops, np.diff([*layers.first_weight, len(layers.weights)]))
+    lasts = np.logical_or.reduceat(is_top & lasting[layers.weights], layers.first_weight)
+    faded = [(layers.names[i], float(tops[i])) for i in np.flatnonzero((most < limits.grad_none) & lasts)]
     if faded:
         layer, smallest = min(faded, key=lambda pair: pair[1])
         yield Observation(
@@ -169,16 +174,31 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
         )
 
 
+class _Layers(NamedTuple):
+    """Layers that are looked at: the parameters of all, one layer after the other, and where each layer begins."""
+
+    names: list[str]
+    members: np.ndarray
+    first_member: np.ndarray
+    weights: np.ndarray  # of the members, those that count
+    first_weight: np.ndarray
+
+
 @lru_cache(maxsize=4)
-def _layers_of(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> list[tuple[str, list[int], list[int]]]:
-    """Each layer with its parameters, and with those that are looked at."""
+def _layers_of(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> _Layers:
     layers: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         layers.setdefault(name.rpartition(".")[0], []).append(i)
-    return [
+    known = [
         (layer, members, [i for i in members if len(shapes[i]) > 1] or (members if len(members) > 1 else []))
         for layer, members in layers.items()
     ]
+    known = [one for one in known if one[2]]
+    return _Layers([layer for layer, _, _ in known], *_joined([m for _, m, _ in known]), *_joined([w for _, _, w in known]))
+
+
+def _joined(parts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([i for part in parts for i in part], dtype=np.int64), np.cumsum([0, *map(len, parts)], dtype=np.int64)[:-1]
 
 
 def _lasting(run: RunHistory, names: tuple[str, ...], norms: np.ndarray, norm: float) -> np.ndarray:
