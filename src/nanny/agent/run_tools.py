@@ -101,13 +101,14 @@ class RunTools:
 
         head, log = _Clipped(), _Clipped()
         async with self._turns:
-            process = await anyio.open_process(
-                [sys.executable, "-m", "nanny.cli", *words],
-                cwd=self.folder.root,
-                stdin=subprocess.DEVNULL,
-                env={name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("LC_")},
-                start_new_session=True,
-            )
+            with anyio.CancelScope(shield=True):  # else a call that is cancelled now would leave a process that nobody knows
+                process = await anyio.open_process(
+                    [sys.executable, "-m", "nanny.cli", *words],
+                    cwd=self.folder.root,
+                    stdin=subprocess.DEVNULL,
+                    env={name: value for name, value in os.environ.items() if name in PASSED_ON or name.startswith("LC_")},
+                    start_new_session=True,
+                )
             _groups.add(process.pid)
             try:
                 with anyio.fail_after(timeout):
