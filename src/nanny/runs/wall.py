@@ -73,7 +73,8 @@ class Wall:
     clearance: Clearance | None = None
 
 
-def wall_of(summary: Summary) -> Wall:
+def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None) -> Wall:
+    """`matrices` of the culprit's process, if they are at hand: reading them is a pass over all samples."""
     source, diagnosis, first = summary.culprit_rank.source, summary.diagnosis, summary.culprit
     form = _format_of_run(source)
     steps = summary.culprit_rank.steps
@@ -85,7 +86,7 @@ def wall_of(summary: Summary) -> Wall:
     elif first is not None:
         found, impact = _site_of(source, first.site), first.step
     else:
-        found, clearance = _closest(source, form)
+        found, clearance = _closest(matrices_of(source) if matrices is None else matrices, form)
     base = Wall(
         format=form.name,
         largest=form.max,
@@ -146,8 +147,8 @@ def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] 
     return None
 
 
-def _closest(source: Source, form: Format) -> tuple[tuple[str, str] | None, Clearance | None]:
-    for kind, of_kind in matrices_of(source).items():
+def _closest(matrices: Mapping[str, KindMatrices], form: Format) -> tuple[tuple[str, str] | None, Clearance | None]:
+    for kind, of_kind in matrices.items():
         if kind not in ("output", "grad") or "absmax" not in of_kind.quantities:
             continue
         largest, steps = _sizes(of_kind)

@@ -19,7 +19,7 @@ from ..core.formats import BF16, Format, format_of
 from ..core.limits import Limits
 from ..core.step import Site
 from ..diagnose.records import Diagnosis
-from ..diagnose.verdict import first_nonfinite
+from ..diagnose.verdict import Verdict, first_nonfinite
 from ..store import reader
 from .alerts import findings_of, job_verdict, matches
 from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
@@ -138,9 +138,17 @@ class WhatIf:
 
 
 def judge_in_format(
-    source: Source, target: Format, fixed_scale: float | None = None, glob: str | None = None, limits: Limits | None = None
+    source: Source,
+    target: Format,
+    fixed_scale: float | None = None,
+    glob: str | None = None,
+    limits: Limits | None = None,
+    verdict: Verdict | None = None,
 ) -> WhatIf:
-    """Judges every recorded tensor of the run in `target`, gradients under the best loss scale or a fixed one."""
+    """Judges every recorded tensor of the run in `target`, gradients under the best loss scale or a fixed one.
+
+    `verdict` is the run's own, if it is known already: several formats need it once.
+    """
     limits = limits or Limits()
     fixed_bits = scale_bits(fixed_scale)
     there = reader.kinds(source.db, source.run.id)
@@ -151,7 +159,7 @@ def judge_in_format(
             f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "
             f"`{source.command('summary')}` says what came first"
         )
-    sick = _sick_in_any_format(source)
+    sick = _sick_in_any_format(verdict or job_verdict([source], findings_of(source)))
     last = min((step for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
     last = None if last is None else last - 1
     recorded = {kind: _recorded_kind(source, kind, last) for kind in (*FORWARD, *BACKWARD) if kind in there}
@@ -196,8 +204,8 @@ def judge_in_format(
     return replace(result, survives=False) if died and result.own_format else result
 
 
-def _sick_in_any_format(source: Source) -> Diagnosis | None:
-    one = job_verdict([source], findings_of(source)).diagnosis
+def _sick_in_any_format(verdict: Verdict) -> Diagnosis | None:
+    one = verdict.diagnosis
     return one if one is not None and one.precision_caused is False and not one.early and one.step else None
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,11 +27,12 @@ from ..core.terminal import visible
 from ..diagnose import knowledge
 from ..diagnose.describe import trial_in_words
 from ..diagnose.records import Diagnosis
-from ..runs.alerts import repeats
+from ..diagnose.verdict import Verdict
+from ..runs.alerts import findings_of, job_verdict, repeats
 from ..runs.card import cards
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
-from ..runs.matrices import error_matrix, matrices_of
+from ..runs.matrices import KindMatrices, error_matrix, matrices_of
 from ..runs.source import Source, open_job, open_named
 from ..runs.summary import Summary, summarize
 from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
@@ -85,7 +86,8 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         found, left_out = _worst_findings(summary.findings, MOST_FINDINGS)
         curves = _curves(source)
         comparison = None if compare is None else _comparison(db, compare, sources[0], source)
-        kinds, histograms = _layers(source, shares=not live)
+        matrices = matrices_of(source)
+        kinds, histograms = _layers(source, matrices, shares=not live)
         return PageData(
             run=_run_data(source),
             verdict=_verdict(summary),
@@ -96,11 +98,11 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             kinds=kinds,
             histograms=histograms,
             diagnoses=_diagnoses(summary),
-            whatif={} if live else _what_if(source),
+            whatif={} if live else _what_if(source, summary.verdict),
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
-            card=cards(summary),
+            card=cards(summary, matrices),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
         )
@@ -121,12 +123,11 @@ def _curves(source: Source, after: int | None = None, most_groups: int = MOST_GR
     return out
 
 
-def _layers(source: Source, shares: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _layers(source: Source, found: Mapping[str, KindMatrices], shares: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The matrices of each kind of site, and its histograms (`shares`: with the values of all sites, not the columns alone).
 
     Quantities that were taken at fewer steps than the rest of their kind have columns of their own.
     """
-    found = matrices_of(source)
     kinds = {
         kind: {
             "names": [_cut(site.name) for site in matrices.sites],
@@ -206,7 +207,7 @@ def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -
 def whatif_data(path: str | Path | None, run: int | None) -> dict[str, Any]:
     """What FP16, BF16 and FP8 would have done to the run."""
     with _open_shown(path, run) as source:
-        return _what_if(source)
+        return _what_if(source, job_verdict([source], findings_of(source)))
 
 
 @contextlib.contextmanager
@@ -281,7 +282,7 @@ def _sentence(text: str) -> str:
     return _cut(visible(text.replace("\n", " ")))
 
 
-def _what_if(source: Source) -> dict[str, Any]:
+def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
     """The verdict for each format, or why there is none."""
     if _is_long(source):
         return {"note": "long", "command": source.command("whatif", "--dtype", "fp16"), "formats": []}
@@ -289,7 +290,7 @@ def _what_if(source: Source) -> dict[str, Any]:
     died = ""
     for target in TARGETS:
         try:
-            result = judge_in_format(source, format_of(target))
+            result = judge_in_format(source, format_of(target), verdict=verdict)
         except NannyError as error:
             return {"note": str(error), "command": "", "formats": []}
         died = how_it_died(result)

@@ -13,8 +13,11 @@ from ..records import Diagnosis
 from ..registry import POSSIBLE
 from ..signs import Signs
 
+Points = Sequence[tuple[int, float]]  # step and value
+_NARROW = 0.3  # of an entropy: a fall from wide to less wide is how attention learns
 
-def crossing(points: Sequence[tuple[int, float]], limit: float, fewest: int, fit: float) -> int | None:
+
+def crossing(points: Points, limit: float, fewest: int, fit: float) -> int | None:
     """The step at which values that grow by a factor per step pass `limit`, if the trend is clear and that is soon."""
     known = [(s, v) for s, v in points if v > 0 and math.isfinite(v)]
     if len(known) < fewest:
@@ -33,6 +36,27 @@ def crossing(points: Sequence[tuple[int, float]], limit: float, fewest: int, fit
     return math.ceil(step) if steps[-1] < step <= steps[-1] + seen else None
 
 
+def _foreseen(culprit: str, seen_at: int, expected: int, *evidence: str, precision: bool = True) -> Diagnosis:
+    return Diagnosis(
+        culprit=culprit,
+        confidence=POSSIBLE,
+        evidence=evidence,
+        step=seen_at,
+        precision_caused=precision,
+        early=True,
+        expected_step=expected,
+    )
+
+
+def _of_attention(signs: Signs, quantity: str) -> dict[str, Points]:
+    """By site, over the examined steps."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for exam, attention in signs.fact("attention"):
+        for site, numbers in attention.items():
+            points.setdefault(site, []).append((exam.step, float(numbers[quantity])))
+    return dict(points)
+
+
 def headroom_falls(signs: Signs) -> Iterator[Diagnosis]:
     """A layer's fp16 output grows steadily towards 65,504."""
     reach = signs.facts.reach
@@ -44,47 +68,32 @@ def headroom_falls(signs: Signs) -> Iterator[Diagnosis]:
     if points[-1][1] < FP16.max / 2**limits.headroom_info_bits:
         return
     step = crossing(points, FP16.max, int(limits.trend_points), limits.trend_fit)
-    if step is None:
-        return
-    yield Diagnosis(
-        culprit=site,
-        confidence=POSSIBLE,
-        evidence=(
+    if step is not None:
+        yield _foreseen(
+            site,
+            points[-1][0],
+            step,
             f"its largest value rose from {number(points[0][1])} at step {points[0][0]} to {number(points[-1][1])} at step "
             f"{points[-1][0]}, fp16 ends at {number(FP16.max)}",
             f"at this pace it overflows around step {step}",
-        ),
-        step=points[-1][0],
-        precision_caused=True,
-        early=True,
-        expected_step=step,
-    )
+        )
 
 
 def attention_logits_grow(signs: Signs) -> Iterator[Diagnosis]:
     """Attention logits grow steadily towards the end of fp16."""
     if signs.harmed or signs.amp_dtype != "float16":
         return
-    points: dict[str, list[tuple[int, float]]] = {}
-    for exam, attention in signs.fact("attention"):
-        for site, numbers in attention.items():
-            points.setdefault(site, []).append((exam.step, float(numbers["logit_max"])))
-    for site, known in points.items():
-        if known[-1][1] < FP16.max / 2**signs.limits.headroom_info_bits:
+    for site, points in _of_attention(signs, "logit_max").items():
+        if points[-1][1] < FP16.max / 2**signs.limits.headroom_info_bits:
             continue
-        step = crossing(known, FP16.max, int(signs.limits.trend_points), signs.limits.trend_fit)
+        step = crossing(points, FP16.max, int(signs.limits.trend_points), signs.limits.trend_fit)
         if step is not None:
-            yield Diagnosis(
-                culprit=site,
-                confidence=POSSIBLE,
-                evidence=(
-                    f"its largest logit rose from {number(known[0][1])} to {number(known[-1][1])}",
-                    f"at this pace it passes {number(FP16.max)} around step {step}",
-                ),
-                step=known[-1][0],
-                precision_caused=True,
-                early=True,
-                expected_step=step,
+            yield _foreseen(
+                site,
+                points[-1][0],
+                step,
+                f"its largest logit rose from {number(points[0][1])} to {number(points[-1][1])}",
+                f"at this pace it passes {number(FP16.max)} around step {step}",
             )
 
 
@@ -99,20 +108,15 @@ def scale_sinks(signs: Signs) -> Iterator[Diagnosis]:
     points = [(int(steps[i]), 1 / float(scales[i])) for i in changes if scales[i] > 0]
     floor = signs.limits.scale_floor
     step = crossing(points, 1 / floor, int(signs.limits.trend_points), signs.limits.trend_fit)
-    if step is None or points[-1][1] * points[0][1] ** -1 < 1 / (2 * signs.limits.scale_sunk) ** 0.5:
+    if step is None or points[-1][1] / points[0][1] < 1 / (2 * signs.limits.scale_sunk) ** 0.5:
         return
-    yield Diagnosis(
-        culprit="scaler.scale",
-        confidence=POSSIBLE,
-        evidence=(
-            f"the loss scale sank from {number(1 / points[0][1])} at step {points[0][0]} to {number(1 / points[-1][1])} at step "
-            f"{points[-1][0]}, in {len(points) - 1} changes",
-            f"at this pace it is {floor:g} around step {step}, {step - int(steps[-1])} steps from now",
-        ),
-        step=points[-1][0],
-        precision_caused=True,
-        early=True,
-        expected_step=step,
+    yield _foreseen(
+        "scaler.scale",
+        points[-1][0],
+        step,
+        f"the loss scale sank from {number(1 / points[0][1])} at step {points[0][0]} to {number(1 / points[-1][1])} at step "
+        f"{points[-1][0]}, in {len(points) - 1} changes",
+        f"at this pace it is {floor:g} around step {step}, {step - int(steps[-1])} steps from now",
     )
 
 
@@ -120,34 +124,23 @@ def entropy_falls(signs: Signs) -> Iterator[Diagnosis]:
     """An attention becomes narrower from look to look."""
     if signs.harmed:
         return
-    seen: dict[str, list[tuple[int, float]]] = {}
-    for exam, attention in signs.fact("attention"):
-        for site, numbers in attention.items():
-            seen.setdefault(site, []).append((exam.step, float(numbers["entropy"])))
     limits = signs.limits
-    for site, known in seen.items():
+    for site, known in _of_attention(signs, "entropy").items():
         points = [(step, 1 / entropy) for step, entropy in known if entropy > 0]
         if not points or known[-1][1] > _NARROW or known[-1][1] <= limits.attention_entropy:
             continue
         step = crossing(points, 1 / limits.attention_entropy, int(limits.trend_points), limits.trend_fit)
         if step is not None:
-            yield Diagnosis(
-                culprit=site,
-                confidence=POSSIBLE,
-                evidence=(
-                    f"the entropy of its attention fell from {number(known[0][1])} at step {known[0][0]} to "
-                    f"{number(known[-1][1])} at step {known[-1][0]} (1 uniform, 0 one-hot)",
-                    f"at this pace it sees one key only around step {step}",
-                ),
-                step=known[-1][0],
-                precision_caused=False,
-                early=True,
-                expected_step=step,
+            yield _foreseen(
+                site,
+                known[-1][0],
+                step,
+                f"the entropy of its attention fell from {number(known[0][1])} at step {known[0][0]} to "
+                f"{number(known[-1][1])} at step {known[-1][0]} (1 uniform, 0 one-hot)",
+                f"at this pace it sees one key only around step {step}",
+                precision=False,
             )
             return
-
-
-_NARROW = 0.3  # a fall from wide to less wide is how attention learns
 
 
 def updates_shrink(signs: Signs) -> Iterator[Diagnosis]:
@@ -161,16 +154,11 @@ def updates_shrink(signs: Signs) -> Iterator[Diagnosis]:
     step = crossing(points, limits.unchanged_share_warn, int(limits.trend_points), limits.trend_fit)
     if step is None or points[-1][1] < limits.unchanged_share_warn / 2:
         return
-    yield Diagnosis(
-        culprit=max(narrow, key=lambda u: u.unchanged).name,
-        confidence=POSSIBLE,
-        evidence=(
-            f"{points[0][1]:.0%} of the 16-bit weights were left as they were at step {points[0][0]}, {points[-1][1]:.0%} "
-            f"at step {points[-1][0]}: updates fall below half a spacing",
-            f"at this pace it is most of them around step {step}",
-        ),
-        step=points[-1][0],
-        precision_caused=True,
-        early=True,
-        expected_step=step,
+    yield _foreseen(
+        max(narrow, key=lambda u: u.unchanged).name,
+        points[-1][0],
+        step,
+        f"{points[0][1]:.0%} of the 16-bit weights were left as they were at step {points[0][0]}, {points[-1][1]:.0%} "
+        f"at step {points[-1][0]}: updates fall below half a spacing",
+        f"at this pace it is most of them around step {step}",
     )
