@@ -26,11 +26,17 @@ def codes(path: object) -> list[str]:
 
 
 def test_a_syntax_error_is_a_finding_and_the_other_files_go_on(tmp_path):
-    (tmp_path / "a.py").write_text("def f(:\n    pass\n")
+    (tmp_path / "a.py").write_text(f"def f(:\n    pass\n{DEPRECATED}")
     (tmp_path / "b.py").write_text(DEPRECATED)
     broken, other = check_model(tmp_path)
     assert (broken.code, broken.line, broken.column) == ("SYNTAX_ERROR", 1, 7)
     assert other.code == "REGION_DEPRECATED"
+
+
+def test_broken_code_that_has_nothing_to_do_with_precision_is_told_where_it_is_named(tmp_path):
+    (tmp_path / "a.py").write_text("def f(:\n    pass\n")
+    assert codes(tmp_path) == []
+    assert codes(tmp_path / "a.py") == ["SYNTAX_ERROR"]
 
 
 @pytest.mark.parametrize("line", ['print "loss", loss', "except ValueError, e:\n    pass", "raise E, 'no'", "if a <> b: pass"])
@@ -44,7 +50,7 @@ def test_python_2_is_recognised(tmp_path, line):
 
 def test_a_syntax_error_can_be_silenced(tmp_path):
     (tmp_path / "a.py").write_text("def f(:  # noqa: SYNTAX_ERROR\n")
-    assert codes(tmp_path) == []
+    assert codes(tmp_path / "a.py") == []
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from ..show.findings import (
     worst_code,
 )  # fmt: skip
 from ..show.term import wants_colour, width_of
+from .cache import user_cache
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
 from .files import NO_TEXTS, STDIN, Report, check_paths, check_text, merged
 from .fixes import FIXABLE
@@ -111,7 +112,10 @@ def _report(options: argparse.Namespace, overrides: Config, texts: Mapping[str, 
 
 def _whole_report(options: argparse.Namespace, overrides: Config, texts: Mapping[str, str]) -> Report:
     paths = [path for path in options.paths if path != "-"]
-    report = check_paths(paths, overrides, options.jobs or 0, texts=texts)
+    cache = None if options.no_cache or texts else user_cache()
+    report = check_paths(paths, overrides, options.jobs or 0, texts=texts, cache=cache)
+    if cache is not None:
+        cache.close()
     if "-" in options.paths:
         name = options.stdin_filename or STDIN
         config = merged(find_config(options.stdin_filename or os.curdir), overrides)
@@ -304,5 +308,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--write-baseline", metavar="FILE", help="write today's findings as known")
     add("--stdin-filename", metavar="NAME", help="what to call standard input")
     add("--jobs", type=whole, metavar="N", help="processes to use (all cores)")
+    add("--no-cache", action="store_true", help="check every file again, also those that have not changed")
     add("--watch", action="store_true", help="check again when a file changes")
     return parser

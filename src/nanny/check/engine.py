@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..core.finding import Finding, Severity
 from .interpreter.interpreter import Interpreter
@@ -24,7 +24,8 @@ def check_source(source: str, filename: str = "<source>", options: Options | Non
 
 def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
     """The findings of one parsed file."""
-    return _check_file(SourceFile(filename, tree), Project({filename: ""}), options or Options()).get(filename, [])
+    found = _check_file(SourceFile(filename, tree), Project({filename: ""}), options or Options()).findings
+    return [finding for finding in found if finding.file == filename]
 
 
 def check_project(
@@ -40,21 +41,31 @@ def check_project(
     `trees` are those that are parsed already. With `notes`, a failure of ours in one file or rule is told there, and the
     others go on.
     """
-    options = options or Options()
-    project = Project(sources, trees)
     merged: dict[str, dict[tuple[object, ...], Finding]] = {name: {} for name in (only or sources)}
-    for filename in only or sources:
-        if not says_half(sources[filename]):
-            continue
-        source = project.file(filename)
-        if source is None:
-            continue
-        for file, findings in _check_file(source, project, options, notes).items():
-            known = merged.setdefault(file, {})
-            for finding in findings:
-                place = (finding.code, finding.line, finding.column)
-                known[place] = worse(known.get(place), finding)
+    for entry in check_entries(Project(sources, trees), only or sources, options or Options(), notes):
+        for finding in entry.findings:
+            known = merged.setdefault(finding.file, {})
+            place = (finding.code, finding.line, finding.column)
+            known[place] = worse(known.get(place), finding)
     return {file: sorted(found.values(), key=_position) for file, found in merged.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was seen from one file, in it and in those that it imports; `read` names these."""
+
+    filename: str
+    findings: list[Finding]
+    read: list[str]
+
+
+def check_entries(
+    project: Project, filenames: Iterable[str], options: Options, notes: list[str] | None = None
+) -> Iterator[Entry]:
+    for filename in filenames:
+        source = project.file(filename) if says_half(project.sources[filename]) else None
+        if source is not None:
+            yield _check_file(source, project, options, notes)
 
 
 def worse(known: Finding | None, finding: Finding) -> Finding:
@@ -74,19 +85,18 @@ def _position(finding: Finding) -> tuple[int, int, str]:
     return finding.line or 0, finding.column or 0, finding.code
 
 
-def _check_file(
-    source: SourceFile, project: Project, options: Options, notes: list[str] | None = None
-) -> dict[str, list[Finding]]:
+def _check_file(source: SourceFile, project: Project, options: Options, notes: list[str] | None = None) -> Entry:
     found: dict[tuple[object, ...], tuple[Finding, Hit]] = {}
+    interpreter = Interpreter(project, options)
     try:
-        view = Interpreter(project, options).walk(WalkedFile(source))
+        view = interpreter.walk(WalkedFile(source))
     except RecursionError:
         raise
     except Exception as error:
         if notes is None:
             raise
         notes.append(f"{source.filename}: not checked, {_failure(error)}")
-        return {}
+        return Entry(source.filename, [], [])
     tests = {source.filename: source.is_test}
     for rule, hit, file, event in _hits(view, notes):
         finding = _finding(rule, hit, file, event)
@@ -99,10 +109,8 @@ def _check_file(
         known = found.get(key)
         kept = worse(known[0] if known else None, finding)
         found[key] = kept, known[1] if known is not None and kept.message == known[0].message else hit
-    out: dict[str, list[Finding]] = {}
-    for finding in sorted(_one_for_each_mistake(found.values()), key=_position):
-        out.setdefault(finding.file, []).append(finding)
-    return out
+    told = sorted(_one_for_each_mistake(found.values()), key=_position)
+    return Entry(source.filename, told, sorted({*interpreter.modules, *tests}))
 
 
 def _failure(error: Exception) -> str:
@@ -143,6 +151,7 @@ def _one_for_each_mistake(found: Iterable[tuple[Finding, Hit]]) -> Iterator[Find
 def _hits(view: FileView, notes: list[str] | None) -> Iterator[tuple[CheckRule, Hit, str, Event | None]]:
     """What the rules say. One that fails is told in `notes`, once, and asked no more about this file."""
     wanted = event_rules()
+    patched = _is_patched(view)
     failed: set[CheckRule] = set()
 
     def asked(rule: CheckRule, *about: object) -> Iterable[Hit]:
@@ -162,6 +171,8 @@ def _hits(view: FileView, notes: list[str] | None) -> Iterator[tuple[CheckRule, 
     for trace in view.traces:
         for event in trace.events:
             for rule in wanted.get(event.op, ()):
+                if patched and rule.code.startswith("NUM_") and event.at.region is None:
+                    continue
                 for hit in asked(rule, event, view):
                     yield rule, hit, event.file, event
         for rule in rules_on("trace"):
@@ -170,3 +181,9 @@ def _hits(view: FileView, notes: list[str] | None) -> Iterator[tuple[CheckRule, 
     for rule in rules_on("file"):
         for hit in asked(rule, view):
             yield rule, hit, view.module.filename, None
+
+
+def _is_patched(view: FileView) -> bool:
+    """Whether apex's amp has replaced torch's functions (O1, its default): sums, losses and the like then run in float32."""
+    made = [event for event in view.of("external") if event.arg(0).path == "apex.amp.initialize"]
+    return any(event.kwargs.get("opt_level", event.arg(3)).const not in ("O2", "O3") for event in made)

@@ -18,18 +18,20 @@ from typing import TYPE_CHECKING, TypeVar
 from ..core.finding import Finding, NannyError
 from ..show.findings import in_order
 from .broken import broken_code, too_deep
+from .cache import Cache, Checked, Import, Keys, digest, shared_by_size, still_holds
 from .config import Config, amp_dtype_name, device_name, find_config
 from .suppress import is_suppressed, read_suppressions
 from .walk import Found, Text, decode, find_files, find_module, folders_up, forget_files, matches_path, read_text
 
 if TYPE_CHECKING:
+    from .engine import Entry
     from .notebook import Notebook
 
 T = TypeVar("T")
 STDIN = "<stdin>"
 NO_TEXTS: Mapping[str, str] = {}
 NO_OVERRIDES = Config()
-SMALLEST_BATCH, LARGEST_BATCH = 48, 90  # files checked at a time: what they import is read once, and kept as long
+SMALLEST_BATCH, LARGEST_BATCH = 400_000, 1_200_000  # bytes checked at a time: what they import is read once, and kept as long
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
@@ -43,6 +45,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     read_too: list[str] = field(default_factory=list)  # what they import, from below the root of their project
+    checked: dict[str, Checked] = field(default_factory=dict)  # what a cache may keep of it
 
     def __add__(self, other: Report) -> Report:
         return Report(
@@ -51,6 +54,7 @@ class Report:
             self.notes + other.notes,
             self.files + other.files,
             self.read_too + other.read_too,
+            self.checked | other.checked,
         )
 
 
@@ -66,7 +70,10 @@ class Sources(Mapping[str, str]):
         self._config = config
         self._beside: dict[tuple[str, str], str | None] = {}
         self.read_too: list[str] = []
+        self.asked: dict[Import, str | None] = {}  # what imports mean, as far as that is not among the files given
+        self.read_settings = False
         self._near = False
+        self._digests: dict[str, str] = {}
 
     def read(self, path: str) -> Text | str:
         text = self._texts.get(path)
@@ -88,18 +95,26 @@ class Sources(Mapping[str, str]):
             if found is not None and found not in self._texts:
                 self._texts[found] = None
                 self.read_too.append(found)
+        self.asked[importer, target, level] = self._beside[key]
         return self._beside[key]
+
+    def digest(self, path: str) -> str:
+        if path not in self._digests:
+            self._digests[path] = digest(self[path])
+        return self._digests[path]
 
     def settings(self, name: str, importer: str) -> tuple[str, object, Mapping[tuple[str | int, ...], tuple[int, ...]]] | None:
         """A settings file that the code names: where it is, what it says, and where each key stands."""
         from .settings.check import read_settings
 
+        self.read_settings = True
         return read_settings(name, importer)
 
     def settings_near(self, importer: str, framework: str, *keys: str) -> list[tuple[object, str, int]]:
         """What the settings files of a framework beside a file and above it say under a key, each value once."""
         from .settings.check import settings_in
 
+        self.read_settings = True
         if not self._near:
             settings_in.cache_clear()
             self._near = True
@@ -140,11 +155,17 @@ def check_model(
 
 
 def check_paths(
-    paths: Sequence[str], overrides: Config = NO_OVERRIDES, jobs: int = 0, top: str = "", texts: Mapping[str, str] = NO_TEXTS
+    paths: Sequence[str],
+    overrides: Config = NO_OVERRIDES,
+    jobs: int = 0,
+    top: str = "",
+    texts: Mapping[str, str] = NO_TEXTS,
+    cache: Cache | None = None,
 ) -> Report:
     """Every file below the paths, each by the `[tool.nanny]` above the path that was given, but not above `top`.
 
     `texts` are Python files as they would be: what a fix makes of them, or an editor that has not saved them yet.
+    With a `cache`, what has not changed since it was last checked is not checked again.
     """
     forget_files()
     report = Report()
@@ -158,7 +179,7 @@ def check_paths(
                 seen.add(real)
                 groups.setdefault(config, []).append(found)
     for config, found_files in groups.items():
-        report += _check_group(found_files, config, jobs, texts)
+        report += _check_group(found_files, config, jobs, texts, cache)
     more = sorted(set(report.read_too) - set(report.files))
     return replace(report, findings=in_order(_one_for_each_place(report.findings)), read_too=more)
 
@@ -176,7 +197,7 @@ def check_text(text: str | bytes, filename: str, config: Config, kind: str = "py
             report = _check_python(Sources([filename], {filename: text}, config), [filename], config)
         else:
             report = _check_other(found, text, config)
-    return replace(report, findings=in_order([f for f in report.findings if config.wants(f)]))
+    return replace(report, findings=in_order(_one_for_each_place(f for f in report.findings if config.wants(f))))
 
 
 def merged(config: Config, overrides: Config) -> Config:
@@ -210,17 +231,53 @@ def _is_path(text: str) -> bool:
     return os.path.lexists(text) or text.endswith((".py", ".ipynb", ".json", ".yaml", ".yml")) or not is_code
 
 
-def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Mapping[str, str]) -> Report:
-    """The files of one configuration, in this process or, if there are many, in several."""
+def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Mapping[str, str], cache: Cache | None) -> Report:
+    """The files of one configuration, in this process or, if there are many, in several; known ones and those that name
+    nothing of mixed precision are only read."""
+    from .interpreter.source import says_half
+
     project = [found.path for found in found_files if found.kind == "python"]
+    sources = Sources(project, texts, config)
+    keys = Keys(project, config.exclude, config.root, config.device, config.amp_dtype) if cache is not None else None
+    report, work, sizes = Report(), [], []
+    for found in found_files:
+        text = sources.read(found.path) if found.kind == "python" else None
+        if isinstance(text, Text):
+            key = keys.of(found.path, text.text) if keys is not None else b""
+            known = cache.get(key) if cache is not None else None
+            if known is not None and not still_holds(known, sources.digest, sources.beside):
+                known = None
+            if known is None and not found.named and not says_half(text.text):
+                known = Checked([], {}, {})
+                if cache is not None:
+                    cache.put(key, known)
+            if known is not None:
+                report.files.append(found.path)
+                report.notes.extend([text.note] if text.note else [])
+                report.findings.extend(known.findings)
+                continue
+        work.append(found)
+        sizes.append(len(text.text) if isinstance(text, Text) else _size(found.path))
+    report = replace(_told(report, sources), read_too=sources.read_too)
+    report = replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
     workers = jobs or _cores()
-    size = min(max(len(found_files) // (4 * workers), SMALLEST_BATCH), LARGEST_BATCH)
-    batches = [found_files[at : at + size] for at in range(0, len(found_files), size)]
+    batches = [work[part] for part in shared_by_size(sizes, 4 * workers, SMALLEST_BATCH, LARGEST_BATCH)]
     if min(workers, len(batches)) > 1:
         reports = _in_workers(batches, project, config, min(workers, len(batches)), texts)
     else:
         reports = [check_batch(batch, project, config, texts) for batch in batches]
-    return sum(reports, Report())
+    report = sum(reports, report)
+    if cache is not None and keys is not None:
+        for path, checked in report.checked.items():
+            cache.put(keys.of(path, sources[path]), checked)
+    return report
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def _in_workers(
@@ -258,7 +315,7 @@ def check_batch(batch: list[Found], project: list[str], config: Config, texts: M
                 report += _check_other(found, text.text, config)
         report += _check_python(sources, python, config)
     report = replace(report, read_too=sources.read_too)
-    if len(batch) >= SMALLEST_BATCH:
+    if len(batch) > 8:
         gc.collect()  # what the engine knows about a batch is full of cycles
     return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
 
@@ -281,64 +338,76 @@ def _quiet_interpreter() -> Iterator[None]:
 
 def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config) -> Report:
     """Parses each of `paths`, then checks those that could have findings, together with what they import."""
-    from .interpreter.source import says_half
-
     report = Report(files=list(paths))
-    worth_it: dict[str, ast.Module] = {}
+    trees: dict[str, ast.Module] = {}
     is_deep = False
     for path in paths:
-        text = sources[path]
         try:
-            tree, needs_room = _parse(text, path)
+            trees[path], needs_room = _parse(sources[path], path)
+            is_deep |= needs_room
         except SyntaxError as error:
-            report.findings.append(broken_code(error, path))
+            report.checked[path] = Checked([broken_code(error, path)], {}, {})
+            report.findings.extend(report.checked[path].findings)
         except ValueError as error:  # a NUL in the text
             report.notes.append(f"{path}: skipped, {error}")
         except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
             report.notes.append(too_deep(path))
-        else:
-            is_deep |= needs_room
-            if says_half(text):
-                worth_it[path] = tree
-    if worth_it:
-        report.findings.extend(_engine_findings(sources, worth_it, config, is_deep, report.notes))
+    return _told(report + _check_trees(sources, trees, config, is_deep), sources)
+
+
+def _told(report: Report, sources: Mapping[str, str]) -> Report:
+    """Without what is silenced in the code, and with the lines of the files that are left."""
     kept = []
-    for path in dict.fromkeys(finding.file for finding in report.findings):
+    by_file: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        by_file.setdefault(finding.file, []).append(finding)
+    for path, findings in by_file.items():
         text = sources[path]
         suppressions = read_suppressions(text)
         lines = text.split("\n")
-        mine = [_by_characters(f, lines) for f in report.findings if f.file == path and not is_suppressed(f, suppressions)]
+        mine = [_by_characters(finding, lines) for finding in findings if not is_suppressed(finding, suppressions)]
         if mine:
             report.lines[path, None] = lines
             kept += mine
     return replace(report, findings=kept)
 
 
-def _engine_findings(
-    sources: Mapping[str, str], trees: Mapping[str, ast.Module], config: Config, is_deep: bool, notes: list[str]
-) -> list[Finding]:
-    """Of all files at once; if that is too deep even with room, one after the other, so that only one is lost."""
-    from .engine import check_project
+def _check_trees(sources: Mapping[str, str], trees: Mapping[str, ast.Module], config: Config, is_deep: bool) -> Report:
+    """All files at once; if that is too deep even with room, one after the other, so that only one is lost."""
+    from .engine import check_entries
+    from .interpreter.source import Project
     from .interpreter.trace import Options
 
-    options = Options(device=config.device, amp_dtype=config.amp_dtype)
+    options, project = Options(device=config.device, amp_dtype=config.amp_dtype), Project(sources, trees)
 
-    def run(only: list[str]) -> list[Finding]:
-        by_file = check_project(sources, options, only, trees, notes)
-        return [finding for findings in by_file.values() for finding in findings]
+    def run(paths: list[str]) -> Report:
+        part = Report()
+        for path in paths:
+            before = len(part.notes)
+            if isinstance(sources, Sources):
+                sources.asked, sources.read_settings = {}, False
+            for entry in check_entries(project, [path], options, part.notes):
+                part.findings.extend(entry.findings)
+                if isinstance(sources, Sources) and not sources.read_settings and len(part.notes) == before:
+                    part.checked[path] = _checked(entry, sources)
+        return part
 
     try:
         if not is_deep:
             return run(list(trees))
     except RecursionError:
         pass
-    out: list[Finding] = []
+    report = Report()
     for path in trees:
         try:
-            out += _with_room(run, [path])
+            report += _with_room(run, [path])
         except RecursionError:
-            notes.append(too_deep(path))
-    return out
+            report.notes.append(too_deep(path))
+    return report
+
+
+def _checked(entry: Entry, sources: Sources) -> Checked:
+    return Checked(entry.findings, {path: sources.digest(path) for path in entry.read}, dict(sources.asked))
 
 
 def _parse(text: str, path: str) -> tuple[ast.Module, bool]:
@@ -391,7 +460,7 @@ def _check_notebook(found: Found, text: str, config: Config) -> Report:
     if notebook is None:
         return Report(notes=[f"{found.path}: skipped, its code is not Python"])
     inner = _check_python({found.path: notebook.source}, [found.path], config)
-    findings = [in_cell(finding, notebook) for finding in inner.findings]
+    findings = [in_cell(finding, notebook) for finding in _one_for_each_place(inner.findings)]
     findings += [broken_code(error, found.path, cell=cell.number) for cell, error in notebook.broken]
     return Report(findings, _cell_lines(findings, notebook, found.path), inner.notes, [found.path])
 

@@ -1016,6 +1016,8 @@ class Interpreter:
             return objects.module_call(frame, node, target, args, kwargs)
         if target.ref.is_module:
             made = objects.module_call(frame, node, target, args, kwargs)
+            if method in frame.at.stack or len(frame.at.stack) >= MAX_DEPTH:  # its forward was not read, but could be
+                return replace(made, dtype="", why="")
             if value.kind == "tensor" and value.dtype:
                 value = replace(value, inputs=(*value.inputs, made))
             elif value.kind not in ("tuple", "dict", "list"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -16,15 +16,59 @@ from typing import Any
 from .uses import Uses, dotted, uses_in
 from .values import Env, Thing, Value
 
-EVIDENCE = re.compile(
-    r"autocast|GradScaler|\bhalf\b|HalfTensor|BFloat16Tensor|float16|\b[fb]f?p?16\b|fp16|bf16|mixed_precision|MixedPrecision"
-    r"|grad_scaler|unscale_|16-(?:mixed|true)|precision\s*=|loss_scale|BCELoss|binary_cross_entropy\b"
-    r"|\bdeepspeed\b|\bAccelerator\b|\bFabric\b|\bfully_shard\b|\bLightningCLI\b|getattr\(\s*torch\b"
+# what a file must name to have a finding: words that tell by themselves, and those that need a look around them
+_PLAIN = (
+    *("autocast", "GradScaler", "HalfTensor", "BFloat16Tensor", "float16", "fp16", "bf16", "mixed_precision", "MixedPrecision"),
+    *("grad_scaler", "unscale_", "16-mixed", "16-true", "loss_scale", "BCELoss"),
 )
+_IN_CONTEXT = {
+    word: re.compile(pattern)
+    for word, pattern in {
+        "half": r"\bhalf\b",
+        "16": r"\b[fb]f?p?16\b",
+        "precision": r"precision\s*=",
+        "getattr(": r"getattr\(\s*torch\b",
+        **{name: rf"\b{name}\b" for name in ("deepspeed", "Accelerator", "Fabric", "fully_shard", "LightningCLI")},
+        "binary_cross_entropy": r"binary_cross_entropy\b",
+    }.items()
+}
+_DOCSTRING = re.compile(r"[ \t]*[rRuU]?")
 
 
 def says_half(text: str) -> bool:
-    return EVIDENCE.search(text) is not None
+    """Whether the code, not only its docstrings, names a half format, autocast, a scaler or what brings one of them."""
+    return _names_half(text) and _names_half(_without_docstrings(text))
+
+
+def _names_half(text: str) -> bool:
+    # `in` and `find` are twenty times as fast as one large expression
+    return any(word in text for word in _PLAIN) or any(
+        pattern.search(text, max(at - 3, 0), at + len(word) + 40)
+        for word, pattern in _IN_CONTEXT.items()
+        for at in _places(text, word)
+    )
+
+
+def _places(text: str, word: str) -> Iterator[int]:
+    at = text.find(word)
+    while at >= 0:
+        yield at
+        at = text.find(word, at + 1)
+
+
+def _without_docstrings(text: str) -> str:
+    """The text without what stands in a string of three quotes at the beginning of a line; all of it where quotes are mixed."""
+    if "'''" in text or '\'"""' in text or ("#" in text and re.search(r"#[^\n]*\"\"\"", text)):
+        return text
+    parts = text.split('"""')
+    if len(parts) % 2 == 0:
+        return text
+    kept = []
+    for position, part in enumerate(parts):
+        before = parts[position - 1].rpartition("\n")[2] if position else ""
+        if position % 2 == 0 or not _DOCSTRING.fullmatch(before):
+            kept.append(part)
+    return "\n".join(kept)
 
 
 @dataclass(eq=False, repr=False)

@@ -299,12 +299,10 @@ def _positions_in_product(event: Event) -> Iterator[Hit]:
     region = event.at.region
     if region is None or event.out.dtype not in HALF:
         return
-    values = [v for a in event.args for v in (a.inputs if a.kind in ("list", "tuple") else (a,))]
-    for value in values:
-        made = value
-        for _ in range(6):
-            if made.op in SHAPE | {"cast", "getitem", "view"} and made.inputs:
-                made = made.inputs[0]
+    values = [_source(v) for a in event.args for v in (a.inputs if a.kind in ("list", "tuple") else (a,))]
+    if any(value.op == "softmax" for value in values):  # the mean of a distribution over bins: a few small numbers
+        return
+    for made in values:
         if made.op == "arange" and (_largest(made) or 1e9) > (256 if event.out.dtype == "bf16" else 2048):
             yield Hit(
                 event.node,
@@ -312,3 +310,11 @@ def _positions_in_product(event: Event) -> Iterator[Hit]:
                 "compute the angles in a block with autocast off, in float32, or by multiplication",
             )
             return
+
+
+def _source(value: Value) -> Value:
+    """What a value is but for its shape, place and dtype."""
+    for _ in range(6):
+        if value.op in SHAPE | {"cast", "getitem", "view"} and value.inputs:
+            value = value.inputs[0]
+    return value

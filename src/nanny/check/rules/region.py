@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.ops import LINEAR_ALGEBRA, LOSSES, SHAPE
+from ...core.ops import CUDA_LOWER, LINEAR_ALGEBRA, LOSSES, SHAPE
 from ..chains import link, region_link
 from ..interpreter.guards import AMP
 from ..interpreter.source import OwnFunction
@@ -73,7 +73,8 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     """backward or an optimizer step runs inside the autocast region.
 
     Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which
-    torch advises against and which can lose gradients. The step then computes updates under autocast too.
+    torch advises against. Matrix products that forward ran in float32 (a block with autocast off, a function of its own) lose
+    their precision in backward; where all of forward is in sight and has none, the gradients are the same bits: INFO.
 
     Example:
         with torch.autocast("cuda", dtype=torch.float16):
@@ -91,10 +92,15 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     if region is None or region.is_framework:  # Lightning itself steps inside its region
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
+    if event.op == "backward" and not view.of("optimizer.step", "scaler.step", "framework.step"):
+        return  # gradients that nothing steps: a measurement
+    is_seen = all(e.arg(0).kind in ("instance", "module") for e in view.of("module_call") if e.at.region is not None)
+    loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
     yield Hit(
         event.node,
         f"{what} runs inside {region.label_in(event.file)}",
         "end the autocast block before this line",
+        severity=Severity.INFO if is_seen and not loses else Severity.WARNING,
         chain=(region_link(region, event.file), link(event, f"{what} inside it")),
         mistake=("inside", region.file or event.file, region.line),
     )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Iterator
 
-from ..interpreter.objects import parameter_owners
+from ..interpreter.objects import optimizer_base, parameter_owners
+from ..interpreter.source import OwnClass
 from ..interpreter.trace import Event, FileView, can_meet
 from ..interpreter.values import HALF, Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")
+_WIDE = frozenset({"float32", "float", "float64", "int16", "uint16", "int32", "uint32"})
 
 
 def is_trained(thing: Thing, view: FileView) -> bool:
@@ -68,8 +71,19 @@ def has_master_copy(view: FileView) -> bool:
         return True
     if any(e.arg(0).kind != "framework" for e in view.of("framework.backward")):  # optimizer.backward(loss)
         return True
+    if any(_keeps_bits(info) for info in view.module.classes):
+        return True
     stepped = [e.arg(0) for e in view.of("optimizer.step")] + [e.arg(1) for e in view.of("scaler.step")]
     return any(v.kind == "" and v.op.startswith("call:") and "." in v.op for v in stepped)
+
+
+def _keeps_bits(info: OwnClass) -> bool:
+    """Whether an optimizer of the project keeps more of a weight than half has: a float32 copy, or its lower bits as integers."""
+    step = info.methods.get("step")
+    if step is None or not optimizer_base(info):
+        return False
+    made = [n for n in ast.walk(step.node) if isinstance(n, ast.keyword) and n.arg == "dtype"]
+    return any(isinstance(n.value, ast.Attribute) and n.value.attr in _WIDE for n in made)
 
 
 def trains_after(event: Event, view: FileView) -> bool:

@@ -276,13 +276,16 @@ def _strange_keys(settings: SettingsSection) -> Iterator[Problem]:
     for name in ("fp16", "bf16", "bfloat16"):
         section = settings.section(name)
         known = KNOWN_FP16 if name == "fp16" else frozenset(("enabled",))
-        for key in section:
-            if key in known or SCALE_WORDS.isdisjoint(key.split("_")):
-                continue
+        strange = [key for key in section if key not in known and not SCALE_WORDS.isdisjoint(key.split("_"))]
+        if name != "fp16" and strange:  # one mistake, however many keys were copied
+            keys = ", ".join(f"`{key}`" for key in strange)
+            message = f"DeepSpeed knows no key {keys} in `{name}` and refuses to start"
+            hint = "Delete it: bf16 has float32's range and needs no loss scale."
+            yield Problem((name, strange[0]), message, hint, Severity.ERROR)
+            continue
+        for key in strange:
             better = OTHER_NAMES.get(key, "")
             hint = f"The key is called {better}." if better else "Delete it; known are: " + ", ".join(SCALE_KEYS) + "."
-            if name != "fp16":
-                hint = "Delete it: bf16 has float32's range and needs no loss scale."
             yield Problem((name, key), f"DeepSpeed knows no key `{key}` in `{name}` and refuses to start", hint, Severity.ERROR)
     for key in ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale"):
         if key in settings.data:

@@ -1,0 +1,158 @@
+"""What earlier runs found, by content: a file is checked again when it, one that it imports, or nanny itself has changed.
+
+SQLite and JSON in the user's cache folder, nothing that runs when it is read. A cache that cannot be opened, read or
+written is no cache: everything is checked, and nobody is told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..core.finding import Finding, Link, Severity
+
+KEPT_DAYS = 30
+_TABLE = "CREATE TABLE IF NOT EXISTS checked (key BLOB PRIMARY KEY, needs TEXT, findings TEXT, used INTEGER) WITHOUT ROWID"
+Import = tuple[str, str, int]  # who imports what, with how many dots
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The findings of one file, and what they rest on: the texts that were read for it and the files its imports mean."""
+
+    findings: list[Finding]
+    read: dict[str, str]  # path -> digest
+    imports: dict[Import, str | None]
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class Cache:
+    """`get` and `put` rows by key; only the process that opened it writes."""
+
+    def __init__(self, path: str):
+        self._rows: dict[bytes, tuple[str, str]] = {}
+        self._used: list[bytes] = []
+        self._db: sqlite3.Connection | None = None
+        with suppress(OSError, sqlite3.Error):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            self._db = _opened(path)
+
+    def get(self, key: bytes) -> Checked | None:
+        if self._db is None:
+            return None
+        try:
+            row = self._db.execute("SELECT needs, findings FROM checked WHERE key = ?", (key,)).fetchone()
+            found = _read(*row) if row is not None else None
+        except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError):  # of another hand, or broken
+            return None
+        if found is not None:
+            self._used.append(key)
+        return found
+
+    def put(self, key: bytes, checked: Checked) -> None:
+        needs = [sorted(checked.read.items()), [[*asked, found] for asked, found in checked.imports.items()]]
+        with suppress(ValueError, TypeError):  # evidence that is no JSON
+            self._rows[key] = json.dumps(needs), json.dumps([f.to_json() for f in checked.findings])
+
+    def close(self) -> None:
+        if self._db is None:
+            return
+        today = int(time.time() // 86_400)
+        with suppress(sqlite3.Error), self._db:
+            rows = [(key, *row, today) for key, row in self._rows.items()]
+            self._db.executemany("INSERT OR REPLACE INTO checked VALUES (?, ?, ?, ?)", rows)
+            self._db.executemany(
+                "UPDATE checked SET used = ? WHERE key = ? AND used < ?", [(today, k, today) for k in self._used]
+            )
+            self._db.execute("DELETE FROM checked WHERE used < ?", (today - KEPT_DAYS,))
+        self._db.close()
+        self._db = None
+
+
+def user_cache() -> Cache | None:
+    """The one in the user's cache folder; None for a user without a home."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Cache(os.path.join(home, "nanny", "check.sqlite")) if os.path.isabs(home) else None
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    """The table in the file; one that is no database is begun anew."""
+    for _ in range(2):
+        db = sqlite3.connect(path, timeout=1)
+        try:
+            db.execute(_TABLE)
+            db.execute("SELECT key, needs, findings, used FROM checked LIMIT 1")
+            return db
+        except sqlite3.OperationalError:  # in use, or not ours to write
+            db.close()
+            raise
+        except sqlite3.DatabaseError:
+            db.close()
+            os.unlink(path)
+    raise sqlite3.DatabaseError(path)
+
+
+def _read(needs: str, findings: str) -> Checked:
+    read, imports = json.loads(needs)
+    return Checked(
+        [_finding(item) for item in json.loads(findings)],
+        {str(path): str(text) for path, text in read},
+        {(str(a), str(b), int(c)): found for a, b, c, found in imports},
+    )
+
+
+def _finding(item: dict[str, Any]) -> Finding:
+    chain = tuple(Link(**link) for link in item.pop("chain", ()))
+    return Finding(**{**item, "severity": Severity[item["severity"]], "chain": chain})
+
+
+@cache
+def nanny_itself() -> str:
+    """Changes with the checker: its version, its files, and the Python that parses for it."""
+    import nanny
+
+    files = sorted(path for room in ("check", "core") for path in (Path(__file__).parents[1] / room).rglob("*.py"))
+    stamps = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
+    return repr((nanny.__version__, sys.version, stamps))
+
+
+class Keys:
+    """The keys of one project under one configuration."""
+
+    def __init__(self, project: Iterable[str], *configuration: object):
+        self._start = hashlib.blake2b(repr((nanny_itself(), sorted(project), configuration)).encode(), digest_size=16).digest()
+
+    def of(self, path: str, text: str) -> bytes:
+        return hashlib.blake2b(f"{path}\0{text}".encode(), key=self._start, digest_size=16).digest()
+
+
+def still_holds(checked: Checked, text_of: Callable[[str], str], means: Callable[[str, str, int], str | None]) -> bool:
+    """Whether everything a row rests on is as it was."""
+    return all(text_of(path) == text for path, text in checked.read.items()) and all(
+        means(*asked) == found for asked, found in checked.imports.items()
+    )
+
+
+def shared_by_size(sizes: Sequence[int], parts: int, smallest: int, largest: int) -> list[slice]:
+    """Neighbours in batches of about the same number of bytes."""
+    wanted = min(max(sum(sizes) // parts, smallest), largest)
+    out, start, taken = [], 0, 0
+    for at, size in enumerate(sizes):
+        taken += size
+        if taken >= wanted:
+            out.append(slice(start, at + 1))
+            start, taken = at + 1, 0
+    return out + ([slice(start, len(sizes))] if start < len(sizes) else [])
