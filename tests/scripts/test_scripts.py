@@ -22,13 +22,6 @@ HERE = Path(__file__).parent
 EXPECTED: list[dict[str, Any]] = json.loads((HERE / "expected.json").read_text())
 WRONG = {
     "distill_codes.py": "a teacher whose choices are rounded: nothing is said",
-    "accum_never.py": "no optimizer ever steps: nothing is said",
-    "amp_decorator.py": "autocast around the loader alone: nothing is said",
-    "attn_pool_tagger.py": "a module that is never called is a note, no verdict",
-    "freeze_midway.py": "frozen later, and moved on by weight decay: a dead layer is told",
-    "kfold_mlp.py": "a second model that no optimizer has: nothing is said",
-    "masked_lm.py": "one batch without a target: nothing is said",
-    "reseeded_sampler.py": "the same batch by hand, without a DataLoader: nothing is said",
 }
 
 

@@ -260,11 +260,14 @@ class Limits:
     no_gradient_steps: float = _limit(10, "loops", "a zero-initialised gate passes none at one or two steps")
     idle_steps: float = _limit(128, "loops", "a choice: a branch that is not called may be called later")
     lost_steps: float = _limit(6, "loops", "a choice: backward passes for nothing, and half of all")
+    never_passes: float = _limit(256, "loops", "a choice: accumulation over more, before the first step, is unheard of")
+    never_at_end: float = _limit(16, "loops", "a choice: so many backward passes, and the run ends without a step")
     stale_steps: float = _limit(3, "loops", "a choice: one step without a gradient is an odd batch")
     mode_steps: float = _limit(3, "loops", "a choice: three trained steps in evaluation mode")
     same_batches: float = _limit(8, "loops", "by chance 6e-5, for a data set of four different samples")
     gone_history: float = _limit(10, "loops", "a choice: steps with a gradient before the one without")
     gone_loss: float = _limit(1e-3, "loops", "of its median: a loss that is nearly 0 may have no gradient")
+    gone_small: float = _limit(0.5, "loops", "of its median: a loss that falls to 0 by itself is smaller before")
 
     # static checker
     init_scale_low: float = _limit(8.0, "loss-scaling", "saves only gradients within 3 bits of the point where they become 0")

@@ -159,6 +159,7 @@ class Recorder:
         events.leave(self)
         self._stop_hearing()
         self._calls = None
+        self.invariants.close()
         if self._local is not None:
             self._local.close()
             self._local = None
@@ -275,7 +276,7 @@ class Recorder:
             record.optimizers = tuple(
                 optimizer_state(o) for r in self.optimizers.values() if (o := r()) is not None and id(o) in capture.stepped_by
             )
-        self.invariants.finish(record, capture.trace, capture.backward_scaled)
+        self.invariants.finish(record, capture.trace, capture.backward_scaled, last)
         record.root_site, capture.graph = self.root_site, None
         if self._local is not None:
             capture.local = self._local.take()
@@ -326,7 +327,7 @@ class Recorder:
         groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
-            grad = None if name is None or name in capture.read else gradient_of(p)
+            grad = None if name is None or name in capture.read or not p.requires_grad else gradient_of(p)  # frozen: an old one
             if name is None or grad is None:
                 continue
             if grad.layout is torch.sparse_coo:
@@ -382,11 +383,20 @@ class Recorder:
         if self.capture is not None:
             self.capture.packed = True
 
-    @guarded
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
+        if self.invariants.given.is_looking:
+            self.run(self.invariants.given.looked, self._made, apart=False)
+        self._before_backward(roots)
+
+    @property
+    def _made(self) -> Sequence[ModelCall]:
+        return () if self._calls is None else self._calls.made
+
+    @guarded
+    def _before_backward(self, roots: tuple[Tensor, ...]) -> None:
         capture = self.capture
         if capture is not None and roots:
-            self.invariants.before_backward(roots[0])
+            self.invariants.before_backward(roots[0], self._made)
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
@@ -542,8 +552,13 @@ class Recorder:
         if capture.record.traced or capture.record.examined or self.invariants.wants_probe:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
-    @guarded
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._after_optimizer_step(optimizer)
+        if self.invariants.given.wants_look:
+            self.run(self.invariants.given.look, apart=False)
+
+    @guarded
+    def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         capture = self.capture
         if capture is None or id(optimizer) not in self.optimizers:
             return
@@ -568,14 +583,14 @@ class Recorder:
         if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
             self.when_cleared()
         if self._has_mine(optimizer):
-            self.invariants.cleared()
+            self.invariants.cleared(optimizer)
             if self.capture is not None:
                 self.capture.begin_window()
         self._note("zero_grad")
 
     def autocast_entered(self) -> None:
-        if self.capture is not None and not self.capture.ended and not self.is_busy:
-            self.run(self.invariants.autocast_entered)
+        if self.capture is not None and not self.is_busy:
+            self.run(self.invariants.autocast_entered, self.capture.ended)
 
     @guarded
     def batch_drawn(self, iterator: Any, batch: Any) -> None:

@@ -82,7 +82,7 @@ def _fingerprint(tensor: Tensor) -> int:
     return hash((tuple(tensor.shape), bytes(part.view(torch.uint8).numpy())))
 
 
-def _version(tensor: Tensor) -> int:
+def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
 
 
@@ -167,7 +167,7 @@ class StepTrace:
             call = OutputCall(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
         else:
             call = OutputCall(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
-            self._seen[id(leaf)] = (weakref.ref(leaf), _version(leaf), call)
+            self._seen[id(leaf)] = (weakref.ref(leaf), version_of(leaf), call)
             if leaf.requires_grad:
                 if leaf.is_leaf:  # it would outlive the step
                     self._unhook.append(add_hook(leaf.register_hook, self._after_backward, call))
@@ -187,7 +187,7 @@ class StepTrace:
     def _known(self, tensor: Tensor) -> OutputCall | None:
         """The call that measured this very tensor, if it was not written to since."""
         entry = self._seen.get(id(tensor))
-        if entry is None or entry[0]() is not tensor or entry[1] != _version(tensor):
+        if entry is None or entry[0]() is not tensor or entry[1] != version_of(tensor):
             return None
         return entry[2]
 

@@ -370,6 +370,11 @@ def _is_user_file(name: str) -> bool:
     return not name.startswith(_STDLIB) or "-packages" + os.sep in name
 
 
+def is_users_own(name: str) -> bool:
+    """Of the program itself, not of a library."""
+    return _is_user_file(name) and "-packages" + os.sep not in name
+
+
 def _is_console_script(name: str) -> bool:
     """What pip writes into `bin` only calls `main`: no line of anybody's."""
     return name.startswith(_SCRIPTS) and (not name.endswith(".py") or name.endswith(".exe" + os.sep + "__main__.py"))

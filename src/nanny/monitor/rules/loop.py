@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.numbers import counted
-from ...core.step import StepRecord
+from ...core.step import SiteTable, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Observation, rule
 from .ownership import breaches, evidence_of, named
@@ -52,12 +52,19 @@ def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observa
 
 @rule("BACKWARD_WITHOUT_STEP", Severity.ERROR, cause="backward_without_step", once=True)
 def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
-    """Gradients are computed and cleared again before any optimizer has stepped on them.
+    """Gradients are computed and no optimizer steps on them: they are cleared before, or it never steps at all.
 
     Why: the batch was paid for and nothing was learned from it. Accumulation that clears at every batch keeps the last one only.
     """
     for one in breaches(step, "no_step"):
-        if one.steps >= run.limits.lost_steps and 2 * one.steps >= one.of:
+        needed = {"kept": run.limits.never_passes, "ended": run.limits.never_at_end}.get("".join(one.traits))
+        if needed is not None:
+            if one.steps >= needed:
+                yield Observation(
+                    f"{one.steps} backward passes added up, no optimizer has stepped at all, and no weight has moved",
+                    "optimizer", value=float(one.steps), limit=needed, evidence=evidence_of(one), where=one.where,
+                )  # fmt: skip
+        elif one.steps >= run.limits.lost_steps and 2 * one.steps >= one.of:
             also = "; no optimizer has stepped at all" if "never" in one.traits else ""
             yield Observation(
                 f"the gradients of {one.steps} of {counted(one.of, 'step')} were cleared before an optimizer took them{also}",
@@ -71,10 +78,13 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
 
     Why: a real batch does not do that. A transfer or a message between ranks was lost, or the batch arrived empty or all zero.
     """
-    if step.grads is None or step.skipped or not step.backwards or not step.stepped or not step.loss:
+    if step.grads is None or step.skipped or not step.backwards or not step.stepped:
         return
     if "float16" in (step.amp_dtype, run.amp_dtype) or len(run.norms) < run.limits.gone_history:
         return
+    if not step.loss:
+        return
+    yield from _gone_with_its_loss(step.grads, step.loss, run)
     usual = deviation([abs(loss) for loss in run.losses], abs(step.loss))
     if usual is None or usual.ratio < run.limits.gone_loss:
         return
@@ -99,18 +109,45 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
             )  # fmt: skip
 
 
+def _gone_with_its_loss(grads: SiteTable, loss: float, run: RunHistory) -> Iterator[Observation]:
+    """The loss was exactly 0 as well, at the step before this one only: no sample of that batch counted.
+
+    A hinge that is met, or a reward of 0, comes slowly or again and again: its losses have been small, or of both signs, before.
+    """
+    *before, last = list(run.losses) or [0.0]
+    before = before[-int(2 * run.limits.gone_history) :]
+    if last != 0 or len(before) < run.limits.gone_history:
+        return
+    were_zero = run.grads.zero_steps[run.grads.columns(grads.names)]
+    usual = deviation(before, loss)
+    if usual is None or not (were_zero >= 1).all() or not (were_zero == 1).any():
+        return
+    if min(*before, loss) > run.limits.gone_small * usual.median:
+        yield Observation(
+            f"loss and gradient were exactly 0 at the step before this one alone; the loss is {loss:.4g} now, and was "
+            f"{min(before):.4g} or more in the {counted(len(before), 'step')} before",
+            "data", value=0.0, evidence={"steps": len(before)},
+        )  # fmt: skip
+
+
+_WHENCE = {
+    "drawn": "; each was drawn anew, from random numbers that begin anew at each step",
+    "slice": "; each is the same slice of something much larger",
+}
+
+
 @rule("SAME_BATCH_AGAIN", Severity.WARNING, cause="same_batch_again", once=True)
 def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
-    """A DataLoader with many batches gives the same one again and again.
+    """A DataLoader with many batches, or a draw by hand, gives the same one again and again.
 
-    Why: the model learns a few samples by heart and the loss looks splendid. An iterator is made anew at each step, or the
-    workers draw from generators that were seeded alike.
+    Why: the model learns a few samples by heart and the loss looks splendid. An iterator is made anew at each step, workers or
+    steps draw from generators that were seeded alike, or an index stands still.
     """
     for one in breaches(step, "same_batch"):
         if one.steps >= run.limits.same_batches:
             whole = f" of {one.count}" if one.count else ""
             workers = int(one.traits[0])
-            by = f"; {workers} workers give the same" if workers > 1 else ""
+            by = f"; {workers} workers give the same" if workers > 1 else _WHENCE.get(one.traits[-1], "")
             yield Observation(
                 f"{one.steps} batches{whole} in a row were bit for bit one that came just before{by}",
                 "data", value=float(one.steps), limit=run.limits.same_batches, evidence=evidence_of(one),

@@ -39,6 +39,8 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
     for one in breaches(step, "still"):
         if "others" in one.traits:
             reason = f"none of its parameters is one of the model's, and no optimizer holds {named(one)}"
+        elif "cleared" in one.traits:
+            reason = "its gradients were there and are exactly 0 when it steps, clipped to 0 or overwritten"
         elif "no_rate" in one.traits:
             reason = "its learning rate is 0"
         else:
@@ -105,6 +107,7 @@ _WHY_NONE = {
     "ran": "its module runs at every step and its output does not reach the loss with a gradient",
     "without_grad": "its module runs without gradients (no_grad)",
     "idle": "its module was never called",
+    "unread": "its module was never called, and no line of the program names it but the one that makes it",
 }
 
 

@@ -1,0 +1,174 @@
+"""Gradients that do not arrive: which parameters have had none, or only zeros, and what their modules did meanwhile."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from ...core.step import Breach
+from ...measure import transfer
+from ...measure.flatten import as_line
+from ...watch.names import unwrapped
+from ...watch.places import is_users_own
+from ...watch.tensors import gradient_of, is_readable
+from ..trace import StepTrace
+from .watched import Watched
+
+MANAGED = frozenset(  # what is done to a module without running it
+    ["parameters", "named_parameters", "state_dict", "load_state_dict", "to", "train", "eval", "requires_grad_", "apply"]
+)
+BY_ANY_NAME = frozenset(["children", "named_children", "modules", "named_modules", "_modules", "get_submodule", "__dict__"])
+
+
+class Arrivals:
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self.arrived: set[str] = set()
+        self._missing: dict[str, int] = {}  # looks at which there was none, or only zeros
+        self._zero: set[str] = set()  # of them those that had one, of zeros
+        self._ran: set[str] = set()
+        self._ran_without_grad: set[str] = set()
+        self._unread: dict[str, bool] = {}  # modules that no line of the program but their assignment names
+        self._looks = 0
+        self.experts: tuple[str, ...] = ()
+
+    def look(self, mine: list[Tensor]) -> None:
+        self._looks += 1
+        names = self._watched.parameters
+        asked = [(names[id(p)], p) for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
+        for name, p in asked:
+            grad = gradient_of(p)
+            if grad is not None and is_readable(grad) and transfer.reads_freely(grad.device) and not bool(as_line(grad).any()):
+                self._zero.add(name)
+            elif grad is not None:
+                self.arrived.add(name)
+                self._missing.pop(name, None)
+                continue
+            self._missing[name] = self._missing.get(name, 0) + 1
+        self._look_for_unread()
+
+    def _look_for_unread(self) -> None:
+        """Here the program's own frames are on the stack, and with them the files that may name a module."""
+        for name in self._missing:
+            site = self._idle_part(name)
+            if site and site not in self._unread and self._looks > 3:
+                adapted = any(not p.requires_grad for held in self._watched.owners.values() if (p := held()) is not None)
+                self._unread[site] = not adapted and is_unread(self._watched.models, site)  # else it is left over from elsewhere
+
+    def _idle_part(self, name: str) -> str:
+        """The outermost module around a parameter that was never called; '' if one was."""
+        parts, ran = name.split(".")[:-1], self._ran | self._ran_without_grad
+        around = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
+        return next((site for site in around if not any(other == site or other.startswith(f"{site}.") for other in ran)), "")
+
+    def traced(self, trace: StepTrace) -> None:
+        self._ran |= trace.called
+        self._ran_without_grad |= trace.called_without_grad
+        self.experts = tuple(experts_of(self._watched.models, trace))
+
+    def breaches(self) -> Iterator[Breach]:
+        watched = self._watched
+        unused_is_meant = any(getattr(model, "find_unused_parameters", False) for model, _ in watched.models)
+        if unused_is_meant or not self.arrived:
+            return
+        kinds: dict[str, list[str]] = {}
+        prefixes = tuple(prefix for _, prefix in watched.models if prefix)
+        own = {name for name in self.arrived if not name.startswith(prefixes)}  # of the model without a prefix
+        for name, looks in self._missing.items():
+            inside = name.rpartition(".")[0]
+            site = inside or self._root_site
+            kind = "ran" if site in self._ran else "without_grad" if site in self._ran_without_grad else "idle"
+            if kind == "idle" and self._unread.get(self._idle_part(name)):
+                kind = "unread"
+            chosen = any(name.startswith(f"{expert}.") for expert in self.experts)
+            # else it is a bias that cancels out, or a parameter that is left over
+            alone = not any(other.startswith(f"{inside}.") if inside else other in own for other in self.arrived)
+            if looks >= self._looks and alone and not chosen:
+                kinds.setdefault(kind, []).append(name)
+        for kind, names in kinds.items():
+            traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
+            yield watched.breach("no_gradient", names, watched.total, watched.total, traits)
+
+    @property
+    def _root_site(self) -> str:
+        return type(unwrapped(self._watched.models[0][0])).__name__ if self._watched.models else ""
+
+
+def is_unread(models: Sequence[tuple[nn.Module, str]], site: str) -> bool:
+    """Does no line of the program name this part of a model, but the one that makes it? By the source of all who could."""
+    for model, prefix in models:
+        path = site[len(prefix) :] if site.startswith(prefix) else ""
+        parent, _, attribute = path.rpartition(".")
+        try:
+            owner = unwrapped(model).get_submodule(parent)
+        except AttributeError:
+            continue
+        if not isinstance(owner._modules.get(attribute), nn.Module):
+            continue
+        classes = [one for one in type(owner).__mro__ if not one.__module__.startswith("torch.")]
+        files = {getattr(sys.modules.get(one.__module__), "__file__", None) for one in classes if one is not object}
+        files |= _files_on_stack()
+        if not classes or not all(name and is_users_own(name) for name in files):
+            return False
+        return not any(_names(str(name), attribute, {one.__name__ for one in classes}) for name in files)
+    return False
+
+
+def _files_on_stack() -> set[str | None]:
+    frame, found = sys._getframe(1), set()
+    while frame is not None:
+        if is_users_own(frame.f_code.co_filename):
+            found.add(frame.f_code.co_filename)
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def _names(file: str, attribute: str, classes: set[str]) -> bool:
+    """Is a module of this name read in here, or may it be, by a name that is made up? What only manages it does not count."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return True
+    if not tree.body:
+        return True
+    managed = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Attribute) and one.attr in MANAGED}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Attribute) and one.attr == attribute and not isinstance(one.ctx, ast.Store):
+            if id(one) not in managed:
+                return True
+        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id in ("getattr", "vars", "attrgetter"):
+            named = one.args[1] if len(one.args) > 1 else None
+            if not isinstance(named, ast.Constant) or named.value == attribute:
+                return True
+        elif isinstance(one, ast.ClassDef) and one.name in classes:
+            inside = (part for method in one.body if getattr(method, "name", "") != "__init__" for part in ast.walk(method))
+            if any(isinstance(part, ast.Attribute) and part.attr in BY_ANY_NAME for part in inside):
+                return True
+    return False
+
+
+def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Iterator[str]:
+    """Members of a list of alike modules that did not run, or on nothing, or on what another got: one of many is chosen."""
+    for model, prefix in models:
+        for name, group in unwrapped(model).named_modules():
+            if not isinstance(group, (nn.ModuleList, nn.ModuleDict)):
+                continue
+            members = {f"{prefix}{name}.{key}" if name else f"{prefix}{key}": child for key, child in group.named_children()}
+            for path, child in members.items():
+                alike = [other for other, sibling in members.items() if other != path and type(sibling) is type(child)]
+                given = _given(path, trace)
+                if alike and (given is None or given[1] == 0 or any(_given(other, trace) == given for other in alike)):
+                    yield path
+            parent = name.rpartition(".")[0]
+            for key, child in unwrapped(model).get_submodule(parent).named_children():
+                if isinstance(child, nn.Linear) and child.out_features == len(members) > 1:  # it chooses among them
+                    yield prefix + (f"{parent}.{key}" if parent else key)
+
+
+def _given(path: str, trace: StepTrace) -> tuple[int, int] | None:
+    """Identity and size of the first tensor that a module, or what is in it, was called with."""
+    return next((what for site, what in trace.given.items() if site == path or site.startswith(f"{path}.")), None)

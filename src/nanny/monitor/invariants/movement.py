@@ -1,0 +1,190 @@
+"""Who moves: steps that change nothing, parameters that no optimizer has, and what moves although it is frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ...core.step import Breach, Update
+from ...measure.transfer import PendingRead
+from ...watch.names import unwrapped
+from ...watch.tensors import gradient_of, is_readable
+from ..updates import UpdateProbe
+from .watched import Watched, leaves_of, sample_of
+
+MOST_FROZEN = 32
+SAID_FROZEN = ("require_grad", "require_grads", "requires_grads", "trainable")  # what does nothing on a parameter
+
+
+class Movement:
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self.has_moved = False
+        self._probed: list[tuple[UpdateProbe, PendingRead]] = []  # on their way to the host
+        self._still = 0  # looks at steps that moved nothing
+        self._still_without_rate = self._still_without_gradient = 0
+        self._rates: list[float] = []
+        self._narrow_only = False
+        self._unowned: dict[str, tuple[Tensor, Tensor, int]] = {}  # the weight, its gradient, looks
+        self._reached: set[int] = set()  # parameters in which the losses of this step end
+        self._owns_nothing = False  # no optimizer has any parameter of ours
+        self._moves: set[str] = set()  # although no optimizer has it
+        self._frozen: list[tuple[str, Tensor, Tensor]] = []
+        self._frozen_moves: dict[str, int] = {}
+        self._norms: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._looks_at_norms = 0
+
+    def begin(self) -> None:
+        self._frozen = []
+        self._reached = set()
+
+    def before_backward(self, root: Tensor) -> None:
+        if self._watched.is_close and self._watched.parameters.keys() - self._watched.owned():
+            self._reached |= leaves_of(root, self._watched.parameters)
+
+    def before_step(self, mine: list[Tensor]) -> None:
+        if self._watched.is_due or self._frozen_moves:
+            self._look_at_frozen(mine)
+
+    def after_step(self) -> None:
+        for name, p, before in self._frozen:
+            if not torch.equal(before, sample_of(p)):
+                self._frozen_moves[name] = self._frozen_moves.get(name, 0) + 1
+        self._frozen = []
+
+    @property
+    def has_news(self) -> bool:
+        """Late in a run: what was frozen has moved for the second time."""
+        return max(self._frozen_moves.values(), default=0) == 2
+
+    def probed(self, probes: Sequence[UpdateProbe]) -> None:
+        if probes:
+            self._probed = [(probe, probe.pending()) for probe in probes]
+        if self._probed and all(read.ready() for _, read in self._probed):
+            self._look_at_updates([u for probe, read in self._probed for u in probe.updates(read)])
+            self._probed = []
+
+    def _look_at_updates(self, every: Sequence[Update]) -> None:
+        updates = [u for u in every if u.count]
+        moved = sum(u.count - u.unchanged for u in updates)
+        if moved > 0.01 * sum(u.count for u in updates) or (not updates and any(u.update_rms for u in every)):
+            self.has_moved = True
+        elif every:
+            self._still += 1
+            self._still_without_rate += all(u.lr == 0 for u in every)
+            self._still_without_gradient += not updates  # there was one when it was measured, or the rule is silent
+            self._rates.append(max(u.lr for u in every))
+            self._narrow_only = bool(updates) and all(u.dtype in ("bfloat16", "float16") and u.lr for u in updates)
+
+    def look_for_unowned(self) -> None:
+        """Trainable, with a gradient that is new at each look, in no optimizer: those that also do not move from look to look."""
+        watched = self._watched
+        owned = watched.owned()
+        looked: dict[str, tuple[Tensor, Tensor, int]] = {}
+        for key, name in watched.parameters.items():
+            p = watched.owners[key]() if key not in owned and name not in self._moves else None
+            grad = None if p is None or not p.requires_grad else gradient_of(p)
+            if p is None or grad is None or not is_readable(p) or not is_readable(grad):
+                continue
+            home = watched.home_of(key)
+            if home is None or not home.training or is_sharded_whole(watched.models):
+                continue
+            now, arrived, before = sample_of(p), sample_of(grad), self._unowned.get(name)
+            if before is not None and not torch.equal(before[0], now):
+                self._moves.add(name)
+            elif before is not None and key not in self._reached and torch.equal(before[1], arrived):
+                looked[name] = before  # nothing came: its part of the program is over
+            else:
+                looked[name] = (now, arrived, 1 if before is None else before[2] + 1)
+        self._unowned = looked
+        if any(times == 2 for *_, times in looked.values()):
+            watched.search()
+            owned = watched.owned()
+            keys = {name: key for key, name in watched.parameters.items()}
+            self._unowned = {name: seen for name, seen in looked.items() if keys[name] not in owned}
+        self._owns_nothing = owned.isdisjoint(watched.parameters)
+
+    def _look_at_frozen(self, mine: list[Tensor]) -> None:
+        frozen = [p for p in mine if not p.requires_grad and is_readable(p)]
+        if not frozen or len(frozen) == len(mine):
+            return
+        frozen.sort(key=lambda p: gradient_of(p) is None)
+        if self._watched.is_close or gradient_of(frozen[0]) is not None:
+            self._frozen = [(self._watched.parameters[id(p)], p, sample_of(p)) for p in frozen[:MOST_FROZEN]]
+
+    def look_at_norms(self) -> None:
+        """Running statistics that move in a stage that is frozen and stands still."""
+        self._looks_at_norms += 1
+        looked: dict[str, tuple[Tensor, Tensor, int]] = {}
+        for model, prefix in self._watched.models:
+            for name, norm, weight in frozen_norms(unwrapped(model)):
+                statistics, still = sample_of(norm.running_mean), sample_of(weight)
+                before = self._norms.get(prefix + name)
+                times = 0
+                if before is not None and before[1].shape == still.shape and torch.equal(before[1], still):
+                    times = before[2] + (not torch.equal(before[0], statistics))
+                looked[prefix + name] = (statistics, still, times)
+        self._norms = looked
+
+    def breaches(self) -> Iterator[Breach]:
+        watched = self._watched
+        looks = max((times for *_, times in self._unowned.values()), default=0)
+        names = [name for name, (*_, times) in self._unowned.items() if times > 1]
+        if names and watched.searches:
+            nothing = self._owns_nothing
+            yield watched.breach("still" if nothing else "unowned", names, looks, watched.total, ("others",) if nothing else ())
+        rises = len(self._rates) > 1 and self._rates[-1] > self._rates[0]  # a warm-up is on its way
+        if self._still and not self.has_moved and not self._narrow_only and not rises:
+            traits = {"no_rate": self._still_without_rate, "cleared": self._still_without_gradient}
+            yield watched.breach(
+                "still", [], self._still, watched.total, tuple(trait for trait, times in traits.items() if times == self._still)
+            )
+        yield from self.of_frozen()
+        moving = [name for name, (_, _, times) in self._norms.items() if times]
+        if moving:
+            times = max(self._norms[name][2] for name in moving)
+            yield watched.breach("frozen_statistics", moving, times, self._looks_at_norms, of_parameters=False)
+        if watched.is_close and self.has_moved:
+            said = list(said_frozen(watched.models))
+            if said:
+                yield watched.breach("said_frozen", said, watched.total, watched.total, of_parameters=False)
+
+    def of_frozen(self) -> Iterator[Breach]:
+        if self._frozen_moves:
+            names, times = list(self._frozen_moves), max(self._frozen_moves.values())
+            yield self._watched.breach("frozen_moves", names, times, self._watched.total)
+
+
+def is_sharded_whole(models: Sequence[tuple[nn.Module, str]]) -> bool:
+    """FSDP of the first kind keeps parameters in flat ones of its own."""
+    return any(type(m).__name__ == "FullyShardedDataParallel" for model, _ in models for m in model.modules())
+
+
+def frozen_norms(model: nn.Module) -> Iterator[tuple[str, Any, Tensor]]:
+    """Norms in train mode within a stage whose weights are all frozen, and one of these weights."""
+    for name, module in model.named_modules():
+        if not isinstance(module, _NormBase) or not module.training or module.running_mean is None or not name:
+            continue
+        if module.momentum is None or any(p.requires_grad for p in module.parameters()):
+            continue
+        stage = model.get_submodule(name.rpartition(".")[0])
+        own = {id(p) for p in module.parameters()}
+        weights = [p for p in stage.parameters() if id(p) not in own and p.dim() > 1]
+        if weights and not any(p.requires_grad for p in stage.parameters()):
+            yield f"{name}.running_mean", module, weights[0]
+
+
+def said_frozen(models: Sequence[tuple[nn.Module, str]]) -> Iterator[str]:
+    """Parts that were told to be frozen in a way that does nothing: an attribute that torch does not know."""
+    for model, prefix in models:
+        inner = unwrapped(model)
+        for name, module in inner.named_modules():
+            if module.__dict__.get("requires_grad") is False and any(p.requires_grad for p in module.parameters()):
+                yield prefix + name
+        for name, p in inner.named_parameters():
+            if p.requires_grad and any(getattr(p, "__dict__", {}).get(word) is False for word in SAID_FROZEN):
+                yield prefix + name
