@@ -275,6 +275,24 @@ def test_examinations_beyond_the_first_seconds_must_be_earned():
     assert plan.wants(2000, 20_000.0, 10.0)
 
 
+def test_what_the_loss_scale_hid_is_looked_at_again_whatever_the_time():
+    plan = ExaminationPlan()
+    plan.done(0, 80.0, was_hidden=True)
+    assert [p for p in range(1, 40) if plan.wants(p, 10.0 * p, 10.0)][:1] == [4]
+    plan.done(4, 80.0)
+    assert not any(plan.wants(position, 10.0 * position, 10.0) for position in range(5, 1000))
+
+
+def test_a_scale_that_never_fits_is_not_looked_at_for_ever():
+    plan = ExaminationPlan()
+    seen = []
+    for position in range(500):
+        if plan.wants(position, 10.0 * position, 10.0):
+            seen.append(position)
+            plan.done(position, 80.0, was_hidden=True)
+    assert seen == [0, 4, 20]
+
+
 def test_suspicion_brings_an_examination_forward_a_few_times():
     plan = ExaminationPlan(count=1, _next=10_000)
     taken = 0

@@ -216,6 +216,8 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
         return "loss_computed_in_fp16" if at.dtype == "float16" else ""
     if at.op in REDUCTIONS:
         return "reduction_overflow_fp16" if not at.nan else ""
+    if at.op == "pow" and at.place.is_outside and at.dtype == "float16" and not at.nan:
+        return "loss_computed_in_fp16"  # the criterion squares
     if at.op in PRODUCTS and not at.nan:
         return "activation_overflow_fp16" if in_module and signs.layers_in(at.culprit) else "product_overflow_fp16"
     if at.op in ("bmm", "baddbmm") and signs.attends(at):

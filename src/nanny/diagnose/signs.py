@@ -143,11 +143,13 @@ class Signs:
                 op = autopsy.op.lstrip("_")
                 if site in (self.facts.latest.root_site, f"op:{autopsy.op}"):
                     site = ""
-                place = Place("data:input" if autopsy.from_data else site)
+                same = None if autopsy.from_data or autopsy.nan else self._overflows_later(op, site)
+                place = Place("data:input" if autopsy.from_data else site, phase="forward" if site else self._phase_of(incident))
+                place = same.place if same is not None else place
                 decided = self._reference_by_size(autopsy.dtype, autopsy.size)
                 return FirstBad(
                     op, place, 0, autopsy.nan, expected=autopsy.size, step=incident.step, dtype=autopsy.dtype,
-                    in_reference=decided, from_data=autopsy.from_data, source="graph",
+                    in_reference=decided, from_data=autopsy.from_data, source="graph", hazard=same,
                 )  # fmt: skip
             if incident.bad_calls and site:
                 call = next((c for c in incident.bad_calls if c.inputs_clean is not False), incident.bad_calls[0])
@@ -161,6 +163,16 @@ class Signs:
                 place = Place("" if op else incident.bad_grads[-1], phase="backward")
                 return FirstBad(op, place, 0, incident.nan_grads, step=incident.step, source="gradients")
         return None
+
+    def _overflows_later(self, op: str, site: str) -> Hazard | None:
+        """The same operation at the same place, in a step that was examined: it tells more than the graph of the loss."""
+        known = (h for e in self.evidence.examinations for h in e.hazards if not h.in_reference and math.isinf(h.consequence))
+        return next((h for h in known if h.op.lstrip("_") == op and h.place.site == site and h.place.phase != "backward"), None)
+
+    def _phase_of(self, incident: StepRecord) -> str:
+        """`loop`, if the calls of the model were made again and are finite: the criterion did it."""
+        again = [e for e in self.evidence.examinations if e.step == incident.step and e.facts.get("again")]
+        return "loop" if again and all(e.first_bad is None for e in again) and not incident.bad_calls else "forward"
 
     def _reference_by_size(self, dtype: str, size: float | None) -> bool | None:
         return False if dtype == "float16" and size is not None and math.isfinite(size) and size >= FP16.max else None

@@ -42,6 +42,7 @@ MOST_SUSPICIONS = 3
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad steps that are made again
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
+MOST_OWED = 2  # examinations that are made up for: the loss scale hid from them what rounding did to the gradients
 
 
 @dataclass
@@ -56,6 +57,8 @@ class ExaminationPlan:
     _worst: float = 0.0
     _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+    _owed: int = 0
+    _owed_at: float = math.inf
 
     @property
     def is_suspected(self) -> bool:
@@ -63,7 +66,7 @@ class ExaminationPlan:
 
     def is_due(self, position: int) -> bool:
         """Whether it would want this step if it had the time."""
-        return self._suspected or position >= self._next
+        return self._suspected or position >= min(self._next, self._owed_at)
 
     def wants(self, position: int, elapsed: float, step_seconds: float | None) -> bool:
         """`position`: how many steps there were before; `elapsed`: seconds since the first; `step_seconds`: of a plain one."""
@@ -72,6 +75,8 @@ class ExaminationPlan:
             return True
         if not due:
             return False
+        if position >= self._owed_at:  # whatever the time: what the run is told must not depend on it
+            return True
         price = self._worst
         if self._was_cut or not price:
             price = max(2 * price, TIMES_A_STEP * (step_seconds or 0.0))
@@ -84,6 +89,10 @@ class ExaminationPlan:
         """Seconds that may still be spent, `elapsed` seconds after the first step."""
         return max(min(self.at_once + EARLY_SHARE * elapsed, STARTUP_SECONDS), SHARE * elapsed) - self.spent
 
+    def allowed(self, position: int, elapsed: float) -> float:
+        """Seconds for the examination of this step."""
+        return max(self.left(elapsed), 2 * self._worst if position >= self._owed_at else 0.0)
+
     def pace(self, calls: int, seconds: float) -> None:
         """So many modules were called in an examined step so far. Where each takes long, it is work, and steps are long too."""
         self.at_once = max(FIRST_SECONDS, FIRST_CALLS * seconds / calls)
@@ -92,12 +101,18 @@ class ExaminationPlan:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
         self._suspected = self.suspicions < MOST_SUSPICIONS
 
-    def done(self, position: int, seconds: float, was_cut: bool = False) -> None:
+    def done(self, position: int, seconds: float, was_cut: bool = False, was_hidden: bool = False) -> None:
+        """`was_hidden`: gradients overflowed by the loss scale alone; a few steps later it has been lowered."""
         self.count += 1
         self.spent += seconds
         self._worst = max(self._worst, seconds)
         self._was_cut = was_cut
         self._next = max(position + 1, 2 * position)
+        if position >= self._owed_at or not (was_hidden or was_cut):
+            self._owed_at = math.inf
+        if was_hidden and self._owed_at == math.inf and self._owed < MOST_OWED:
+            self._owed += 1
+            self._owed_at = 4.0 * (position + 1)
 
 
 def modes_may_change() -> bool:
@@ -294,7 +309,8 @@ class Examiner:
             examination = sanitizer.close()
         finally:
             self._release()
-        self.plan.done(self._position, max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0), was_cut)
+        seconds = max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0)
+        self.plan.done(self._position, seconds, was_cut, bool(examination.facts.get("scale_overflow")))
         return examination
 
     def abandon(self) -> None:
@@ -318,7 +334,7 @@ class Examiner:
 
     def _seconds_left(self) -> float:
         """For the examination of this step."""
-        return math.inf if self._always else max(self.plan.left(self._elapsed), 0.0)
+        return math.inf if self._always else self.plan.allowed(self._position, self._elapsed)
 
     def _typical(self) -> float | None:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
