@@ -100,7 +100,7 @@ def test_installed_version_is_the_one_of_the_package():
 def test_unknown_command_is_one_sentence_on_stderr_and_exit_code_2():
     done = python("-m", "nanny.cli", "tenso")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "nanny: there is no command 'tenso'; type `nanny --help` for the list\n"
+    assert done.stderr == "nanny: there is no command 'tenso', did you mean 'tensor'? type `nanny --help` for the list\n"
 
 
 def test_help_does_not_load_torch():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nanny import cli
 from nanny.cli.explain import causes_page, main, rules_page
 from nanny.core.finding import NannyError
 from nanny.diagnose.knowledge import causes
@@ -132,8 +133,27 @@ def test_the_list_of_causes_links_to_pages_that_exist():
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["rules.md", "causes.md", "limits.md"])
-def test_generated_documents_are_up_to_date(name):
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse words its help otherwise in other versions")
+def test_generated_documents_are_up_to_date():
     pages = runpy.run_path(str(ROOT / "docs" / "generate.py"))["pages"]()
-    text = next(text for path, text in pages.items() if path.name == name)
-    assert (ROOT / "docs" / name).read_text() == text, "type: make docs"
+    stale = [path.name for path, text in pages.items() if path.read_text() != text]
+    assert stale == [], "type: make docs"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["nanny", "sum"], ["summary"]),
+        (["nanny", "alerts", "--fail"], ["--fail-on"]),
+        (["nanny", "whatif", "--dtype", "b"], ["bf16"]),
+    ],
+)
+def test_bash_completes_commands_flags_and_choices(words, offered):
+    script = ROOT / "src" / "nanny" / "cli" / "shells" / "nanny.bash"
+    line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shtab_nanny; echo ${{COMPREPLY[@]}}"
+    assert subprocess.run(["bash", "-c", line], capture_output=True, text=True).stdout.split() == offered
+
+
+def test_a_mistyped_command_is_guessed(capsys):
+    assert cli.main(["sumary"]) == 2
+    assert "did you mean 'summary'?" in capsys.readouterr().err

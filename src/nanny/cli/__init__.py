@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..core.command_line import check_words, refused_by_the_system
 from ..core.finding import NannyError
+from ..core.numbers import nearest
 from ..core.terminal import complain
 
 # name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
@@ -40,6 +41,7 @@ COMMANDS = {
     "mcp": ("nanny.agent.server", "let an AI agent check code and read runs"),
     "doctor": ("nanny.cli.doctor", "versions, devices, and what is missing for which command"),
     "demo": ("nanny.cli.demo", "see the tool work on a small real training run"),
+    "completion": ("nanny.cli.completion", "what makes a shell complete these commands with Tab"),
 }
 SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
@@ -87,7 +89,7 @@ def run_command(argv: Sequence[str]) -> int:
         return 0
     name = rest[0]
     if name not in COMMANDS:
-        raise NannyError(f"there is no command {name!r}; type `nanny --help` for the list")
+        raise NannyError(f"there is no command {name!r}{nearest(name, COMMANDS) or ';'} type `nanny --help` for the list")
     module = COMMANDS[name][0]
     if head and module not in READ_RUNS:
         raise NannyError(f"`nanny {name}` reads no run, so --db has no meaning for it")
