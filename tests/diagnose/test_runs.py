@@ -284,7 +284,7 @@ def test_what_the_loss_scale_hid_is_looked_at_again_whatever_the_time():
 
 
 def test_a_short_second_step_is_looked_at_whatever_the_time():
-    for seconds, wanted in ((2.0, True), (3.0, False)):
+    for seconds, wanted in ((2.0, True), (4.0, False)):
         plan = ExaminationPlan(at_once=0.0)
         plan.done(0, seconds)
         assert plan.wants(1, 0.1, 0.01) is wanted

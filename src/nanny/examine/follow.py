@@ -86,6 +86,7 @@ class Follower:
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         self._ledger.note_computed(inputs, outs)
         self._ledger.note_difference(op, name)
+        self._ledger.note_decay(op, name)
         if not concerned and not tags and not outs:
             return
         line = self._line(spot, name)

@@ -37,6 +37,7 @@ from .recorder import Recorder
 FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
 EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
+SECOND_SECONDS = 3.0  # if the first took less, the second step is examined too, whatever the time
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
@@ -111,9 +112,10 @@ class ExaminationPlan:
         self._next = max(position + 1, 2 * position)
         if not was_cut:
             self._paced = self.at_once
-        if position >= self._owed_at or not (was_hidden or was_cut):
-            # the first step knows no momentum and no average: a short second one is looked at, whatever the time
-            self._owed_at = 1.0 if position == 0 and not was_cut and seconds <= STARTUP_SECONDS / 2 else math.inf
+        if position == 0 and seconds <= SECOND_SECONDS:
+            self._owed_at = 1.0  # the first step knows no momentum and no average, and may have been cut
+        elif position >= self._owed_at or not (was_hidden or was_cut):
+            self._owed_at = math.inf
         if was_hidden and self._owed_at in (1.0, math.inf) and self._owed < MOST_OWED:
             self._owed += 1
             self._owed_at = 4.0 * (position + 1)
