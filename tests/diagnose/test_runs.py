@@ -283,6 +283,14 @@ def test_what_the_loss_scale_hid_is_looked_at_again_whatever_the_time():
     assert not any(plan.wants(position, 10.0 * position, 10.0) for position in range(5, 1000))
 
 
+def test_a_short_second_step_is_looked_at_whatever_the_time():
+    for seconds, wanted in ((2.0, True), (4.0, False)):
+        plan = ExaminationPlan(at_once=0.0)
+        plan.done(0, seconds)
+        assert plan.wants(1, 0.1, 0.01) is wanted
+        assert (plan.allowed(1, 0.1) >= 2 * seconds) is wanted
+
+
 def test_a_scale_that_never_fits_is_not_looked_at_for_ever():
     plan = ExaminationPlan()
     seen = []

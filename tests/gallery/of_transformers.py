@@ -268,7 +268,7 @@ CASES = (
     Case("gpt2_attention_outliers", gpt2, attention_outliers, ("attention_logit_overflow_fp16", "activation_overflow_fp16"),
          ("transformer.h.0", "op:matmul", "op:bmm")),
     Case("llama_norm_without_float", llama, norm_without_float, ("norm_square_overflow_fp16",),
-         ("model.layers.0.input_layernorm", "op:pow")),
+         ("model.layers.0.input_layernorm", "model.norm", "op:pow")),
     Case("bert_small_rate", bert, small_rate, ("update_lost",), ("optimizer", "bert", "classifier", "<root>")),
     Case("t5_feed_forward_outliers", t5, feed_forward_outliers, ("activation_overflow_fp16",),
          ("encoder.block.0.layer.1", "op:matmul", "op:mm")),

@@ -12,16 +12,7 @@ import nanny
 from . import FP32, Case, finished, is_worse, learned, tables, watched
 
 pytestmark = pytest.mark.slow
-# what is said instead: who mends one removes it here, or the suite turns red
-WRONG = {
-    "llama_norm_without_float": "residual_absorption at model.layers.0",
-    "qwen2_rotary_in_format": "nothing",
-    "mixtral_rate_too_high": "nothing, findings DEAD_LAYER and GRAD_EXPLOSION",
-    "timm_vit_average_in_format": "nothing",
-    "diffusers_unet_average_in_format": "nothing",
-    "diffusers_conditioned_query_outliers": "mask_inf_full_row",
-}
-FALSE = {"torchvision_shufflenet_sum_in_format": "scale_imbalance_absorption at a BatchNorm"}
+WRONG: dict[str, str] = {}  # what is said instead: who mends one removes it here, or the suite turns red
 
 
 def _questions(*, known: dict[str, str]) -> list[Any]:
@@ -70,6 +61,6 @@ def test_the_fault_is_named(case: Case) -> None:
     )
 
 
-@pytest.mark.parametrize("case", _questions(known=FALSE))
+@pytest.mark.parametrize("case", _questions(known={}))
 def test_the_twin_is_healthy(case: Case) -> None:
     assert nanny.diagnose(watched(case, faulty=False)) == []

@@ -260,6 +260,7 @@ PRECEDENCE = (
     Precedence("data_outlier", "optimizer_v_lag", "the batch is the reason, whatever the second moment expected"),
     Precedence("exploding_recurrence", "overflow", "growth that is there before any training ends in an overflow"),
     Precedence("lr_too_high", "overflow", "loss and gradients grew first, numbers left their range afterwards"),
+    Precedence("norm_square_overflow_fp16", "residual_absorption", "a norm that puts out zeros silences more than its branch"),
     Precedence("lr_too_high", "precision_loss", "FP32 would run away as well"),
     Precedence("lr_too_high", "optimizer_v_lag", "a loss that grows on and on is divergence, not one long step"),
     Precedence("grad_norm_overflow_fp16", "underflow", "the gradients were there before the clip coefficient made them 0"),

@@ -205,6 +205,10 @@ class Signs:
 
     def _grown(self, name: str) -> Runaway | None:
         steps, values = self.evidence.curve(name)
+        at, norms = self.evidence.curve("grad_norm")
+        alive = np.flatnonzero(norms)
+        if len(alive) and len(norms) - alive[-1] > _SETTLED:  # thrown so far that nothing moves any more: the loss is a constant
+            values = values[steps <= at[alive[-1]]]
         found = _growth(values, self.limits.loss_ratio)
         if found is None:
             return None
@@ -430,6 +434,8 @@ class Signs:
         for exam in self.evidence.examinations:
             known = [h for h in exam.hazards if h.cause and (exam.first_bad is None or not math.isinf(h.consequence))]
             worst = max((min(h.consequence, 1.0) for h in known), default=0.0)
+            if any(h.kind == "overflow" and h.consequence >= 0.25 * worst for h in known):
+                known = [h for h in known if h.kind != "residual"]  # counted by what it loses, not by what it does to gradients
             first = min((h for h in known if h.consequence >= 0.25 * worst), key=lambda h: h.order, default=None)
             if first is not None:
                 proof = 2.0 if first.kind in PROVED else 1.0

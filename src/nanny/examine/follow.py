@@ -81,11 +81,15 @@ class Follower:
         if op.is_view or name in UNWRITTEN:
             return
         outs, twins = self._results(op)
-        inputs = [t for t in tensors_in((op.args, dict(op.kwargs))) if has_storage(t)]
+        read = (
+            op.args[1:] if op.kwargs.get("beta") == 0 else op.args
+        )  # what beta multiplies with 0 may be memory that nobody wrote
+        inputs = [t for t in tensors_in((read, dict(op.kwargs))) if has_storage(t)]
         tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         self._ledger.note_computed(inputs, outs)
         self._ledger.note_difference(op, name)
+        self._ledger.note_decay(op, name)
         if not concerned and not tags and not outs:
             return
         line = self._line(spot, name)

@@ -326,7 +326,7 @@ class Sanitizer:
             self._remedies.broke(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
         self._facts.see(op, spot)
         if self._overwritten:
-            self._states.note(op, spot, self._ledger.order, self._overwritten, self._ledger.towards)
+            self._states.note(op, spot, self._ledger.order, self._overwritten, self._ledger.towards, self._ledger.decayed)
             self._overwritten = {}
         if op.name == "ones_like":
             self._note_loss(op)

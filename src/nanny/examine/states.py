@@ -59,8 +59,9 @@ class States:
         order: int,
         overwritten: dict[int, Tensor],
         towards: StorageMap[tuple[frozenset[int], float]],
+        decayed: StorageMap[tuple[int, float]],
     ) -> None:
-        """`towards`: differences times a number, which an average moves by."""
+        """`towards`: differences times a number, which an average moves by. `decayed`: what it is made anew from."""
         others = op.args[1] if len(op.args) > 1 else None
         written = written_by(op.func, op.args, op.kwargs)
         for i, tensor in enumerate(written):
@@ -68,10 +69,14 @@ class States:
             if state is None:
                 continue
             name = bare_op(op.name)
+            other = others[i] if isinstance(others, (list, tuple)) and len(others) == len(written) else others
+            itself = decayed.find(other) if name == "copy" and isinstance(other, Tensor) and has_storage(other) else None
+            if itself is not None and itself[0] == key_of(tensor):
+                state.factors.append(itself[1])
+                state.is_average, name = True, "average"
             state.ops.append(name)
             if state.spot is None:
                 state.spot, state.order = spot, order
-            other = others[i] if isinstance(others, (list, tuple)) and len(others) == len(written) else others
             known = towards.find(other) if isinstance(other, Tensor) and has_storage(other) else None
             if name in ("add", "sub") and known is not None and key_of(tensor) in known[0]:
                 state.factors.append(1 - abs(known[1] * float(op.kwargs.get("alpha", 1))))

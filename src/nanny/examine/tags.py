@@ -100,6 +100,7 @@ class Ledger:
         self.order = 0
         self.names: list[str] = []
         self.towards: StorageMap[tuple[frozenset[int], float]] = StorageMap()  # c * (s - p): storages of s and p, and c
+        self.decayed: StorageMap[tuple[int, float]] = StorageMap()  # c * s + ...: storage of s, and c
         self.low_dtype: torch.dtype | None = None
         self.stored_infinity = False  # -inf in an fp16 tensor from before the step: nobody knows what was written
         self.purpose = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
@@ -139,6 +140,23 @@ class Ledger:
                 self.towards.put(out, (frozenset((key_of(first), key_of(second))), 1.0))
             elif name in ("mul", "div") and known is not None and isinstance(second, (int, float)) and second:
                 self.towards.put(out, (known[0], known[1] * (second if name == "mul" else 1 / second)))
+
+    def note_decay(self, op: Operation, name: str) -> None:
+        """What an average is made anew from: what it is, times a number just below one, and whatever is added."""
+        if name not in ("mul", "add", "lerp", "to_copy") or not op.args:
+            return
+        for first, second, out in _each(op.args[0], op.args[1] if len(op.args) > 1 else None, op.out):
+            if not all(isinstance(t, Tensor) and has_storage(t) for t in (first, out)):
+                continue
+            known = self.decayed.find(first)
+            if known is None and name == "add" and isinstance(second, Tensor) and has_storage(second):
+                known = self.decayed.find(second)
+            if name == "mul" and isinstance(second, (int, float)) and 0.5 < second < 1:
+                self.decayed.put(out, (key_of(first), second))
+            elif name == "lerp" and isinstance(weight := op.args[-1], (int, float)) and 0 < weight < 0.5:
+                self.decayed.put(out, (key_of(first), 1 - weight))
+            elif name in ("add", "to_copy") and known is not None:
+                self.decayed.put(out, known)
 
     def suspect(self, step: TaggedOp, trouble: str) -> Suspect:
         suspect = Suspect(

@@ -37,6 +37,7 @@ from .recorder import Recorder
 FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
 EARLY_SHARE = 0.1  # and of the time of a run in addition,
 STARTUP_SECONDS = 5.0  # until they have taken this much
+SECOND_SECONDS = 3.0  # if the first took less, the second step is examined too, whatever the time
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
@@ -57,6 +58,7 @@ class ExaminationPlan:
     _worst: float = 0.0
     _was_cut: bool = False  # the last one ran out of time, so nobody knows what a whole one costs
     _suspected: bool = False
+    _paced: float = 0.0  # `at_once` after a whole examination
     _owed: int = 0
     _owed_at: float = math.inf
 
@@ -95,7 +97,7 @@ class ExaminationPlan:
 
     def pace(self, calls: int, seconds: float) -> None:
         """So many modules were called in an examined step so far. Where each takes long, it is work, and steps are long too."""
-        self.at_once = max(FIRST_SECONDS, FIRST_CALLS * seconds / calls)
+        self.at_once = max(FIRST_SECONDS, self._paced, FIRST_CALLS * seconds / calls)
 
     def suspect(self) -> None:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
@@ -108,11 +110,24 @@ class ExaminationPlan:
         self._worst = max(self._worst, seconds)
         self._was_cut = was_cut
         self._next = max(position + 1, 2 * position)
-        if position >= self._owed_at or not (was_hidden or was_cut):
+        if not was_cut:
+            self._paced = self.at_once
+        if position == 0 and seconds <= SECOND_SECONDS:
+            self._owed_at = 1.0  # the first step knows no momentum and no average, and may have been cut
+        elif position >= self._owed_at or not (was_hidden or was_cut):
             self._owed_at = math.inf
-        if was_hidden and self._owed_at == math.inf and self._owed < MOST_OWED:
+        if was_hidden and self._owed_at in (1.0, math.inf) and self._owed < MOST_OWED:
             self._owed += 1
             self._owed_at = 4.0 * (position + 1)
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _since(began: tuple[float, float]) -> float:
+    """By the clock, or by the work where a busy machine makes everything slow."""
+    return min(now - then for now, then in zip(_now(), began))
 
 
 def modes_may_change() -> bool:
@@ -155,7 +170,7 @@ class Examiner:
         self._unhook: Callable[[], Any] = lambda: None
         self._thread = 0
         self._position = self._calls = 0
-        self._elapsed = self._opened = 0.0
+        self._elapsed, self._opened = 0.0, (0.0, 0.0)
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
         self._is_replaced = False  # what is open came to an end before the step, which was made again
@@ -219,7 +234,7 @@ class Examiner:
         if not planned:
             self._again += 1
             self._recorder.hears_calls = self._again < MOST_AGAIN or bool(self._recorder.compiled)
-        started = time.perf_counter()
+        started = _now()
         try:
             step, scale = capture.record.step, weakly(self._scale)
             tries = self._tries and not planned
@@ -233,7 +248,7 @@ class Examiner:
             if live is None:
                 self.turn.release()
             self._recorder.calls_since_backward()  # the second run was heard as well
-            seconds = time.perf_counter() - started
+            seconds = _since(started)
             if planned:
                 self.plan.done(self._position, seconds)
             else:
@@ -245,7 +260,7 @@ class Examiner:
         if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
             return
         self._twice += 1
-        started = time.perf_counter()
+        started = _now()
         with contextlib.suppress(NotAgain), sanitizer.paused():
             found = {} if root is None else run_twice(made, self._recorder.models, root)
             if found:
@@ -253,10 +268,11 @@ class Examiner:
             for trial in self._tried(made, root):
                 sanitizer.note_trial(trial)
         self._recorder.calls_since_backward()
-        seconds = time.perf_counter() - started
+        seconds = _since(started)
         self.plan.spent += seconds
         self._recorder.seconds -= seconds
-        self._opened += seconds  # nothing that the plan has to reckon with
+        wall, work = (now - then for now, then in zip(_now(), started))
+        self._opened = (self._opened[0] + wall, self._opened[1] + work)  # nothing that the plan has to reckon with
 
     def _tried(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
         """What other inputs, or a smaller loss scale, would have made of these calls."""
@@ -277,7 +293,7 @@ class Examiner:
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened, self._calls, self._is_replaced = time.perf_counter(), 0, False
+        self._opened, self._calls, self._is_replaced = _now(), 0, False
         try:
             opened.append(
                 Sanitizer(
@@ -309,7 +325,7 @@ class Examiner:
             examination = sanitizer.close()
         finally:
             self._release()
-        seconds = max(time.perf_counter() - self._opened - (self._typical() or 0.0), 0.0)
+        seconds = max(_since(self._opened) - (self._typical() or 0.0), 0.0)
         self.plan.done(self._position, seconds, was_cut, bool(examination.facts.get("scale_overflow")))
         return examination
 
@@ -347,7 +363,7 @@ class Examiner:
         """Its time is spent, or this is a forward pass after the step: an evaluation, or the block is over and nobody said so."""
         if self._sanitizer is not None:
             self._calls += 1
-            self.plan.pace(self._calls, time.perf_counter() - self._opened)
+            self.plan.pace(self._calls, _since(self._opened))
             self._sanitizer.seconds = self._seconds_left()
             if self._sanitizer.is_spent:
                 self._sanitizer.give_up()

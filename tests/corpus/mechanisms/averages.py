@@ -109,6 +109,30 @@ def average_made_anew(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) 
     return _train(model, after, dtype, 350)
 
 
+def average_copied_back(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
+    """s.copy_(decay * s + (1 - decay) * p), as timm does: written over, and yet made of itself."""
+    model = _net()
+    shadows = [p.detach().clone().to(torch.float32 if fixed else dtype) for p in model.parameters()]
+
+    def after() -> None:
+        for s, p in zip(shadows, model.parameters()):
+            s.copy_(0.9995 * s + (1 - 0.9995) * p)
+
+    return _train(model, after, dtype, 356)
+
+
+def copies_of_a_target(dtype: torch.dtype = torch.bfloat16) -> Training:
+    """A target network in bf16 that is written over by the weights: nothing of it is kept, and nothing lost."""
+    model = _net()
+    target = [p.detach().clone().to(dtype) for p in model.parameters()]
+
+    def after() -> None:
+        for s, p in zip(target, model.parameters()):
+            s.copy_(0.9 * p)
+
+    return _train(model, after, dtype, 358)
+
+
 class Policy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -172,6 +196,8 @@ PROGRAMS = [
     *planted(average_by_foreach_lerp, "ema_stagnation", *AVERAGE, steps=12),
     *planted(average_by_the_library, "ema_stagnation", *AVERAGE, steps=12),
     *planted(average_made_anew, "ema_stagnation", *AVERAGE, steps=12),
+    *planted(average_copied_back, "ema_stagnation", *AVERAGE, steps=12),
+    *healthy(copies_of_a_target, tools="diagnose monitor examine", survives=None, steps=12),
     *healthy(divergence_from_a_frozen_reference, tools="diagnose monitor examine", survives=None, steps=30),
     *healthy(preferences_beside_a_reference, tools="diagnose monitor examine", survives=None, steps=30),
 ]
