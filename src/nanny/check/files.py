@@ -31,7 +31,8 @@ T = TypeVar("T")
 STDIN = "<stdin>"
 NO_TEXTS: Mapping[str, str] = {}
 NO_OVERRIDES = Config()
-SMALLEST_BATCH, LARGEST_BATCH = 400_000, 1_200_000  # bytes checked at a time: what they import is read once, and kept as long
+SMALLEST_BATCH, LARGEST_BATCH = 400_000, 2_000_000  # bytes checked at a time: what they import is read once, and kept as long
+MOST_OBJECTS = 2_000_000  # that wait for the garbage collector: about 300 MB
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
@@ -315,25 +316,27 @@ def check_batch(batch: list[Found], project: list[str], config: Config, texts: M
                 report += _check_other(found, text.text, config)
         report += _check_python(sources, python, config)
     report = replace(report, read_too=sources.read_too)
-    if len(batch) > 8:
-        gc.collect()  # what the engine knows about a batch is full of cycles
     return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
 
 
 @contextmanager
 def _quiet_interpreter() -> Iterator[None]:
-    """No warnings of the parser about other people's escape sequences, and fewer rounds of the garbage collector.
+    """No warnings of the parser about other people's escape sequences, and no rounds of the garbage collector.
 
-    Syntax trees are large and hold no cycles: with the usual thresholds a third of the parsing time is spent looking for them.
+    Syntax trees are large and hold no cycles: a third of the time would be spent looking for them. What is left of a batch is
+    collected once it is much.
     """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 50)
+    was_on = gc.isenabled()
+    gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        gc.set_threshold(*thresholds)
+        if was_on:
+            gc.enable()
+        if gc.get_count()[0] > MOST_OBJECTS:
+            gc.collect()
 
 
 def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config) -> Report:
