@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...core.ops import LAYERS
 from .torch_names import WRAPPERS
@@ -78,14 +79,14 @@ _LEAVES = frozenset(
 
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """As ast.walk without constants and operators, in no particular order and in a third of the time."""
-    stack: list[object] = [tree]
+    stack: list[Any] = [tree]
     while stack:
         node = stack.pop()
         kind = type(node)
         if kind is list:
-            stack.extend(node)  # type: ignore[call-overload]
+            stack.extend(node)
         elif kind not in _LEAVES and hasattr(kind, "_fields"):
-            yield node  # type: ignore[misc]
+            yield node
             stack.extend(vars(node).values())
 
 
