@@ -17,22 +17,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.finding import Finding, Link, Severity
 
+T = TypeVar("T")
 KEPT_DAYS = 30
 _TABLE = "CREATE TABLE IF NOT EXISTS checked (key BLOB PRIMARY KEY, needs TEXT, findings TEXT, used INTEGER) WITHOUT ROWID"
-Import = tuple[str, str, int]  # who imports what, with how many dots
+Imports = dict[tuple[str, int], str | None]  # what a file imports, with how many dots -> the file that this means
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings of one file, and what they rest on: the texts that were read for it and the files its imports mean."""
+    """The findings of one file, and the texts that were read for them, its own among them: path -> digest."""
 
     findings: list[Finding]
-    read: dict[str, str]  # path -> digest
-    imports: dict[Import, str | None]
+    read: dict[str, str]
 
 
 def digest(text: str) -> str:
@@ -50,22 +50,31 @@ class Cache:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             self._db = _opened(path)
 
-    def get(self, key: bytes) -> Checked | None:
-        if self._db is None:
-            return None
+    def _get(self, key: bytes, read: Callable[[Any, Any], T]) -> T | None:
         try:
-            row = self._db.execute("SELECT needs, findings FROM checked WHERE key = ?", (key,)).fetchone()
-            found = _read(*row) if row is not None else None
+            row = self._db.execute("SELECT needs, findings FROM checked WHERE key = ?", (key,)).fetchone() if self._db else None
+            found = read(json.loads(row[0]), json.loads(row[1])) if row is not None else None
         except (sqlite3.Error, ValueError, TypeError, KeyError, AttributeError):  # of another hand, or broken
             return None
         if found is not None:
             self._used.append(key)
         return found
 
+    def get(self, key: bytes) -> Checked | None:
+        return self._get(key, lambda read, found: Checked([_finding(item) for item in found], {str(a): str(b) for a, b in read}))
+
     def put(self, key: bytes, checked: Checked) -> None:
-        needs = [sorted(checked.read.items()), [[*asked, found] for asked, found in checked.imports.items()]]
         with suppress(ValueError, TypeError):  # evidence that is no JSON
-            self._rows[key] = json.dumps(needs), json.dumps([f.to_json() for f in checked.findings])
+            found = json.dumps([finding.to_json() for finding in checked.findings])
+            self._rows[key] = json.dumps(sorted(checked.read.items())), found
+
+    def imports(self, key: bytes) -> Imports | None:
+        return self._get(key, lambda asked, _: {(str(name), int(level)): found for name, level, found in asked})
+
+    def put_imports(self, key: bytes, asked: Imports) -> None:
+        """Those that were looked up at any time: what was found from this file may rest on each of them."""
+        known = self.imports(key) or {}
+        self._rows[key] = json.dumps([[*name, found] for name, found in {**known, **asked}.items()]), "[]"
 
     def close(self) -> None:
         if self._db is None:
@@ -105,15 +114,6 @@ def _opened(path: str) -> sqlite3.Connection:
     raise sqlite3.DatabaseError(path)
 
 
-def _read(needs: str, findings: str) -> Checked:
-    read, imports = json.loads(needs)
-    return Checked(
-        [_finding(item) for item in json.loads(findings)],
-        {str(path): str(text) for path, text in read},
-        {(str(a), str(b), int(c)): found for a, b, c, found in imports},
-    )
-
-
 def _finding(item: dict[str, Any]) -> Finding:
     chain = tuple(Link(**link) for link in item.pop("chain", ()))
     return Finding(**{**item, "severity": Severity[item["severity"]], "chain": chain})
@@ -135,15 +135,8 @@ class Keys:
     def __init__(self, project: Iterable[str], *configuration: object):
         self._start = hashlib.blake2b(repr((nanny_itself(), sorted(project), configuration)).encode(), digest_size=16).digest()
 
-    def of(self, path: str, text: str) -> bytes:
-        return hashlib.blake2b(f"{path}\0{text}".encode(), key=self._start, digest_size=16).digest()
-
-
-def still_holds(checked: Checked, text_of: Callable[[str], str], means: Callable[[str, str, int], str | None]) -> bool:
-    """Whether everything a row rests on is as it was."""
-    return all(text_of(path) == text for path, text in checked.read.items()) and all(
-        means(*asked) == found for asked, found in checked.imports.items()
-    )
+    def of(self, path: str, digest: str, what: str = "findings") -> bytes:
+        return hashlib.blake2b(f"{what}\0{path}\0{digest}".encode(), key=self._start, digest_size=16).digest()
 
 
 def shared_by_size(sizes: Sequence[int], parts: int, smallest: int, largest: int) -> list[slice]:

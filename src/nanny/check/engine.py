@@ -110,6 +110,7 @@ def _check_file(source: SourceFile, project: Project, options: Options, notes: l
         kept = worse(known[0] if known else None, finding)
         found[key] = kept, known[1] if known is not None and kept.message == known[0].message else hit
     told = sorted(_one_for_each_mistake(found.values()), key=_position)
+    interpreter.forget()
     return Entry(source.filename, told, sorted({*interpreter.modules, *tests}))
 
 

@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, TypeVar
 from ..core.finding import Finding, NannyError
 from ..show.findings import in_order
 from .broken import broken_code, too_deep
-from .cache import Cache, Checked, Import, Keys, digest, shared_by_size, still_holds
+from .cache import Cache, Checked, Imports, Keys, digest, shared_by_size
 from .config import Config, amp_dtype_name, device_name, find_config
 from .suppress import is_suppressed, read_suppressions
 from .walk import Found, Text, decode, find_files, find_module, folders_up, forget_files, matches_path, read_text
 
 if TYPE_CHECKING:
-    from .engine import Entry
     from .notebook import Notebook
 
 T = TypeVar("T")
 STDIN = "<stdin>"
 NO_TEXTS: Mapping[str, str] = {}
 NO_OVERRIDES = Config()
-SMALLEST_BATCH, LARGEST_BATCH = 400_000, 1_200_000  # bytes checked at a time: what they import is read once, and kept as long
+SMALLEST_BATCH, LARGEST_BATCH = 400_000, 2_000_000  # bytes checked at a time: what they import is read once, and kept as long
+MOST_OBJECTS = 2_000_000  # that wait for the garbage collector: about 300 MB
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
@@ -46,6 +46,7 @@ class Report:
     files: list[str] = field(default_factory=list)
     read_too: list[str] = field(default_factory=list)  # what they import, from below the root of their project
     checked: dict[str, Checked] = field(default_factory=dict)  # what a cache may keep of it
+    imports: dict[str, Imports] = field(default_factory=dict)  # what those that were read for it import
 
     def __add__(self, other: Report) -> Report:
         return Report(
@@ -55,6 +56,7 @@ class Report:
             self.files + other.files,
             self.read_too + other.read_too,
             self.checked | other.checked,
+            self.imports | {path: {**self.imports.get(path, {}), **asked} for path, asked in other.imports.items()},
         )
 
 
@@ -70,10 +72,11 @@ class Sources(Mapping[str, str]):
         self._config = config
         self._beside: dict[tuple[str, str], str | None] = {}
         self.read_too: list[str] = []
-        self.asked: dict[Import, str | None] = {}  # what imports mean, as far as that is not among the files given
+        self.asked: dict[str, Imports] = {}  # what imports mean, as far as that is not among the files given
         self.read_settings = False
         self._near = False
         self._digests: dict[str, str] = {}
+        self.holding: dict[str, bool] = {}  # whether the imports of a file still mean what a cache says
 
     def read(self, path: str) -> Text | str:
         text = self._texts.get(path)
@@ -95,7 +98,7 @@ class Sources(Mapping[str, str]):
             if found is not None and found not in self._texts:
                 self._texts[found] = None
                 self.read_too.append(found)
-        self.asked[importer, target, level] = self._beside[key]
+        self.asked.setdefault(importer, {})[target, level] = self._beside[key]
         return self._beside[key]
 
     def digest(self, path: str) -> str:
@@ -243,14 +246,11 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
     for found in found_files:
         text = sources.read(found.path) if found.kind == "python" else None
         if isinstance(text, Text):
-            key = keys.of(found.path, text.text) if keys is not None else b""
-            known = cache.get(key) if cache is not None else None
-            if known is not None and not still_holds(known, sources.digest, sources.beside):
-                known = None
+            known = _known(found.path, sources, cache, keys) if cache is not None and keys is not None else None
             if known is None and not found.named and not says_half(text.text):
-                known = Checked([], {}, {})
-                if cache is not None:
-                    cache.put(key, known)
+                known = Checked([], {})
+                if cache is not None and keys is not None:
+                    cache.put(keys.of(found.path, sources.digest(found.path)), known)
             if known is not None:
                 report.files.append(found.path)
                 report.notes.extend([text.note] if text.note else [])
@@ -269,8 +269,25 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
     report = sum(reports, report)
     if cache is not None and keys is not None:
         for path, checked in report.checked.items():
-            cache.put(keys.of(path, sources[path]), checked)
+            cache.put(keys.of(path, sources.digest(path)), checked)
+        for path in {path for checked in report.checked.values() for path in checked.read}:
+            cache.put_imports(keys.of(path, sources.digest(path), "imports"), report.imports.get(path, {}))
     return report
+
+
+def _known(path: str, sources: Sources, cache: Cache, keys: Keys) -> Checked | None:
+    """What was found when all texts were as they are, and every import meant what it means."""
+    checked = cache.get(keys.of(path, sources.digest(path)))
+    if checked is None or any(sources.digest(file) != text for file, text in checked.read.items()):
+        return None
+    for file in checked.read:
+        if file not in sources.holding:
+            asked = cache.imports(keys.of(file, sources.digest(file), "imports"))
+            is_same = asked is not None and all(sources.beside(file, *name) == found for name, found in asked.items())
+            sources.holding[file] = is_same
+        if not sources.holding[file]:
+            return None
+    return checked
 
 
 def _size(path: str) -> int:
@@ -314,26 +331,28 @@ def check_batch(batch: list[Found], project: list[str], config: Config, texts: M
             else:
                 report += _check_other(found, text.text, config)
         report += _check_python(sources, python, config)
-    report = replace(report, read_too=sources.read_too)
-    if len(batch) > 8:
-        gc.collect()  # what the engine knows about a batch is full of cycles
+    report = replace(report, read_too=sources.read_too, imports=sources.asked)
     return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
 
 
 @contextmanager
 def _quiet_interpreter() -> Iterator[None]:
-    """No warnings of the parser about other people's escape sequences, and fewer rounds of the garbage collector.
+    """No warnings of the parser about other people's escape sequences, and no rounds of the garbage collector.
 
-    Syntax trees are large and hold no cycles: with the usual thresholds a third of the parsing time is spent looking for them.
+    Syntax trees are large and hold no cycles: a third of the time would be spent looking for them. What is left of a batch is
+    collected once it is much.
     """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 50)
+    was_on = gc.isenabled()
+    gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        gc.set_threshold(*thresholds)
+        if was_on:
+            gc.enable()
+        if gc.get_count()[0] > MOST_OBJECTS:
+            gc.collect()
 
 
 def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config) -> Report:
@@ -346,7 +365,7 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
             trees[path], needs_room = _parse(sources[path], path)
             is_deep |= needs_room
         except SyntaxError as error:
-            report.checked[path] = Checked([broken_code(error, path)], {}, {})
+            report.checked[path] = Checked([broken_code(error, path)], {})
             report.findings.extend(report.checked[path].findings)
         except ValueError as error:  # a NUL in the text
             report.notes.append(f"{path}: skipped, {error}")
@@ -385,11 +404,11 @@ def _check_trees(sources: Mapping[str, str], trees: Mapping[str, ast.Module], co
         for path in paths:
             before = len(part.notes)
             if isinstance(sources, Sources):
-                sources.asked, sources.read_settings = {}, False
+                sources.read_settings = False
             for entry in check_entries(project, [path], options, part.notes):
                 part.findings.extend(entry.findings)
                 if isinstance(sources, Sources) and not sources.read_settings and len(part.notes) == before:
-                    part.checked[path] = _checked(entry, sources)
+                    part.checked[path] = Checked(entry.findings, {name: sources.digest(name) for name in entry.read})
         return part
 
     try:
@@ -404,10 +423,6 @@ def _check_trees(sources: Mapping[str, str], trees: Mapping[str, ast.Module], co
         except RecursionError:
             report.notes.append(too_deep(path))
     return report
-
-
-def _checked(entry: Entry, sources: Sources) -> Checked:
-    return Checked(entry.findings, {path: sources.digest(path) for path in entry.read}, dict(sources.asked))
 
 
 def _parse(text: str, path: str) -> tuple[ast.Module, bool]:

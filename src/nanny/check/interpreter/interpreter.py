@@ -221,6 +221,7 @@ class Interpreter:
         self.follows_imports = True
         self.modules: dict[str, WalkedFile | None] = {}
         self.traces: list[Trace] = []
+        self.is_deep = False
         self.statements = 0  # a generated monster must not hang the check
         self.instances: dict[tuple[object, ...], Value] = {}  # as they were when built
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
@@ -245,6 +246,15 @@ class Interpreter:
                 for owner in _heirs(function, module):
                     self._run_entry(function, owner)
         return FileView(module, self.traces, self.options)
+
+    def forget(self) -> None:
+        """Lets go of what was walked: it is full of cycles, which the garbage collector takes long to find."""
+        for module in self.modules.values():
+            if module is not None:
+                module.env.clear()
+                module.functions.clear()
+                module.classes.clear()
+        self.traces, self.instances, self.memory = [], {}, {}
 
     def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
         trace = Trace(function.name, function.module, owner)
@@ -1110,7 +1120,12 @@ class Interpreter:
         thing.is_built = True
         init = info.find("__init__")
         if init is not None:
+            saved, is_too_deep = frame.at, len(frame.at.stack) >= MAX_DEPTH and not self.is_deep
+            if is_too_deep:  # what an object holds must be known, however deep it is made; but once is enough
+                frame.at, self.is_deep = frame.inside(stack=()), True
             self.follow(frame, init, [value, *args], kwargs, node)
+            if is_too_deep:
+                frame.at, self.is_deep = saved, False
             return
         fields = [s.target.id for s in info.node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
         thing.attrs.update({**dict(zip(fields, args)), **{name: kwargs[name] for name in fields if name in kwargs}})
@@ -1140,9 +1155,10 @@ class Interpreter:
         """Runs a module's body once, so that its functions, classes and constants are known."""
         if module.is_loaded:
             return
-        module.is_loaded = True
+        module.is_loaded = module.is_importing = True
         inner = Frame(self.options, module, Trace(f"<import {module.name}>", module), module.env)
         self.run_block(inner, module.tree.body)
+        module.is_importing = False
 
     def follow(self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
         """Runs a function of the project with these arguments; its events go into the caller's trace."""

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
-from .uses import Uses, dotted, uses_in
+from .uses import NO_USES, Uses, dotted, uses_in
 from .values import Env, Thing, Value
 
 # what a file must name to have a finding: words that tell by themselves, and those that need a look around them
@@ -174,13 +174,15 @@ class WalkedFile:
     classes: list[OwnClass] = field(default_factory=list)
     is_loaded: bool = False
     is_entry: bool = False  # the program starts here: `__name__ == "__main__"`
+    is_importing: bool = False  # its body runs because another file imports it
 
     def __post_init__(self) -> None:
         self.filename, self.tree, self.name = self.source.filename, self.source.tree, self.source.name
 
     @property
     def uses(self) -> Uses:
-        return self.source.uses
+        """Of a body that only defines what others use nothing is asked: most imported files are read for a name or two."""
+        return NO_USES if self.is_importing else self.source.uses
 
     @property
     def is_package(self) -> bool:

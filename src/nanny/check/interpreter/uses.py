@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...core.ops import LAYERS
 from .torch_names import WRAPPERS
@@ -49,6 +50,9 @@ class Uses:
         return bool(path) and not _MODULE_METHODS.isdisjoint(self.methods.get(path, ()))
 
 
+NO_USES = Uses()
+
+
 def dotted(node: ast.AST) -> str:
     """`a.b.c` for a chain of names, else the empty string; a chain of more than LONGEST links is no name."""
     parts: list[str] = []
@@ -68,17 +72,22 @@ def owner_path(node: ast.AST) -> str:
     return dotted(node)
 
 
+_LEAVES = frozenset(
+    kind for base in (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop) for kind in base.__subclasses__()
+) | {ast.Constant, str, int, float, bool, type(None)}  # fmt: skip
+
+
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """As ast.walk, in no particular order and in half the time."""
-    stack = [tree]
+    """As ast.walk without constants and operators, in no particular order and in a third of the time."""
+    stack: list[Any] = [tree]
     while stack:
         node = stack.pop()
-        yield node
-        for value in vars(node).values():
-            if isinstance(value, list):
-                stack.extend(item for item in value if isinstance(item, ast.AST))
-            elif isinstance(value, ast.AST):
-                stack.append(value)
+        kind = type(node)
+        if kind is list:
+            stack.extend(node)
+        elif kind not in _LEAVES and hasattr(kind, "_fields"):
+            yield node
+            stack.extend(vars(node).values())
 
 
 def uses_in(tree: ast.Module) -> Uses:
@@ -92,17 +101,18 @@ def uses_in(tree: ast.Module) -> Uses:
             uses.identifiers.add(node.id)  # type: ignore[attr-defined]
         elif kind is ast.Attribute:
             uses.identifiers.add(node.attr)  # type: ignore[attr-defined]
-        elif isinstance(node, ast.Call):
-            _note_call(uses, node, given)
-        elif isinstance(node, ast.Assign):
-            same += _fields(node)
-        elif isinstance(node, ast.BinOp):
-            _note_number(uses, node)
-        elif isinstance(node, ast.arg):
-            if isinstance(node.annotation, ast.Name) and node.annotation.id in ("int", "float"):
-                uses.numbers.add(node.arg)
-        elif isinstance(node, ast.alias):
-            uses.identifiers.add(node.name.rpartition(".")[2])
+        elif kind is ast.Call:
+            _note_call(uses, node, given)  # type: ignore[arg-type]
+        elif kind is ast.Assign:
+            same += _fields(node)  # type: ignore[arg-type]
+        elif kind is ast.BinOp:
+            _note_number(uses, node)  # type: ignore[arg-type]
+        elif kind is ast.arg:
+            annotation = node.annotation  # type: ignore[attr-defined]
+            if isinstance(annotation, ast.Name) and annotation.id in ("int", "float"):
+                uses.numbers.add(node.arg)  # type: ignore[attr-defined]
+        elif kind is ast.alias:
+            uses.identifiers.add(node.name.rpartition(".")[2])  # type: ignore[attr-defined]
         elif hasattr(node, "body"):
             blocks.append(node)
     for one, other in same:

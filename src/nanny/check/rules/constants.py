@@ -200,6 +200,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"whole numbers are put into {kind}, which counts exactly only to {limit}",
         "keep them integer or float32 and cast the result of the computation",
+        severity=None if counted is not None else Severity.INFO,  # whole numbers of unknown size may be class labels
     )
 
 

@@ -14,7 +14,7 @@ from ..interpreter.torch_names import DEVICE_TYPES
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value
 from ..registry import Hit, rule
-from .training import goes_backward
+from .training import goes_backward, is_stepped
 
 _ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "loss"})
 _CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",
@@ -92,8 +92,8 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     if region is None or region.is_framework:  # Lightning itself steps inside its region
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
-    if event.op == "backward" and not view.of("optimizer.step", "scaler.step", "framework.step"):
-        return  # gradients that nothing steps: a measurement
+    if event.op == "backward" and not is_stepped(event, view):
+        return  # a measurement of time or memory
     is_seen = all(e.arg(0).kind in ("instance", "module") for e in view.of("module_call") if e.at.region is not None)
     loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
     yield Hit(

@@ -12,6 +12,7 @@ from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, near, same_object, scaler_of
+from .training import is_stepped, share_loop
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -188,18 +189,23 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         if has_scaler:  # one loss goes past it; where it is switched off is no business of this rule
             yield from _beside_a_scaler(trace, index, event)
             continue
-        inside = next(
-            (e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
-             and not e.at.region.is_framework and e.op not in ("autocast", "decorator")), None,
-        )  # fmt: skip
-        if inside is None or inside.at.region is None or not any(e.op.endswith(".step") for e in after(trace, index)):
+        inside = [
+            e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
+            and not e.at.region.is_framework and e.op not in ("autocast", "decorator") and share_loop(event, e)
+        ]  # fmt: skip
+        if not inside or not is_stepped(event, view):
             continue
+        parts = {id(v) for v in ancestors(event.arg(0))}
+        made = next((e for e in inside if id(e.out) in parts), None)
+        region = (made or inside[0]).at.region
+        assert region is not None
         yield Hit(
             event.node,
-            f"fp16 training without a loss scaler ({inside.at.region.label_in(event.file)}): "
+            f"fp16 training without a loss scaler ({region.label_in(event.file)}): "
             "gradients below 6e-8 become 0, and nothing says so",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
-            chain=(region_link(inside.at.region, event.file), link(event, "backward of the plain loss")),
+            chain=(region_link(region, event.file), link(event, "backward of the plain loss")),
+            unknown="" if made is not None else "what the loss is made of",
         )
 
 

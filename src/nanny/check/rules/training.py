@@ -12,6 +12,7 @@ from ..interpreter.values import HALF, Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")
+_STEPS = ("optimizer.step", "scaler.step", "framework.step")
 _WIDE = frozenset({"float32", "float", "float64", "int16", "uint16", "int32", "uint32"})
 
 
@@ -29,9 +30,9 @@ def is_trained(thing: Thing, view: FileView) -> bool:
     if thing.is_frozen:
         return False
     for trace in view.traces:
-        steps = trace.of("optimizer.step", "scaler.step", "framework.step", "framework.backward")
+        steps = trace.of(*_STEPS, "framework.backward")
         for event in trace.of(*_BACKWARD):
-            if not any(_share_loop(event, step) for step in steps):
+            if not any(share_loop(event, step) for step in steps):
                 continue  # gradients that nothing steps train nothing
             for loss in event.args:
                 if any(v.thing is thing and v.kind != "tensor" for v in ancestors(loss)):
@@ -39,7 +40,14 @@ def is_trained(thing: Thing, view: FileView) -> bool:
     return False
 
 
-def _share_loop(backward: Event, step: Event) -> bool:
+def is_stepped(backward: Event, view: FileView) -> bool:
+    """Whether a step may use the gradients of a backward: one in its pass, or in code that is walked by itself."""
+    made = next((trace for trace in view.traces if any(event is backward for event in trace.events)), None)
+    steps = made.of(*_STEPS) if made is not None else []
+    return any(share_loop(backward, step) for step in steps) if steps else bool(view.of(*_STEPS))
+
+
+def share_loop(backward: Event, step: Event) -> bool:
     """Whether one pass makes the gradients and steps: their loops are the same, or one is inside the other's."""
     short, long = sorted((backward.at.loops, step.at.loops), key=len)
     return long[: len(short)] == short and bool(short or not long)

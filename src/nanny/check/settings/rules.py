@@ -249,8 +249,8 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
             Severity.ERROR,
         )
     if lowest is not None and lowest <= 0:
-        text = f"`min_loss_scale: {lowest:g}` is no floor; DeepSpeed refuses it"
-        yield Problem((*at, "min_loss_scale"), text, "Use 1 (the default).", Severity.ERROR)
+        text = f"`min_loss_scale: {lowest:g}` is no floor: a run that only overflows goes on with a scale of almost 0, and no end"
+        yield Problem((*at, "min_loss_scale"), text, "Use 1 (the default).")
     elif lowest is not None and power is not None and 0 < power <= LIMITS.scale_power_high and lowest >= 2**power:
         yield Problem(
             (*at, "min_loss_scale"),
