@@ -9,10 +9,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..watch.script import check_module, start_target
+
+if TYPE_CHECKING:
+    from .watch import MixedPrecisionNanny
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -71,4 +76,9 @@ def _watch_everything(options: argparse.Namespace) -> None:
     _kept.append(nanny)
 
 
-_kept: list[object] = []  # alive until the interpreter ends
+_kept: list[MixedPrecisionNanny] = []  # alive until the interpreter ends
+
+
+def recorded_at() -> tuple[Path, int] | None:
+    """Store and number of the run that was watched, on the first rank, if it wrote any."""
+    return _kept[-1].recorded_at if _kept else None

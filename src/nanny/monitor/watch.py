@@ -449,6 +449,13 @@ class MixedPrecisionNanny:
             self._attempt(self._say_goodbye, cost, status)
         self._attempt(self._recorder.forget)
 
+    @property
+    def recorded_at(self) -> tuple[Path, int] | None:
+        """The store and the number of the run in it, on the first rank of a run that has steps on record."""
+        if not self.enabled or self._recording is None or not self._recording.run or not self._steps or self._rank:
+            return None
+        return self._recording.path, self._recording.run
+
     def _totals(self, cost: float) -> dict[str, Any]:
         return {
             "cost_percent": round(cost, 3),
@@ -476,6 +483,8 @@ class MixedPrecisionNanny:
             if told is not None:
                 self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
             self._say(best)
+        elif best is not None and told is not None and best.step != told.step:
+            self._live.say(f"nanny: {told.cause} was told at step {told.step}; step {best.step} shows it best")
         located = best is not None and bool(best.where)
         if not located and self._examiner is not None and self._examiner.not_again:
             step = verdict.first.step if verdict.first is not None else None

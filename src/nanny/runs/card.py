@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..core.command_line import LANGUAGES
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
 from ..show.wall import WORDS, wall_svg
-from .matrices import KindMatrices
 from .source import title_of
 from .summary import Summary
 from .wall import Wall, wall_of
@@ -18,9 +15,8 @@ def card_svg(summary: Summary, lang: str = "en") -> str:
     return _drawn(summary, wall_of(summary), lang)
 
 
-def cards(summary: Summary, matrices: Mapping[str, KindMatrices]) -> dict[str, str]:
+def cards(summary: Summary, wall: Wall) -> dict[str, str]:
     """By language: a page can be read in either."""
-    wall = wall_of(summary, matrices)
     return {lang: _drawn(summary, wall, lang) for lang in LANGUAGES}
 
 

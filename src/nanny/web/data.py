@@ -36,6 +36,7 @@ from ..runs.matrices import KindMatrices, error_matrix, matrices_of
 from ..runs.source import Source, open_job, open_named
 from ..runs.summary import Summary, summarize
 from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
+from ..runs.wall import Wall, wall_of
 from ..runs.what_if import judge_in_format
 from ..store import reader
 from .arrays import codes_of, pack_array, pack_columns, pack_curve, pack_histograms, pack_kind, pack_matrix
@@ -73,6 +74,7 @@ class PageData(TypedDict):
     figures: dict[str, Any]
     formats: list[dict[str, Any]]
     card: dict[str, str]
+    focus: dict[str, Any]
     next: list[str]
     notes: list[str]
 
@@ -88,6 +90,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         comparison = None if compare is None else _comparison(db, compare, sources[0], source)
         matrices = matrices_of(source)
         kinds, histograms = _layers(source, matrices, shares=not live)
+        wall = wall_of(summary, matrices)
         return PageData(
             run=_run_data(source),
             verdict=_verdict(summary),
@@ -102,10 +105,18 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
-            card=cards(summary, matrices),
+            card=cards(summary, wall),
+            focus=_focus(summary, wall),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
         )
+
+
+def _focus(summary: Summary, wall: Wall) -> dict[str, Any]:
+    """Where the page opens and `show` leads: the culprit of the verdict, as the picture at its head draws it."""
+    step = wall.impact if summary.diagnosis is None else summary.diagnosis.step
+    where = {"step": step, "kind": wall.kind or None, "site": _cut(wall.site) or None}
+    return finite({**where, "op": wall.op, "expected": wall.expected, "forecast": wall.forecast})
 
 
 def _steps(summary: Summary) -> dict[str, int] | None:

@@ -93,6 +93,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "subnormal": ("{0} loses digits", "{0} 次正规"),
     "flushes": ("{0} becomes zero", "{0} 变为零"),
     "scaled": ("The borders are moved by the loss scale {0} of this step.", "边界已按该步的损失缩放 {0} 平移。"),
+    "fp32 has": ("{0} in FP32: {1}", "FP32 下 {0}：{1}"),
     "outside": ("{0} ends at {1} and {2}, outside of the picture.", "{0} 的边界为 {1} 与 {2}，在图外。"),
     "share": ("{0} of the values", "占 {0}"),
     "bits to overflow": ("{0} bits to overflow in {1}", "距 {1} 上溢 {0} 比特"),

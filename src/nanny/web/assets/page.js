@@ -146,8 +146,7 @@ async function load(data) {
   const kinds = Object.keys(page.kinds);
   if (!page.kinds[state.kind]) state.kind = kinds.find((kind) => kind === "output") || kinds[0] || null;
   state.format = page.formats.some((form) => form.name === state.format) ? state.format : defaultFormat();
-  const culprit = culpritIndex();
-  if (state.step === null && state.site === null && culprit >= 0) startAt(culprit);
+  if (state.step === null && state.site === null && page.verdict.healthy === false) Object.assign(state, culpritPlace());
   const parted = page.comparison?.first;
   if (state.step === null && parted) startWhere(parted);
   if (state.site === null && state.kind) state.site = await worstLayer();
@@ -169,11 +168,9 @@ function defaultFormat() {
 }
 
 // The page opens on the culprit, unless the address says otherwise.
-function startAt(index) {
-  const { step, site } = page.findings[index];
-  const kind = Object.keys(page.kinds).find((name) => page.kinds[name].names.includes(site))
-    || [state.kind, ...Object.keys(page.kinds)].find((name) => page.kinds[name] && rowOf(page.kinds[name].names, site) >= 0);
-  Object.assign(state, { step, finding: index }, kind ? { site, kind } : {});
+function culpritPlace() {
+  const { step, site, kind } = page.focus, finding = culpritIndex();
+  return { step, ...(site && page.kinds[kind] ? { site, kind } : {}), finding: finding < 0 ? null : finding };
 }
 
 function startWhere(parted) {

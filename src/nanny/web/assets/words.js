@@ -76,7 +76,7 @@ function culpritCard(index) {
     f.hint ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("fix")}: `), rich(f.hint)) : null,
     f.passed_on ? make("p", { class: "quiet" }, `${t("passed on", f.passed_on_total)}: ${listed(f.passed_on, f.passed_on_total)}`) : null,
     isError && earlier >= 0 ? make("p", { class: "warning" }, `${t("warned before")}: `, findingLink(earlier)) : null,
-    make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: () => showInPlots(index) } }, t("show"))));
+    make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: showCulprit } }, t("show"))));
 }
 
 // Messages put names between backticks.
@@ -141,7 +141,7 @@ function drawDiagnoses() {
     const precision = d.precision_caused === null ? "" : t(d.precision_caused ? "precision yes" : "precision no");
     const facts = [d.step === null ? "" : t("step", d.step), d.where, precision, d.early ? t("early") : "",
       d.expected_step === null ? "" : t("expected", d.expected_step), t("sure", percent(d.confidence))];
-    const show = d.step === null ? null : () => showPlace(d.step, d.culprit);
+    const show = page.focus.step === null ? null : showCulprit;
     const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
       make("p", { class: "strong" }, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160)), `: ${known ? known.title : d.cause}`),
@@ -157,6 +157,11 @@ function drawDiagnoses() {
         known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
       show ? make("div", { class: "bar" }, make("button", { on: { click: show } }, t("show"))) : null);
   }));
+}
+
+function showCulprit() {
+  update(culpritPlace());
+  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
 function showPlace(step, site) {
