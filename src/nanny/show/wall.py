@@ -197,8 +197,10 @@ def _grid(axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         label = f'2<tspan dy="-6" font-size="11">{order}</tspan>'
         yield f'<text class="soft" x="{LEFT - 10}" y="{y + 5:.1f}" font-size="14" text-anchor="end">{label}</text>'
     for step in _ticks(axes.first, axes.last):
+        if axes.x(step) > RIGHT - 34:
+            continue  # the name of the axis stands there
         yield _text(axes.x(step), BOTTOM + 20, f"{step:,}", "soft", 14, anchor="middle")
-    yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="start" if RIGHT + 60 < PANEL else "end")
+    yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="end")
 
 
 def _ticks(first: float, last: float, about: int = 6) -> list[int]:

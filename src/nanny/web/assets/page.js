@@ -7,10 +7,10 @@ const texts = CONFIG.strings[language];
 let page = null;
 
 const state = {
-  step: null, site: null, kind: null, quantity: "absmax", format: null, filter: "", range: null,
+  step: null, site: null, kind: null, quantity: "headroom", format: null, filter: "", range: null, order: "forward", map: "",
   finding: null, severity: "", code: "", search: "",
 };
-const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "severity", "code", "search"];
+const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search"];
 
 function t(key, ...values) {
   return (texts[key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
@@ -91,13 +91,14 @@ function choose(index) {
 function redraw(changed) {
   const any = (...names) => names.some((name) => changed.includes(name));
   if (any("finding", "severity", "code", "search")) drawFindings();
-  if (any("kind", "quantity")) drawControls();
+  if (any("kind", "quantity", "order")) drawControls();
+  if (any("kind", "filter", "format", "order", "range", "site", "step")) drawTree();
   if (!globalThis.Plotly) return;
   linking = true;
   if (any("range")) drawCurves();
   else if (any("step")) Plotly.relayout("curves-figure", { shapes: curveShapes() });
   const work = [];
-  if (any("kind", "quantity", "format", "filter", "range")) work.push(drawHeat());
+  if (any("kind", "quantity", "format", "filter", "range", "map")) work.push(drawHeat());
   else if (any("step", "site") && heat) work.push(Plotly.relayout("heat-figure", { shapes: heatShapes() }));
   if (any("step", "site", "kind", "format", "range")) work.push(drawHistogram());
   if (any("step", "site", "kind", "format")) work.push(describePlace());
@@ -193,6 +194,7 @@ function drawWords() {
 
 async function drawPlots() {
   linking = true;
+  await drawTree();
   await drawCurves();
   await drawHeat();
   await drawHistogram();
@@ -317,6 +319,10 @@ async function start() {
 
 document.addEventListener("keydown", (event) => {
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || !page) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    document.querySelector("#controls input[type=search]")?.focus();
+  }
   const direction = { n: 1, j: 1, p: -1, k: -1 }[event.key];
   if (direction) nextFinding(direction);
 });

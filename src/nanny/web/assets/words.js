@@ -224,11 +224,13 @@ function nextFinding(direction) {
 
 function setUpSections() {
   const layers = Object.keys(page.kinds).length > 0;
+  setUpTree();
+  document.getElementById("controls").hidden = !layers;
   document.getElementById("histogram").hidden = !layers;
   fill("curves", make("h2", {}, t("curves")), make("p", { class: "quiet" }, t(page.steps ? "curves.hint" : "empty")),
     page.comparison ? make("p", { class: "quiet" }, t("compare.legend", page.comparison.other.id)) : null,
     make("div", { id: "curves-figure", class: "figure" }));
-  fill("heat", make("h2", {}, t("heat")), make("div", { id: "controls", class: "bar", hidden: !layers }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
+  fill("heat", make("h2", {}, t("heat")), make("div", { id: "heat-bar", class: "bar" }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
     make("p", { id: "heat-message", class: "quiet" }), make("div", { id: "heat-figure", class: "figure hatched" }));
   fill("histogram", make("h2", {}, t("histogram"), " ", make("span", { id: "histogram-title", class: "site" })),
     make("p", { class: "quiet" }, t("histogram.hint")), make("p", { id: "place" }), make("p", { id: "histogram-message", class: "quiet" }),
@@ -243,6 +245,7 @@ function drawControls() {
     options.map(([value, text]) => make("option", { value, selected: value === current }, text))));
   fill("controls", pick("quantity", "quantity", quantities.map((name) => [name, t(`q.${name}`)]), active),
     pick("kind", "kind", kinds.map((name) => [name, t(`k.${name}`)]), state.kind),
+    pick("order", "order", ["forward", "risk"].map((name) => [name, t(`order.${name}`)]), state.order),
     pick("format", "format", page.formats.map((form) => [form.name, form.title]), formatChosen().name),
     make("input", { type: "search", value: state.filter, placeholder: t("filter layers"), "aria-label": t("filter layers"),
       on: { input: (event) => update({ filter: event.target.value }) } }));
