@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from browser import Watched, watched_page
 from runs.query_recordings import HEALTHY, SICK, Recipe, nanny, record
+from show.test_chinese import BROKEN, english_in
 
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
@@ -341,12 +342,20 @@ def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, c
 
 @pytest.mark.parametrize(("lang", "locale"), [pytest.param("zh", "en-US", marks=pytest.mark.slow), (None, "zh-CN")])
 def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):
-    write_report(tmp_path / "r.html", record(tmp_path, SICK), lang=lang)
+    write_report(tmp_path / "r.html", record(tmp_path, BROKEN), lang=lang)
     with watched_page(chromium, locale=locale) as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
-        watched.page.wait_for_selector("body[data-words=yes]")
-        assert "不健康" in watched.page.locator("h1").inner_text()
-        assert watched.page.evaluate("document.documentElement.lang") == "zh"
+        page = watched.drawn()
+        assert "不健康" in page.locator("h1").inner_text()
+        assert page.evaluate("document.documentElement.lang") == "zh"
+        texts = """() => { const copy = document.body.cloneNode(true);
+          copy.querySelectorAll("code, .site, pre, script, style, svg").forEach((place) => place.remove());
+          return [...copy.querySelectorAll("*")].filter((place) => !place.children.length).map((place) => place.textContent); }"""
+        assert [words for text in page.evaluate(texts) for words in english_in(text)] == []
+        page.click("#language")
+        assert "NOT HEALTHY" in page.locator("h1").inner_text()
+        assert "lang=en" in page.url
+        assert page.evaluate("document.documentElement.lang") == "en"
 
 
 @pytest.mark.slow

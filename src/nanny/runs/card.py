@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..core.command_line import LANGUAGES
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
+from ..show.translation import translate
 from ..show.wall import WORDS, wall_svg
 from .source import title_of
 from .summary import Summary
@@ -28,12 +29,12 @@ def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
         wall,
         word=verdict.word,
         good=verdict.healthy is True,
-        title=verdict.reason if one is None else one.cause if page is None else page.title,
-        subtitle=title_of(source) if one is None else _place(one, lang),
+        title=translate(verdict.reason, lang) if one is None else one.cause if page is None else page.title,
+        subtitle=translate(title_of(source), lang) if one is None else _place(one, lang),
         source="" if one is None else one.source,
         change="" if one is None else one.remedy,
         chain=() if one is None else one.chain,
-        footer=f"nanny · {title_of(source)}",
+        footer=f"nanny · {translate(title_of(source), lang)}",
         lang=lang,
     )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import add_format, add_language, add_run, command_parser, examine_command
+from ..core.command_line import add_format, add_language, add_run, command_parser, examine_command, terminal_language
 from ..core.plain_json import to_text
 from ..core.terminal import say
 from ..diagnose.text import diagnosis_block, render_markdown
 from ..show.tables import Line, lines_text
 from ..show.term import wants_colour, width_of
+from ..show.translation import translate, translate_line
 from .source import open_job
 from .summary import Summary, summarize
 
@@ -19,21 +20,27 @@ def main(argv: Sequence[str]) -> int:
     parser = command_parser("diagnose", "The root cause of what went wrong in a recorded run.")
     add_run(parser)
     add_format(parser, ("text", "json", "markdown"))
-    add_language(parser, "the remedy", "en")
+    add_language(parser, "what is said", shown="the locale's")
     parser.add_argument("--no-try", action="store_true", help="leave out what remedies did when they were tried on the bad step")
     options = parser.parse_args(list(argv))
     with open_job(options.db, options.run) as (sources, notes):
         summary = summarize(sources, notes, tried=not options.no_try)
     verdict, source = summary.verdict, summary.culprit_rank.source
-    cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(options.lang)
+    language = terminal_language(options.lang)
+    cause = (
+        None
+        if verdict.diagnosis is None
+        else verdict.diagnosis.in_language(language if options.format != "json" else options.lang or "en")
+    )
     title = f"run {options.run} in {source.path}" if options.run else str(source.path)
     if options.format == "json":
         say(to_text([cause.to_json()] if cause is not None else []))
     elif options.format == "markdown":
-        say(render_markdown(verdict, cause, title, _proof(summary), options.lang))
+        say(render_markdown(verdict, cause, title, _proof(summary), language))
     else:
-        lines = [Line(title, whole=True), Line(""), *told_lines(summary, options.lang)]
-        lines += [Line("   remedies that were tried on the step are left out: --no-try")] if options.no_try else []
+        lines = [Line(title, whole=True), Line(""), *told_lines(summary, language)]
+        left_out = translate("   remedies that were tried on the step are left out: --no-try", language)
+        lines += [Line(left_out)] if options.no_try else []
         colour = wants_colour(sys.stdout)
         say(lines_text(lines, min(width_of(sys.stdout), 120), colour), colour=colour)
     return int(verdict.healthy is False)
@@ -47,7 +54,7 @@ def told_lines(summary: Summary, language: str) -> list[Line]:
     if why_not and prove:
         to_see = f"; to see it: {prove}" if cause else ""
         lines.append(Line(f"   the bad step was not run again beside FP32: {why_not}{to_see}", indent=3))
-    return lines
+    return [line if line.whole else translate_line(line, language) for line in lines]
 
 
 def _why_not_again(summary: Summary) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.numbers import short, shortened
@@ -43,6 +43,8 @@ class Table:
     most: int | None = None  # rows shown in text and markdown; csv has all
     rest: str = "rows"  # what the rows beyond are called when they are counted
     styles: Sequence[str] = ()  # of each row, for the terminal
+    more: str = "… and {0} more {1}"
+    narrow: str = "… too narrow for: {0} (--format csv shows all)"
 
     @property
     def shown(self) -> Sequence[Sequence[Any]]:
@@ -73,15 +75,25 @@ class Answer:
     exit_code: int = 0
 
 
-def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
+def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False, lang: str = "en") -> str:
+    """Text and markdown in the reader's language; JSON and csv are for programs."""
     if form == "json":
         return to_text(answer.data) if answer.data else ""
     if form == "csv":
         table = answer.flat or (answer.tables[0] if answer.tables else None)
         return csv_text(table) if table else ""
+    if lang != "en":
+        answer = _translated(answer, lang)
     if form == "markdown":
         return _markdown(answer)
-    return _text(answer, width, colour)
+    return _text(answer, width, colour, lang)
+
+
+def _translated(answer: Answer, lang: str) -> Answer:
+    from .translation import translate_line, translate_table
+
+    lines = [line if line.whole else translate_line(line, lang) for line in answer.lines]
+    return replace(answer, lines=lines, tables=[translate_table(table, lang) for table in answer.tables])
 
 
 def csv_text(table: Table) -> str:
@@ -110,7 +122,7 @@ def table_text(table: Table, width: int = DEFAULT_WIDTH, colour: bool = False) -
         parts = [_padded(shortened(row[i], widths[i]), widths[i], right[i]) for i in kept]
         lines.append(painted("  ".join(parts).rstrip(), styles[number] if number < len(styles) else "", colour))
     missing = ", ".join(cells[0][i] for i in range(len(widths)) if i not in kept)
-    narrow = wrapped(f"… too narrow for: {missing} (--format csv shows all)", width, 2) if missing else []
+    narrow = wrapped(table.narrow.format(missing), width, 2) if missing else []
     return "\n".join([*([table.title] if table.title else []), *lines, *_rest(table), *narrow])
 
 
@@ -148,17 +160,18 @@ def _is_number_column(table: Table, index: int) -> bool:
 
 
 def _rest(table: Table) -> list[str]:
-    return [f"… and {table.left_out} more {table.rest}"] if table.left_out else []
+    return [table.more.format(table.left_out, table.rest)] if table.left_out else []
 
 
-def _text(answer: Answer, width: int, colour: bool) -> str:
+def _text(answer: Answer, width: int, colour: bool, lang: str) -> str:
     parts = []
     if answer.lines:
         parts.append(lines_text(answer.lines, width, colour))
     parts += [table_text(table, width, colour) for table in answer.tables if table.rows]
     if answer.next:
-        head = painted("next:", "quiet", colour)
-        parts.append("\n".join(f"{head if i == 0 else '     '} {command}" for i, command in enumerate(answer.next)))
+        name = "next:" if lang == "en" else "接下来："
+        head, space = painted(name, "quiet", colour), " " * columns_of(name)
+        parts.append("\n".join(f"{space if i else head} {command}" for i, command in enumerate(answer.next)))
     return "\n\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -38,6 +38,7 @@ from ..runs.summary import Summary, summarize
 from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
 from ..runs.wall import Wall, wall_of
 from ..runs.what_if import judge_in_format
+from ..show.translation import translate
 from ..store import reader
 from .arrays import codes_of, pack_array, pack_columns, pack_curve, pack_histograms, pack_kind, pack_matrix
 from .figures import format_borders, page_figures
@@ -77,6 +78,7 @@ class PageData(TypedDict):
     focus: dict[str, Any]
     next: list[str]
     notes: list[str]
+    zh: dict[str, str]
 
 
 def page_data(path: str | Path | None, run: int | None = None, compare: str | None = None, *, live: bool = False) -> PageData:
@@ -91,6 +93,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         matrices = matrices_of(source)
         kinds, histograms = _layers(source, matrices, shares=not live)
         wall = wall_of(summary, matrices)
+        diagnoses, whatif = _diagnoses(summary), {} if live else _what_if(source, summary.verdict)
         return PageData(
             run=_run_data(source),
             verdict=_verdict(summary),
@@ -100,8 +103,8 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             curves=curves,
             kinds=kinds,
             histograms=histograms,
-            diagnoses=_diagnoses(summary),
-            whatif={} if live else _what_if(source, summary.verdict),
+            diagnoses=diagnoses,
+            whatif=whatif,
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
@@ -109,6 +112,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             focus=_focus(summary, wall),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
+            zh=_in_chinese(found, summary, (comparison or {}).get("lines", ())),
         )
 
 
@@ -117,6 +121,23 @@ def _focus(summary: Summary, wall: Wall) -> dict[str, Any]:
     step = wall.impact if summary.diagnosis is None else summary.diagnosis.step
     where = {"step": step, "kind": wall.kind or None, "site": _cut(wall.site) or None}
     return finite({**where, "op": wall.op, "expected": wall.expected, "forecast": wall.forecast})
+
+
+def _in_chinese(found: Sequence[Mapping[str, Any]], summary: Summary, more: Sequence[str] = ()) -> dict[str, str]:
+    """Everything that is said on the page as a sentence -> the same in Chinese, by the one catalogue."""
+    said = [text for finding in found for text in (finding["message"], finding.get("hint", ""))]
+    said += [summary.verdict.reason, *summary.notes, *more]
+    out = _chinese_of(said)
+    one = summary.diagnosis
+    if one is not None:
+        chinese = one.in_language("zh")
+        out |= dict(zip((*one.evidence, *one.chain), (*chinese.evidence, *chinese.chain)))
+        out |= {one.remedy: chinese.remedy, one.confirm: chinese.confirm}
+    return out
+
+
+def _chinese_of(said: Iterable[str]) -> dict[str, str]:
+    return {text: chinese for text in said if (chinese := translate(text, "zh")) != text}
 
 
 def _steps(summary: Summary) -> dict[str, int] | None:
@@ -190,12 +211,13 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
         summary = summarize(sources, notes)
         source = summary.culprit_rank.source
         found = summary.findings
-        recent = [f for f in found if f.step is None or f.step > step - LOOK_BACK]
+        recent = [_finding(f) for f in found if f.step is None or f.step > step - LOOK_BACK][-CHANGE_FINDINGS:]
         out = {
             "run": _run_data(source),
             "verdict": _verdict(summary),
             "steps": _steps(summary),
-            "findings": [_finding(f) for f in recent[-CHANGE_FINDINGS:]],
+            "findings": recent,
+            "zh": _in_chinese(recent, summary),
             "findings_total": len(found),
             "curves": _curves(source, step, CHANGE_POINTS),
             "kinds": {kind: pack_kind(found) for kind, found in matrices_of(source, step, CHANGE_CELLS).items()},
@@ -303,7 +325,7 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
         try:
             result = judge_in_format(source, format_of(target), verdict=verdict)
         except NannyError as error:
-            return {"note": str(error), "command": "", "formats": []}
+            return {"note": str(error), "command": "", "formats": [], "zh": _chinese_of([str(error)])}
         died = how_it_died(result)
         formats.append(
             finite(
@@ -321,7 +343,8 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
                 }
             )
         )
-    return {"note": died, "command": "", "formats": formats}
+    said = [text for one in formats for text in (one["verdict"], *one["reasons"], *one["remarks"])]
+    return {"note": died, "command": "", "formats": formats, "zh": _chinese_of([died, *said])}
 
 
 def _is_long(source: Source) -> bool:

@@ -2,8 +2,9 @@
 // What is chosen (state, kept in the URL's hash), the words around the plots, and the live updates.
 
 const POLL_MS = 2000, REST = 10, RELOAD_MS = 60000, KEPT_COLUMNS = 600;
-const language = CONFIG.lang || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en");
-const texts = CONFIG.strings[language];
+let chosenLanguage = new URLSearchParams(location.hash.slice(1)).get("lang");
+let language = chosenLanguage || CONFIG.lang || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en");
+if (!CONFIG.strings[language]) language = "en";
 let page = null;
 
 const state = {
@@ -13,7 +14,17 @@ const state = {
 const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search"];
 
 function t(key, ...values) {
-  return (texts[key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
+  return (CONFIG.strings[language][key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
+}
+
+// What is said as a sentence comes in English, with its Chinese beside it.
+const said = (text) => (language === "zh" ? page.zh[text] ?? page.whatif?.zh?.[text] ?? text : text);
+
+function speak(other) {
+  language = chosenLanguage = other;
+  writeHash();
+  drawWords();
+  if (globalThis.Plotly) drawPlots();
 }
 
 // Elements. Text is only ever set as text, so that no name of a layer can become markup.
@@ -39,6 +50,7 @@ function update(change) {
 function writeHash() {
   const words = new URLSearchParams();
   for (const name of IN_HASH) if (state[name] !== null && state[name] !== "") words.set(name, state[name]);
+  if (chosenLanguage) words.set("lang", language);
   history.replaceState(null, "", `#${words}`);
 }
 
@@ -235,6 +247,7 @@ async function takeNews() {
   if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
   const verdictBefore = JSON.stringify(page.verdict);
   Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });
+  Object.assign(page.zh, news.zh);
   for (const [name, curve] of Object.entries(await decodedCurves(news.curves))) {
     page.curves[name].steps.push(...curve.steps);
     page.curves[name].values.push(...curve.values);
