@@ -82,11 +82,9 @@ def terminal_language(given: str | None) -> str:
     return given or ("zh" if locale.lower().startswith("zh") else "en")
 
 
-def add_language(
-    parser: argparse.ArgumentParser, of: str, default: str | None = None, shown: str = "the browser's language"
-) -> None:
+def add_language(parser: argparse.ArgumentParser, of: str, default: str | None = None, chosen_by: str = "the browser") -> None:
     """`default` None leaves the choice to the browser, or to `terminal_language`."""
-    shown = default or shown
+    shown = default or f"{chosen_by}'s language"
     parser.add_argument("--lang", choices=LANGUAGES, default=default, help=f"language of {of} (default: {shown})")
 
 

@@ -20,19 +20,15 @@ def main(argv: Sequence[str]) -> int:
     parser = command_parser("diagnose", "The root cause of what went wrong in a recorded run.")
     add_run(parser)
     add_format(parser, ("text", "json", "markdown"))
-    add_language(parser, "what is said", shown="the locale's")
+    add_language(parser, "what is said", chosen_by="the locale")
     parser.add_argument("--no-try", action="store_true", help="leave out what remedies did when they were tried on the bad step")
     options = parser.parse_args(list(argv))
     with open_job(options.db, options.run) as (sources, notes):
         summary = summarize(sources, notes, tried=not options.no_try)
     verdict, source = summary.verdict, summary.culprit_rank.source
-    language = terminal_language(options.lang)
-    cause = (
-        None
-        if verdict.diagnosis is None
-        else verdict.diagnosis.in_language(language if options.format != "json" else options.lang or "en")
-    )
-    title = f"run {options.run} in {source.path}" if options.run else str(source.path)
+    language = terminal_language(options.lang) if options.format != "json" else options.lang or "en"
+    cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(language)
+    title = f"run {options.run} in {source.shown}" if options.run else source.shown
     if options.format == "json":
         say(to_text([cause.to_json()] if cause is not None else []))
     elif options.format == "markdown":

@@ -1,6 +1,6 @@
 """Chinese for what is said of a run, a tensor and a diff: one catalogue (`assets/zh.txt`), English line above Chinese line.
 
-Sentences are built in English, where their numbers are known, and are looked up when they are shown: nothing is decided by a text.
+Sentences are built in English, where their numbers are known, and looked up when they are shown: no text decides anything.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ class _Entry:
 @lru_cache(maxsize=1)
 def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
     """Texts without gaps, and those with gaps, the most specific first."""
-    lines = [
-        line
-        for line in resources.files("nanny.show").joinpath("assets/zh.txt").read_text(encoding="utf-8").splitlines()
-        if line and not line.startswith("#")
-    ]
+    text = resources.files("nanny.show").joinpath("assets/zh.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     whole, gapped = _remedies(), []
     for english, chinese in zip(lines[::2], lines[1::2]):
         parts = re.split(r"\{\d\}", english)
@@ -89,9 +86,8 @@ def _chinese(text: str) -> str:
         shorter = _chinese(text[:-1])
         return text if shorter == text[:-1] else f"{shorter}。"
     found = found or _by_clauses(text, every=True)
-    return (
-        found or next((match for entry in near if (match := _filled(entry, entry.loose, text))), "") or _by_clauses(text) or text
-    )
+    found = found or next((match for entry in near if (match := _filled(entry, entry.loose, text))), "")
+    return found or _by_clauses(text) or text
 
 
 def _filled(entry: _Entry, pattern: re.Pattern[str], text: str) -> str:
