@@ -39,6 +39,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ranks", metavar="WHO", help="ranks that write a record: 0,7,64-71 or sample:32 (default: all); the others only watch"
     )
+    parser.add_argument(
+        "--on-finding", metavar="CMD", help="a command to run, or a URL to POST to, at each warning and error: the alarm"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -64,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _watch_everything(options: argparse.Namespace) -> None:
     """The monitor closes itself when the interpreter ends, however that comes about."""
+    from .alarm import alarm
     from .watch import MixedPrecisionNanny
 
     size, rank = (int(os.environ.get(name, "") or default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
@@ -76,6 +80,7 @@ def _watch_everything(options: argparse.Namespace) -> None:
             output_dir=options.output_dir if writes else None,
             dump_on_error=options.dump_on_error,
             try_remedies=not options.no_try,
+            on_finding=None if options.on_finding is None else alarm(options.on_finding),
         )
     finally:
         sys.argv = argv

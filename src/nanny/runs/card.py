@@ -42,7 +42,7 @@ def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
 def _place(one: Diagnosis, lang: str) -> str:
     words = WORDS[lang]
     file = one.where.replace("\\", "/").rpartition("/")[2]
-    sure = words["sure"].format(percent=f"{100 * one.confidence:.0f}")
+    sure = words["early"] if one.early else words["sure"].format(percent=f"{100 * one.confidence:.0f}")
     when = "" if one.step is None else words["impact"].format(step=one.step)
     blame = "" if one.precision_caused is None else words["precision" if one.precision_caused else "not_precision"]
     return " · ".join(fact for fact in (one.culprit, when, file, one.cause, sure, blame) if fact)

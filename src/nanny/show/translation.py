@@ -118,8 +118,8 @@ def translate_line(line: Line, lang: str | None) -> Line:
 
 def translate_table(table: Table, lang: str | None) -> Table:
     columns = tuple(replace(column, title=translate(_head(column), lang)) for column in table.columns)
-    told = {"rest": translate(table.rest, lang), "more": translate(table.more, lang), "narrow": translate(table.narrow, lang)}
-    return replace(table, columns=columns, title=translate(table.title, lang), **told)
+    rest, more, narrow = (translate(text, lang) for text in (table.rest, table.more, table.narrow))
+    return replace(table, columns=columns, title=translate(table.title, lang), rest=rest, more=more, narrow=narrow)
 
 
 def _head(column: Column) -> str:

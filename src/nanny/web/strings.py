@@ -166,6 +166,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "live": ("live", "实时"),
     "live.lost": ("no answer from nanny ui since {0}", "自 {0} 起 nanny ui 无响应"),
     "live.ended": ("the run has ended", "运行已结束"),
+    "close": ("close", "关闭"),
     "all runs": ("all runs", "所有运行"),
     "empty": ("Nothing is recorded yet.", "尚无记录。"),
     "cannot read": ("This page cannot be shown: {0}", "无法显示本页：{0}"),

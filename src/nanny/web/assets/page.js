@@ -221,15 +221,28 @@ function lastStep() {
   return page.steps ? page.steps.last : -1;
 }
 
+let answered = "-"; // when, last
+
+// A verdict that turns bad is seen wherever the reader has scrolled to.
+function toast(before) {
+  const { verdict } = page;
+  document.title = `nanny: ${t(verdict.word)}, ${t("run", page.run.id)}`;
+  if (verdict.word === before || verdict.healthy !== false || scrollY < 300) return;
+  const away = () => fill("toast");
+  fill("toast", make("p", { class: "strong" }, `✕ ${t(verdict.word)}`), make("p", {}, verdictSentence()),
+    make("div", { class: "bar" }, make("button", { on: { click: () => (away(), showCulprit()) } }, t("show")), make("button", { on: { click: away } }, t("close"))));
+}
+
 // A long run takes longer to ask about, and the machine that answers is training: rest ten times as long as the question took.
 async function poll() {
-  const place = document.getElementById("live"), started = performance.now();
+  const started = performance.now();
   try {
     if (!document.hidden) await takeNews();
+    const place = document.getElementById("live"); // the head may have been drawn anew
     place.replaceChildren(make("span", { class: "dot" }), page.run.status === "running" ? t("live") : t("live.ended"));
-    place.dataset.since = new Date().toLocaleTimeString();
+    answered = new Date().toLocaleTimeString();
   } catch (error) {
-    place.replaceChildren(make("span", { class: "dot lost" }), t("live.lost", place.dataset.since || "-"), ` (${error.message})`);
+    document.getElementById("live").replaceChildren(make("span", { class: "dot lost" }), t("live.lost", answered), ` (${error.message})`);
   }
   setTimeout(poll, Math.max(POLL_MS, REST * (performance.now() - started)));
 }
@@ -245,7 +258,7 @@ async function takeNews() {
   const worse = news.verdict?.counts.error > page.verdict.counts.error; // a new error may have a diagnosis
   if (news.reload || elsewhere || !known || !fresh || old || worse || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
   if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
-  const verdictBefore = JSON.stringify(page.verdict);
+  const verdictBefore = JSON.stringify(page.verdict), wordBefore = page.verdict.word;
   Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });
   Object.assign(page.zh, news.zh);
   for (const [name, curve] of Object.entries(await decodedCurves(news.curves))) {
@@ -260,14 +273,16 @@ async function takeNews() {
   }
   drawTop();
   refreshWords(JSON.stringify(page.verdict) !== verdictBefore);
+  toast(wordBefore);
   return drawPlots();
 }
 
 async function reload() {
-  const { whatif } = page;
+  const { whatif } = page, { word } = page.verdict;
   await load(await ask("api/page"));
   page.whatif = whatif;
   drawWords();
+  toast(word);
   for (const name of ["curves", "heat", "histogram"]) delete document.getElementById(`${name}-figure`).dataset.ready;
   return drawPlots();
 }
