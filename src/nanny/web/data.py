@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..core.command_line import LANGUAGES
-from ..core.finding import Finding, NannyError
+from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..core.terminal import visible
@@ -56,6 +56,8 @@ CHANGE_POINTS = 120
 CHANGE_FINDINGS = 40
 LOOK_BACK = 50  # steps: findings may come a little late
 MOST_PARTED = 200
+MOST_RANKS = 256
+MOST_MARKS = 200  # of one rank
 
 
 class PageData(TypedDict):
@@ -79,6 +81,7 @@ class PageData(TypedDict):
     next: list[str]
     notes: list[str]
     zh: dict[str, str]
+    ranks: list[dict[str, Any]]
 
 
 def page_data(path: str | Path | None, run: int | None = None, compare: str | None = None, *, live: bool = False) -> PageData:
@@ -112,6 +115,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             focus=_focus(summary, wall),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
+            ranks=_ranks(summary),
             zh=_in_chinese(found, summary, (comparison or {}).get("lines", ())),
         )
 
@@ -138,6 +142,20 @@ def _in_chinese(found: Sequence[Mapping[str, Any]], summary: Summary, more: Sequ
 
 def _chinese_of(said: Iterable[str]) -> dict[str, str]:
     return {text: chinese for text in said if (chinese := translate(text, "zh")) != text}
+
+
+def _ranks(summary: Summary) -> list[dict[str, Any]]:
+    """Of a job of several processes: when each of them found what; the page shows them as rows over the steps."""
+    if len(summary.ranks) < 2:
+        return []
+    out = []
+    for state in summary.ranks[:MOST_RANKS]:
+        marks = {f.step: f.severity for f in sorted(state.findings, key=lambda f: f.severity) if f.step is not None}
+        worst = sorted(marks, key=lambda step: (-marks[step], step))[:MOST_MARKS]
+        run = state.source.run
+        found = [[step, marks[step].name.lower()] for step in sorted(worst) if marks[step] > Severity.INFO]
+        out.append({"rank": run.rank, "file": state.source.path.name, "run": run.id, "marks": found})
+    return out
 
 
 def _steps(summary: Summary) -> dict[str, int] | None:

@@ -198,6 +198,7 @@ function drawWords() {
   drawVerdict();
   drawDiagnoses();
   drawComparison();
+  drawRanks();
   setUpSections();
   setUpFindings();
   drawControls();
