@@ -59,6 +59,13 @@ class Diagnosis:
             chain=tuple(translate(link, language) for link in self.chain),
         )
 
+    def _repr_html_(self) -> str:
+        from ..show.notebook import cell
+        from ..show.tables import lines_text
+        from .text import cause_block
+
+        return cell(lines_text(cause_block(self), 100, colour=True))
+
     def to_json(self) -> dict[str, Any]:
         """All fields, plain, as diagnose --format json prints them."""
         from dataclasses import asdict

@@ -23,10 +23,13 @@ def diagnosis_lines(one: Diagnosis) -> list[str]:
 def diagnosis_block(verdict: Verdict, cause: Diagnosis | None, prove: str = "", language: str = "en") -> list[Line]:
     """`cause`: the diagnosis of the verdict, in the reader's language; `prove`: the command that would find one."""
     if cause is not None:
-        style = "warning" if verdict.word == "SUSPECT" else "error"
-        return [*_block(cause, style, language)]
+        return cause_block(cause, "warning" if verdict.word == "SUSPECT" else "error", language)
     style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
     return [Line(f"{verdict.text}.", style), *(Line(text, indent=4) for text in _without_cause(verdict, prove))]
+
+
+def cause_block(one: Diagnosis, style: str = "error", language: str = "en") -> list[Line]:
+    return [*_block(one, style, language)]
 
 
 def _without_cause(verdict: Verdict, prove: str) -> list[str]:

@@ -344,6 +344,15 @@ class MixedPrecisionNanny:
         steps = None if not self.enabled or self._step is None else (self._step - self._steps + 1, self._step)
         return verdict_of(self.evidence(), steps=steps, status=status, failure=self._failure or "")
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the verdict as it is now, with its cause."""
+        from ..diagnose.text import diagnosis_block
+        from ..show.notebook import cell
+        from ..show.tables import lines_text
+
+        verdict = self.verdict("finished" if self._closed else "running")
+        return cell(lines_text(diagnosis_block(verdict, verdict.diagnosis), 100, colour=True))
+
     def _say(self, one: Diagnosis) -> None:
         if self._live is not None:
             self._live.say("\n".join(f"nanny: {text}" for text in diagnosis_lines(one)))

@@ -85,7 +85,7 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
     bad = _bad_operation(source, diagnosis)
     clearance, impact = None, None
     if diagnosis is not None:
-        found = _site_of(source, diagnosis.culprit, diagnosis.family)
+        found = _site_of(source, diagnosis.culprit, diagnosis.family) or _in_its_place(source, diagnosis.culprit)
         impact = None if diagnosis.early else diagnosis.step
     elif first is not None:
         found, impact = _site_of(source, first.site), first.step
@@ -149,6 +149,13 @@ def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] 
         if around:
             return kind, max(around, key=len)
     return None
+
+
+def _in_its_place(source: Source, culprit: str) -> tuple[str, str] | None:
+    """Of data, an optimizer or a scaler there is no histogram: what the data goes into, what the optimizer moves."""
+    kinds = ("output", "grad") if culprit.startswith("data") else ("weight", "grad", "output")
+    sites = ((kind, site.name) for kind in kinds for site in reader.sites(source.db, source.run.id, kind))
+    return next(sites, None) if culprit.partition(":")[0].partition(".")[0] in ("data", "optimizer", "scaler") else None
 
 
 def _closest(matrices: Mapping[str, KindMatrices], form: Format) -> tuple[tuple[str, str] | None, Clearance | None]:

@@ -124,7 +124,9 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
         f'{time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))}<br><span class="quiet">{ago}</span>',
         f'<span class="site">{html.escape(shortened(shlex.join(run.argv), 80))}</span>',
     ]
-    shown = [f'<td data-head="{head}">{cell}</td>' for head, cell in zip(heads, cells)]
+    broken = (1, 2, 8)  # names, reasons and commands may break anywhere, words and dates may not
+    kinds = ["" if i in broken else ' class="whole"' for i in range(len(cells))]
+    shown = [f'<td{kind} data-head="{head}">{cell}</td>' for kind, head, cell in zip(kinds, heads, cells)]
     return f"<tr>{''.join(shown)}</tr>"
 
 

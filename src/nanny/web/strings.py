@@ -160,6 +160,7 @@ _TABLE: dict[str, tuple[str, str]] = {
     "compare.legend": ("Dotted: run {0}, the reference. Dashed: where they part.", "点线：参考运行 {0}。虚线：两者分离之处。"),
     "ranks": ("Ranks", "各 rank"),
     "ranks.hint": ("Warnings and errors of each process, from step {0} to {1}.", "各进程的警告与错误，从第 {0} 步到第 {1} 步。"),
+    "rank": ("rank {0}", "rank {0}"),
     "was first": ("the first", "最先"),
     "parts at": ("parts at step", "分离于第几步"),
     "layer": ("layer", "层"),

@@ -275,15 +275,15 @@ function drawRanks() {
   const place = document.getElementById("ranks"), { first, last } = page.steps || { first: 0, last: 1 };
   place.hidden = !page.ranks.length;
   if (place.hidden) return;
-  const span = Math.max(1, last - first), begins = Math.min(...page.ranks.flatMap((rank) => rank.marks.map(([step]) => step)));
+  const span = Math.max(1, last - first), culprit = page.verdict.culprit?.[3] ?? null;
   const rows = page.ranks.map((one) => {
-    const shown = one.rank === page.run.rank, name = t("on rank", one.rank);
+    const shown = one.rank === page.run.rank, name = t("rank", one.rank);
     const link = CONFIG.live && !shown ? make("a", { href: `../../${encodeURIComponent(one.file)}/${one.run}/${location.search}` }, name) : make("b", {}, name);
     const marks = one.marks.map(([step, severity]) => make("button", {
       class: `mark ${severity}`, style: `left:${((100 * (step - first)) / span).toFixed(2)}%`, title: `${name} ${t("at step", step)}`,
       "aria-label": `${name}: ${t(`one.${severity}`)} ${t("at step", step)}`, on: { click: () => update({ step }) },
     }, SIGNS[severity]));
-    const early = one.marks.some(([step]) => step === begins);
+    const early = one.rank === culprit;
     return make("div", { class: `rank${shown ? " chosen" : ""}` }, make("span", { class: early ? "error" : "" }, link, early ? ` ◆ ${t("was first")}` : ""),
       make("div", { class: "strip" }, marks));
   });
