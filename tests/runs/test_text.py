@@ -11,6 +11,7 @@ import pytest
 from nanny.core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
 from nanny.show.spark import BLOCKS, NON_FINITE, sparkline
 from nanny.show.tables import Answer, Column, Line, Table, csv_text, render_answer, table_text
+from nanny.show.term import columns_of, wrapped
 
 
 @pytest.mark.parametrize(
@@ -118,3 +119,21 @@ def test_long_lines_are_wrapped_with_their_indent() -> None:
 def test_a_path_or_command_is_cut_in_the_middle_and_not_at_its_dots() -> None:
     assert shortened("experiments/first/nanny_logs/metrics.db", 20) == "experi…gs/metrics.db"
     assert shortened("../train.py --lr 0.001", 16) == "../tr…--lr 0.001"
+
+
+def test_at_80_columns_a_table_leaves_out_its_last_columns_and_names_them() -> None:
+    columns = (Column("layer", elastic=True), *(Column(f"a_rather_long_head_{i}") for i in range(6)))
+    shown = table_text(Table(columns, [["encoder.layers.11.attention.output", *[0.5] * 6]]), width=80)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "a_rather_long_head_0" in shown.splitlines()[0]
+    assert "too narrow for: a_rather_long_head_2, a_rather_long_head_3" in shown
+
+
+def test_chinese_is_wrapped_by_the_columns_it_fills_and_a_percentage_stays_whole() -> None:
+    lines = wrapped(
+        "   在 FP32 下同一结果达到 68,926，超过 fp16 的 65,504：其 256 个结果中有 0.391 % 变为无穷，损失为 NaN。", 40, 5
+    )
+    assert all(columns_of(line) <= 40 for line in lines)
+    assert len(lines) > 2
+    assert not any(line.lstrip()[0] in "，。：%" for line in lines)
+    assert "".join(line.strip() for line in lines).replace(" ", "").count("0.391%") == 1

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from browser import Watched, watched_page
 from runs.query_recordings import HEALTHY, SICK, Recipe, nanny, record
+from show.test_chinese import BROKEN, english_in
 
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
@@ -171,6 +172,53 @@ def test_findings_are_filtered_by_severity_code_and_text(opened):
 
 
 @pytest.mark.slow
+def test_the_tree_marks_where_the_first_bad_number_was_born(opened):
+    page = opened.page
+    rows = page.locator("#tree-space .tree-row")
+    assert rows.all_inner_texts()[0].split("\n")[1] == "stem"
+    born = page.locator("#tree-space .tree-row.born")
+    assert "softmax" in born.inner_text()
+    assert "step 20" in born.inner_text()
+    assert born.get_attribute("aria-selected") == "true"
+    page.locator("[data-pick=order]").select_option("risk")
+    assert page.locator("#tree-space .tree-row").first.inner_text().split("\n")[1] == "head.softmax"
+
+
+def test_the_tree_is_walked_folded_and_searched_with_keys(opened):
+    page = opened.page
+    page.locator("#tree-grid").focus()
+    for key in ("Home", "ArrowDown", "ArrowLeft"):  # body is closed
+        page.keyboard.press(key)
+    names = [text.split("\n")[1] for text in page.locator("#tree-space .tree-row").all_inner_texts()]
+    assert names[1:3] == ["body.0", "head"]  # a chain of one part is one row
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowLeft")
+    assert "the culprit is inside" in page.locator("#tree-row-2").inner_text()
+    assert page.locator("#tree-row-2").get_attribute("aria-expanded") == "false"
+    page.keyboard.press("ArrowRight")
+    page.locator("body").click(position={"x": 3, "y": 3})
+    page.keyboard.press("/")
+    page.keyboard.type("out")
+    assert [text.split("\n")[1] for text in page.locator("#tree-space .tree-row").all_inner_texts()] == ["head.out"]
+
+
+def test_five_thousand_modules_are_a_tree_and_not_a_barcode(tmp_path, chromium):
+    layers = {f"net.layers.{i // 10}.part{i % 10}": (i % 5, -8.0) for i in range(5000)}
+    write_report(tmp_path / "report.html", record(tmp_path, Recipe(layers=layers, steps=2, trace_every=1)))
+    assert (tmp_path / "report.html").stat().st_size < 5e6
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        page = watched.drawn()
+        assert page.locator("#tree-space .tree-row").count() < 40
+        assert not page.locator("#heat-figure").is_visible()
+        page.evaluate("() => update({ site: 'net.layers.499.part9' })")
+        page.locator("#tree-grid").focus()
+        page.keyboard.press("End")
+        assert page.locator("#tree-space .tree-row").last.inner_text().split("\n")[1] == "499"
+        page.click("#map")
+        page.wait_for_function("() => heat !== null && document.getElementById('heat-figure').data.length > 0")
+
+
 def test_an_address_restores_what_was_chosen(chromium, sick):
     with watched_page(chromium) as watched:
         watched.page.goto(f"{sick.as_uri()}#step=30&site=stem&kind=output&quantity=headroom&format=bf16")
@@ -294,12 +342,20 @@ def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, c
 
 @pytest.mark.parametrize(("lang", "locale"), [pytest.param("zh", "en-US", marks=pytest.mark.slow), (None, "zh-CN")])
 def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):
-    write_report(tmp_path / "r.html", record(tmp_path, SICK), lang=lang)
+    write_report(tmp_path / "r.html", record(tmp_path, BROKEN), lang=lang)
     with watched_page(chromium, locale=locale) as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
-        watched.page.wait_for_selector("body[data-words=yes]")
-        assert "不健康" in watched.page.locator("h1").inner_text()
-        assert watched.page.evaluate("document.documentElement.lang") == "zh"
+        page = watched.drawn()
+        assert "不健康" in page.locator("h1").inner_text()
+        assert page.evaluate("document.documentElement.lang") == "zh"
+        texts = """() => { const copy = document.body.cloneNode(true);
+          copy.querySelectorAll("code, .site, pre, script, style, svg").forEach((place) => place.remove());
+          return [...copy.querySelectorAll("*")].filter((place) => !place.children.length).map((place) => place.textContent); }"""
+        assert [words for text in page.evaluate(texts) for words in english_in(text)] == []
+        page.click("#language")
+        assert "NOT HEALTHY" in page.locator("h1").inner_text()
+        assert "lang=en" in page.url
+        assert page.evaluate("document.documentElement.lang") == "en"
 
 
 @pytest.mark.slow

@@ -113,6 +113,16 @@ def test_the_front_page_lists_every_job_newest_first_with_its_verdict(many):
         assert {run["address"] for run in runs} <= set(page.links())
 
 
+def test_the_list_is_sorted_and_filtered_and_draws_the_loss(many):
+    with serving(many) as client:
+        rows = client.ask("/?all&sort=verdict")[1].decode().split("<tr>")[2:]
+        assert ["NOT HEALTHY" in row for row in rows] == [True, True, False, False]
+        found = Tags(client.ask("/?all&q=ddp")[1])
+        assert found.text.count("NOT HEALTHY") == 1
+        assert any(block in found.text for block in "▁▂▃▄▅▆▇█")
+        assert "No run has" in Tags(client.ask("/?all&q=nowhere")[1]).text
+
+
 def test_the_ranks_of_a_job_are_one_entry_whose_verdict_counts_them_all(many):
     with serving(many) as client:
         (job,) = [run for run in client.json("/api/runs")["runs"] if len(run["ranks"]) > 1]
@@ -190,7 +200,15 @@ def test_two_runs_of_one_file_can_be_compared(many):
     with serving(many) as client:
         page = client.json("/run/one/metrics.db/2/api/page?compare=1")
         assert page["comparison"]["other"]["id"] == 1
-        assert "/run/one/metrics.db/2/?compare=1" in Tags(client.ask("/")[1]).links()
+        boxes = [at["value"] for tag, at in Tags(client.ask("/")[1]).seen if tag == "input" and at.get("type") == "checkbox"]
+        assert {"/run/one/metrics.db/1/", "/run/one/metrics.db/2/", "/run/ddp/metrics.db/1/"} <= set(boxes)
+        reply, _ = client.ask("/compare?run=/run/one/metrics.db/2/&run=/run/ddp/metrics.db/1/")
+        assert reply.status == 302
+        address, _, query = reply.headers["Location"].partition("?")
+        assert address == "/run/one/metrics.db/2/"
+        assert "ddp" in client.json(f"{address}api/page?{query}")["comparison"]["other"]["file"]
+        assert client.ask("/compare?run=/run/one/metrics.db/2/")[0].status == 400
+        assert client.ask("/run/one/metrics.db/2/api/page?compare=/run/../../etc/passwd/1/")[0].status == 400
         assert client.ask("/run/one/metrics.db/2/api/page?compare=/etc/passwd")[0].status == 400
 
 

@@ -20,7 +20,7 @@ COMMANDS = {
     "diff": ("nanny.diff.command", "where a model in bf16 or fp16 parts from its FP32 self, and which layer's fault it is"),
     "trace": ("nanny.ops.command", "run a script with every operation watched: who made the NaN, which kernel is wrong"),
     "replay": ("nanny.ops.replay", "run a dumped operation again beside its reference"),
-    "run": ("nanny.monitor.command", "run a training script under the monitor, without changing it"),
+    "run": ("nanny.cli.run", "run a training script under the monitor, without changing it"),
     "diagnose": ("nanny.runs.diagnose", "the root causes of what went wrong in a recorded run"),
     "summary": ("nanny.runs.command", "verdict on a recorded run, first culprit first"),
     "alerts": ("nanny.runs.command", "findings of a run, with filters"),
@@ -47,7 +47,7 @@ SHARED = {"nanny.runs.command"}
 # these take --db before their name, too
 READ_RUNS = {*SHARED, "nanny.runs.diagnose", "nanny.web.report", "nanny.web.ui", "nanny.cli.card", "nanny.cli.plot"}
 # in these an error of the operating system may be the user's program's own, and keeps its traceback
-RUN_PROGRAMS = {"nanny.monitor.command", "nanny.ops.command", "nanny.diff.command"}
+RUN_PROGRAMS = {"nanny.cli.run", "nanny.ops.command", "nanny.diff.command"}
 
 
 def usage() -> str:

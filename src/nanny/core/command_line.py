@@ -76,9 +76,15 @@ def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     parser.add_argument("--format", choices=tuple(formats), default=formats[0], help=f"default: {formats[0]}")
 
 
-def add_language(parser: argparse.ArgumentParser, of: str, default: str | None = None) -> None:
-    """`default` None leaves the choice to the browser."""
-    shown = default or "the browser's language"
+def terminal_language(given: str | None) -> str:
+    """What `--lang` says, else Chinese where the locale is, else English."""
+    locale = next((value for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (value := os.environ.get(name))), "")
+    return given or ("zh" if locale.lower().startswith("zh") else "en")
+
+
+def add_language(parser: argparse.ArgumentParser, of: str, default: str | None = None, chosen_by: str = "the browser") -> None:
+    """`default` None leaves the choice to the browser, or to `terminal_language`."""
+    shown = default or f"{chosen_by}'s language"
     parser.add_argument("--lang", choices=LANGUAGES, default=default, help=f"language of {of} (default: {shown})")
 
 

@@ -45,11 +45,11 @@ def say(text: str, stream: TextIO | None = None, colour: bool = False) -> None:
     print(visible_lines(text, colour).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
-def tell(text: str) -> None:
+def tell(text: str, colour: bool = False) -> None:
     """The same on stderr while a program of the user's runs: one that is closed, gone or replaced is no reason to fail."""
     try:
         if sys.stderr is not None:
-            say(text, sys.stderr)
+            say(text, sys.stderr, colour)
     except Exception:  # noqa: BLE001 - the stream may be an object of the user's
         pass
 

@@ -46,10 +46,25 @@ class Diagnosis:
         return bool(self.tried) and all(trial.helped is False for trial in self.tried)
 
     def in_language(self, language: str) -> Diagnosis:
-        """With the remedy as the page of the cause has it in that language."""
-        from .knowledge import remedy_of
+        """With the remedy and the proof as the page of the cause has them in that language, the facts by the catalogue."""
+        from ..show.translation import translate
+        from .knowledge import SECTIONS, causes, remedy_of
 
-        return replace(self, remedy="" if self.remedy_failed else remedy_of(self.cause, language))
+        page = causes(language).get(self.cause) if language != "en" else None
+        return replace(
+            self,
+            remedy="" if self.remedy_failed else remedy_of(self.cause, language),
+            confirm=self.confirm if page is None else page.sections().get(SECTIONS[language][5], "").partition("\n\n")[0],
+            evidence=tuple(translate(fact, language) for fact in self.evidence),
+            chain=tuple(translate(link, language) for link in self.chain),
+        )
+
+    def _repr_html_(self) -> str:
+        from ..show.notebook import cell
+        from ..show.tables import lines_text
+        from .text import cause_block
+
+        return cell(lines_text(cause_block(self), 100, colour=True))
 
     def to_json(self) -> dict[str, Any]:
         """All fields, plain, as diagnose --format json prints them."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
+from ..show.tables import Line
 from .describe import trial_in_words
 from .records import Diagnosis
 from .verdict import Verdict, certainty
@@ -20,14 +20,16 @@ def diagnosis_lines(one: Diagnosis) -> list[str]:
     return [*lines, *([f"       -> {one.remedy}"] if one.remedy else [])]
 
 
-def render_text(
-    verdict: Verdict, cause: Diagnosis | None, title: str = "", prove: str = "", width: int = 100, language: str = "en"
-) -> str:
+def diagnosis_block(verdict: Verdict, cause: Diagnosis | None, prove: str = "", language: str = "en") -> list[Line]:
     """`cause`: the diagnosis of the verdict, in the reader's language; `prove`: the command that would find one."""
-    head = [title, ""] if title else []
     if cause is not None:
-        return "\n".join([*head, *_block(cause, width, language)])
-    return "\n".join([*head, *textwrap.wrap(f"{verdict.text}.", width), *_without_cause(verdict, prove)])
+        return cause_block(cause, "warning" if verdict.word == "SUSPECT" else "error", language)
+    style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
+    return [Line(f"{verdict.text}.", style), *(Line(text, indent=4) for text in _without_cause(verdict, prove))]
+
+
+def cause_block(one: Diagnosis, style: str = "error", language: str = "en") -> list[Line]:
+    return [*_block(one, style, language)]
 
 
 def _without_cause(verdict: Verdict, prove: str) -> list[str]:
@@ -37,30 +39,27 @@ def _without_cause(verdict: Verdict, prove: str) -> list[str]:
     return [*seen, *([f"to find out: {prove}"] if prove else [])]
 
 
-def _block(one: Diagnosis, width: int, language: str) -> Iterator[str]:
-    yield f"{one.cause}: {one.culprit}"
+def _block(one: Diagnosis, style: str, language: str) -> Iterator[Line]:
+    yield Line(f"{one.cause}: {one.culprit}", style)
     when = f"step {one.step}" if one.step is not None else ""
-    yield f"   {', '.join(f for f in (when, one.where, certainty(one), BLAME[one.precision_caused]) if f)}"
-    yield ""
+    yield Line(f"   {', '.join(f for f in (when, one.where, certainty(one), BLAME[one.precision_caused]) if f)}", "strong", 3)
+    yield Line("")
     if one.source:
-        yield from (f"      {line}" for line in one.source.splitlines())
-        yield ""
+        yield from (
+            Line(f"      {line}", "warning" if set(line) <= set(" ^") else "", whole=True) for line in one.source.splitlines()
+        )
+        yield Line("")
     for fact in one.evidence:
-        yield from _wrapped("   - ", fact, width)
+        yield Line(f"   - {fact}", indent=5)
     if one.chain:
-        yield from _wrapped("   how: ", " -> ".join(one.chain), width)
+        yield Line(f"   how: {' -> '.join(one.chain)}", indent=8)
     if one.remedy:
-        yield from _wrapped("   fix: ", one.remedy, width)
+        yield Line(f"   fix: {one.remedy}", "good", 8)
     for trial in one.tried:
-        yield from _wrapped("   - ", trial_in_words(trial, language), width)
+        yield Line(f"   - {trial_in_words(trial, language)}", indent=5)
     if one.confirm:
-        yield from _wrapped("   confirm: ", one.confirm, width)
-    yield f"   more: nanny rule {one.cause}"
-    yield ""
-
-
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, max(width, 40), initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False)
+        yield Line(f"   confirm: {one.confirm}", indent=12)
+    yield Line(f"   more: nanny rule {one.cause}", "quiet", 9)
 
 
 def render_markdown(verdict: Verdict, one: Diagnosis | None, title: str = "", prove: str = "", language: str = "en") -> str:

@@ -233,6 +233,12 @@ class DiffReport:
 
         return render_diff(self)
 
+    def _repr_html_(self) -> str:
+        from ..show.notebook import cell
+        from .text import render_diff
+
+        return cell(render_diff(self, colour=True))
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
         from ..core.plain_json import finite

@@ -9,10 +9,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..watch.script import check_module, start_target
+
+if TYPE_CHECKING:
+    from .watch import MixedPrecisionNanny
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -33,6 +38,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--no-try", action="store_true", help="try no remedies, beside the run, on a step that went wrong")
     parser.add_argument(
         "--ranks", metavar="WHO", help="ranks that write a record: 0,7,64-71 or sample:32 (default: all); the others only watch"
+    )
+    parser.add_argument(
+        "--on-finding", metavar="CMD", help="a command to run, or a URL to POST to, at each warning and error: the alarm"
     )
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -59,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _watch_everything(options: argparse.Namespace) -> None:
     """The monitor closes itself when the interpreter ends, however that comes about."""
+    from .alarm import alarm
     from .watch import MixedPrecisionNanny
 
     size, rank = (int(os.environ.get(name, "") or default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
@@ -71,6 +80,7 @@ def _watch_everything(options: argparse.Namespace) -> None:
             output_dir=options.output_dir if writes else None,
             dump_on_error=options.dump_on_error,
             try_remedies=not options.no_try,
+            on_finding=None if options.on_finding is None else alarm(options.on_finding),
         )
     finally:
         sys.argv = argv
@@ -94,4 +104,9 @@ def ranks_that_write(text: str, size: int) -> set[int]:
     return out
 
 
-_kept: list[object] = []  # alive until the interpreter ends
+_kept: list[MixedPrecisionNanny] = []  # alive until the interpreter ends
+
+
+def recorded_at() -> tuple[Path, int] | None:
+    """Store and number of the run that was watched, on the first rank, if it wrote any."""
+    return _kept[-1].recorded_at if _kept else None

@@ -60,6 +60,10 @@ class RunRecording:
         return self._writer.path
 
     @property
+    def run(self) -> int:
+        return self._writer.run
+
+    @property
     def dropped(self) -> int:
         return self._writer.dropped
 

@@ -44,7 +44,7 @@ from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
 from ..diagnose.text import diagnosis_lines
-from ..diagnose.verdict import NO_VERDICT, Verdict, is_from_others, verdict_of
+from ..diagnose.verdict import NO_VERDICT, Verdict, finding_of, is_from_others, verdict_of
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.steps import StepClock
@@ -60,6 +60,7 @@ from .trackers import Trackers
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
+FORETELL_EVERY = 20  # steps, at traced ones: asking takes a few milliseconds
 MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
 LARGEST_STEP = 1 << 53  # of one that is larger its position stands
 EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
@@ -125,6 +126,8 @@ class MixedPrecisionNanny:
         self._dump_on_error = dump_on_error
         self._told: Diagnosis | None = None
         self._tries = 0
+        self._asked = 0
+        self._foretold: set[tuple[str, str]] = set()
         self._waiting: deque[StepCapture] = deque()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._last_seen: dict[tuple[str, str], int] = {}
@@ -314,6 +317,19 @@ class MixedPrecisionNanny:
             self._trackers.tell_verdict(self.verdict())
         if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
             self._explain()
+        elif step.traced and not self._told and self._steps - self._asked >= FORETELL_EVERY:
+            self._asked = self._steps
+            self._foretell()
+
+    def _foretell(self) -> None:
+        """Says a trend that leads to the end of the format, once, while there is time to act."""
+        verdict = self.verdict()
+        one, warning = verdict.diagnosis, finding_of(verdict)
+        if one is None or warning is None or not one.early or (one.cause, one.culprit) in self._foretold:
+            return
+        self._foretold.add((one.cause, one.culprit))
+        self._say(one)
+        self._call_back(warning)
 
     def _explain(self) -> None:
         """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
@@ -327,6 +343,15 @@ class MixedPrecisionNanny:
         """What `nanny summary` would say of the run as it is now."""
         steps = None if not self.enabled or self._step is None else (self._step - self._steps + 1, self._step)
         return verdict_of(self.evidence(), steps=steps, status=status, failure=self._failure or "")
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the verdict as it is now, with its cause."""
+        from ..diagnose.text import diagnosis_block
+        from ..show.notebook import cell
+        from ..show.tables import lines_text
+
+        verdict = self.verdict("finished" if self._closed else "running")
+        return cell(lines_text(diagnosis_block(verdict, verdict.diagnosis), 100, colour=True))
 
     def _say(self, one: Diagnosis) -> None:
         if self._live is not None:
@@ -358,6 +383,9 @@ class MixedPrecisionNanny:
         if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
             self._dense_bursts += 1
             self._dense_until = self._step + 1 + DENSE_STEPS
+        self._call_back(finding)
+
+    def _call_back(self, finding: Finding) -> None:
         if self._on_finding is not None:
             try:
                 self._on_finding(finding)
@@ -449,6 +477,13 @@ class MixedPrecisionNanny:
             self._attempt(self._say_goodbye, cost, status)
         self._attempt(self._recorder.forget)
 
+    @property
+    def recorded_at(self) -> tuple[Path, int] | None:
+        """The store and the number of the run in it, on the first rank of a run that has steps on record."""
+        if not self.enabled or self._recording is None or not self._recording.run or not self._steps or self._rank:
+            return None
+        return self._recording.path, self._recording.run
+
     def _totals(self, cost: float) -> dict[str, Any]:
         return {
             "cost_percent": round(cost, 3),
@@ -476,6 +511,8 @@ class MixedPrecisionNanny:
             if told is not None:
                 self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
             self._say(best)
+        elif best is not None and told is not None and best.step != told.step:
+            self._live.say(f"nanny: {told.cause} was told at step {told.step}; step {best.step} shows it best")
         located = best is not None and bool(best.where)
         if not located and self._examiner is not None and self._examiner.not_again:
             step = verdict.first.step if verdict.first is not None else None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ..core.command_line import LANGUAGES
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
+from ..show.translation import translate
 from ..show.wall import WORDS, wall_svg
-from .matrices import KindMatrices
 from .source import title_of
 from .summary import Summary
 from .wall import Wall, wall_of
@@ -18,9 +16,8 @@ def card_svg(summary: Summary, lang: str = "en") -> str:
     return _drawn(summary, wall_of(summary), lang)
 
 
-def cards(summary: Summary, matrices: Mapping[str, KindMatrices]) -> dict[str, str]:
+def cards(summary: Summary, wall: Wall) -> dict[str, str]:
     """By language: a page can be read in either."""
-    wall = wall_of(summary, matrices)
     return {lang: _drawn(summary, wall, lang) for lang in LANGUAGES}
 
 
@@ -32,12 +29,12 @@ def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
         wall,
         word=verdict.word,
         good=verdict.healthy is True,
-        title=verdict.reason if one is None else one.cause if page is None else page.title,
-        subtitle=title_of(source) if one is None else _place(one, lang),
+        title=translate(verdict.reason, lang) if one is None else one.cause if page is None else page.title,
+        subtitle=translate(title_of(source), lang) if one is None else _place(one, lang),
         source="" if one is None else one.source,
         change="" if one is None else one.remedy,
         chain=() if one is None else one.chain,
-        footer=f"nanny · {title_of(source)}",
+        footer=f"nanny · {translate(title_of(source), lang)}",
         lang=lang,
     )
 
@@ -45,7 +42,7 @@ def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
 def _place(one: Diagnosis, lang: str) -> str:
     words = WORDS[lang]
     file = one.where.replace("\\", "/").rpartition("/")[2]
-    sure = words["sure"].format(percent=f"{100 * one.confidence:.0f}")
+    sure = words["early"] if one.early else words["sure"].format(percent=f"{100 * one.confidence:.0f}")
     when = "" if one.step is None else words["impact"].format(step=one.step)
     blame = "" if one.precision_caused is None else words["precision" if one.precision_caused else "not_precision"]
     return " · ".join(fact for fact in (one.culprit, when, file, one.cause, sure, blame) if fact)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.command_line import add_format, add_run, command_parser, positive, seconds, whole
+from ..core.command_line import add_format, add_language, add_run, command_parser, positive, seconds, terminal_language, whole
 from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted
@@ -40,7 +40,7 @@ def _summary(args: argparse.Namespace) -> Answer:
     from .summary import summarize
 
     with open_job(args.db, args.run, args.damage) as (sources, notes):
-        return text.summary_answer(summarize(sources, notes))
+        return text.summary_answer(summarize(sources, notes), terminal_language(args.lang))
 
 
 def _alert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +219,7 @@ def _tail(args: argparse.Namespace) -> Answer:
     in_json = args.format == "json"
     with open_run(args.db, args.run, live=True, damage=args.damage) as source:
         if not in_json:
-            _print(Answer(lines=[Line(title_of(source), "strong", 4)]))
+            _print(Answer(lines=[Line(title_of(source), "strong", 4)]), lang=terminal_language(args.lang))
         news = follow(source, args.lines, args.interval)
         try:
             while True:
@@ -227,7 +227,8 @@ def _tail(args: argparse.Namespace) -> Answer:
                 if in_json:
                     say(to_text(item if isinstance(item, dict) else finding_object(item), None))
                 else:
-                    _print(Answer(lines=[Line(text.step_text(item))] if isinstance(item, dict) else text.finding_lines(item)))
+                    lines = [Line(text.step_text(item))] if isinstance(item, dict) else text.finding_lines(item)
+                    _print(Answer(lines=lines), lang=terminal_language(args.lang))
         except StopIteration as end:
             if in_json:
                 say(to_text({"status": end.value}, None))
@@ -271,18 +272,19 @@ def main(argv: Sequence[str]) -> int:
     add_run(parser)
     command.add_arguments(parser)
     add_format(parser, command.formats)
+    add_language(parser, "what is said", chosen_by="the locale")
     damage: Damage = {}
     args = parser.parse_args(rest, argparse.Namespace(damage=damage))
     answer = command.answer(args)
-    _print(answer, "text" if command.writes else args.format)
+    _print(answer, "text" if command.writes else args.format, terminal_language(args.lang))
     for path, parts in damage.items():
         count = f"`nanny runs --verify --db {path}` counts what is missing"
         print(f"nanny: {damage_sentence(path, parts)}; the rest is shown, {count}", file=sys.stderr)
     return 2 if damage else answer.exit_code
 
 
-def _print(answer: Answer, form: str = "text") -> None:
+def _print(answer: Answer, form: str = "text", lang: str = "en") -> None:
     colour = wants_colour(sys.stdout)
-    shown = render_answer(answer, form, width_of(sys.stdout), colour)
+    shown = render_answer(answer, form, width_of(sys.stdout), colour, lang)
     if shown:
         say(shown, colour=colour)

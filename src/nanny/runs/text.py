@@ -51,7 +51,7 @@ RUNS_SHOWN = 40
 COMPARED_SHOWN = 15
 OUTCOMES_SHOWN = 15
 OUTCOMES_SHOWN_IF_ALL_FIT = 5
-CURVE_WIDTH = 72
+CURVE_WIDTH = 66  # with its name in front, less than 80
 MOST_NAME = 80  # characters of a layer's name in a sentence
 MARGIN_BITS = 3  # below the largest scale that fits, so that the first larger batch does not overflow
 TITLES = {
@@ -99,9 +99,9 @@ def _row(record: object) -> list[Any]:
 # summary
 
 
-def summary_answer(summary: Summary) -> Answer:
+def summary_answer(summary: Summary, language: str = "en") -> Answer:
     lead = summary.lead
-    lines = [*verdict_lines(summary.verdict), *_warned_before(summary.warned_before)]
+    lines = [*verdict_lines(summary.verdict, language), *_warned_before(summary.warned_before)]
     lines += [Line(""), Line(title_of(lead.source), indent=4), *_overview(lead), *_rank_lines(summary)]
     lines += [Line(note, "warning") for note in summary.notes]
     return Answer(
@@ -113,7 +113,7 @@ def summary_answer(summary: Summary) -> Answer:
     )
 
 
-def verdict_lines(verdict: Verdict) -> list[Line]:
+def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
     """The verdict; the cause with its proof and remedy; and what was noticed first."""
     style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
     lines = [Line(f"{verdict.text}.", style, 4)]
@@ -122,7 +122,7 @@ def verdict_lines(verdict: Verdict) -> list[Line]:
         lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
         lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []
         lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
-        lines += [Line(f"    {trial_in_words(trial)}", indent=9) for trial in cause.tried]
+        lines += [Line(f"    {trial_in_words(trial, language)}", indent=9) for trial in cause.tried]
     if first is not None:
         lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
     return lines

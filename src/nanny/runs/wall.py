@@ -14,6 +14,8 @@ import numpy as np
 
 from ..core.examination import FirstBad
 from ..core.formats import FP32, Format, format_of
+from ..core.limits import Limits
+from ..diagnose.causes.early import crossing
 from ..diagnose.records import Diagnosis
 from ..store import reader
 from .histograms import ExponentHistograms, layer_histogram
@@ -31,6 +33,7 @@ KINDS = {
 }
 DEFAULT_KINDS = ("output", "output_grad", "grad", "weight")
 FEWEST = 4  # samples that make a trend
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Clearance:
     step: int
     bits: float  # left to the end
     drift: float | None  # bits per 100 steps in the second half of the run, towards the end; None: too few samples
+    forecast: int | None = None  # the step at which it would be there, if the trend is clear and that is near
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
     bad = _bad_operation(source, diagnosis)
     clearance, impact = None, None
     if diagnosis is not None:
-        found = _site_of(source, diagnosis.culprit, diagnosis.family)
+        found = _site_of(source, diagnosis.culprit, diagnosis.family) or _in_its_place(source, diagnosis.culprit)
         impact = None if diagnosis.early else diagnosis.step
     elif first is not None:
         found, impact = _site_of(source, first.site), first.step
@@ -96,7 +100,7 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
         expected=None if bad is None else bad.expected,
         ran={} if bad is None else bad.exponents.get("ran", {}),
         fp32={} if bad is None else bad.exponents.get("fp32", {}),
-        forecast=None if diagnosis is None else diagnosis.expected_step,
+        forecast=diagnosis.expected_step if diagnosis is not None else clearance.forecast if clearance is not None else None,
         clearance=clearance,
     )
     if found is None:
@@ -147,6 +151,13 @@ def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] 
     return None
 
 
+def _in_its_place(source: Source, culprit: str) -> tuple[str, str] | None:
+    """Of data, an optimizer or a scaler there is no histogram: what the data goes into, what the optimizer moves."""
+    kinds = ("output", "grad") if culprit.startswith("data") else ("weight", "grad", "output")
+    sites = ((kind, site.name) for kind in kinds for site in reader.sites(source.db, source.run.id, kind))
+    return next(sites, None) if culprit.partition(":")[0].partition(".")[0] in ("data", "optimizer", "scaler") else None
+
+
 def _closest(matrices: Mapping[str, KindMatrices], form: Format) -> tuple[tuple[str, str] | None, Clearance | None]:
     for kind, of_kind in matrices.items():
         if kind not in ("output", "grad") or "absmax" not in of_kind.quantities:
@@ -158,7 +169,9 @@ def _closest(matrices: Mapping[str, KindMatrices], form: Format) -> tuple[tuple[
         value = float(largest[row, column])
         if value <= 0:
             continue
-        clearance = Clearance(value, int(steps[column]), math.log2(form.max / value), _drift(steps, largest[row]))
+        points = [(int(step), float(size)) for step, size in zip(steps, largest[row]) if math.isfinite(size)]
+        due = crossing(points, form.max, int(LIMITS.trend_points), LIMITS.trend_fit)
+        clearance = Clearance(value, int(steps[column]), math.log2(form.max / value), _drift(steps, largest[row]), due)
         return (kind, of_kind.sites[int(row)].name), clearance
     return None, None
 

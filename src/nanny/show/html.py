@@ -88,7 +88,7 @@ def policy(nonce: str, *, live: bool) -> str:
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+        f"connect-src {connect}; base-uri 'none'; form-action {connect}"
     )
 
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import csv
 import io
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..core.numbers import short, shortened
 from ..core.plain_json import to_text
 from ..core.terminal import visible
-from .term import DEFAULT_WIDTH, painted
+from .term import DEFAULT_WIDTH, columns_of, painted, wrapped
 
 FORMATS = ("text", "json", "csv", "markdown")
-NARROWEST_NAME = 16
+NARROWEST = 16, 8  # columns of an elastic cell, before and after others are left out
 
 
 def plain(value: Any) -> str:
@@ -44,6 +43,8 @@ class Table:
     most: int | None = None  # rows shown in text and markdown; csv has all
     rest: str = "rows"  # what the rows beyond are called when they are counted
     styles: Sequence[str] = ()  # of each row, for the terminal
+    more: str = "… and {0} more {1}"
+    narrow: str = "… too narrow for: {0} (--format csv shows all)"
 
     @property
     def shown(self) -> Sequence[Sequence[Any]]:
@@ -59,6 +60,7 @@ class Line:
     text: str
     style: str = ""
     indent: int = 0  # of the lines it is wrapped into
+    whole: bool = False  # source code: never wrapped
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,25 @@ class Answer:
     exit_code: int = 0
 
 
-def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
+def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour: bool = False, lang: str = "en") -> str:
+    """Text and markdown in the reader's language; JSON and csv are for programs."""
     if form == "json":
         return to_text(answer.data) if answer.data else ""
     if form == "csv":
         table = answer.flat or (answer.tables[0] if answer.tables else None)
         return csv_text(table) if table else ""
+    if lang != "en":
+        answer = _translated(answer, lang)
     if form == "markdown":
         return _markdown(answer)
-    return _text(answer, width, colour)
+    return _text(answer, width, colour, lang)
+
+
+def _translated(answer: Answer, lang: str) -> Answer:
+    from .translation import translate_line, translate_table
+
+    lines = [line if line.whole else translate_line(line, lang) for line in answer.lines]
+    return replace(answer, lines=lines, tables=[translate_table(table, lang) for table in answer.tables])
 
 
 def csv_text(table: Table) -> str:
@@ -93,25 +105,41 @@ def csv_text(table: Table) -> str:
 
 
 def table_text(table: Table, width: int = DEFAULT_WIDTH, colour: bool = False) -> str:
-    """Columns side by side within `width`; only elastic columns give way."""
+    """Columns side by side within `width`: elastic ones give way first, then the last ones are left out, and named."""
     cells = [_heads(table), *_cells(table)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(table.columns))]
-    _squeeze(widths, [column.elastic for column in table.columns], width)
+    widths = [max(columns_of(row[i]) for row in cells) for i in range(len(table.columns))]
+    elastic = [column.elastic for column in table.columns]
+    kept = list(range(len(widths)))
+    for narrowest in NARROWEST:
+        _squeeze(widths, kept, elastic, width, narrowest)
+        if narrowest == NARROWEST[0]:
+            while len(kept) > 2 and _total(widths, kept) > width:
+                kept.remove(next((i for i in reversed(kept) if not elastic[i]), kept[-1]))
     right = [_is_number_column(table, i) for i in range(len(table.columns))]
     styles = ["strong", *table.styles]
     lines = []
     for number, row in enumerate(cells):
-        parts = [shortened(cell, w) for cell, w in zip(row, widths)]
-        parts = [p.rjust(w) if r else p.ljust(w) for p, w, r in zip(parts, widths, right)]
+        parts = [_padded(shortened(row[i], widths[i]), widths[i], right[i]) for i in kept]
         lines.append(painted("  ".join(parts).rstrip(), styles[number] if number < len(styles) else "", colour))
-    return "\n".join([*([table.title] if table.title else []), *lines, *_rest(table)])
+    missing = ", ".join(cells[0][i] for i in range(len(widths)) if i not in kept)
+    narrow = wrapped(table.narrow.format(missing), width, 2) if missing else []
+    return "\n".join([*([table.title] if table.title else []), *lines, *_rest(table), *narrow])
 
 
-def _squeeze(widths: list[int], elastic: list[bool], width: int) -> None:
+def _padded(cell: str, width: int, right: bool) -> str:
+    space = " " * max(width - columns_of(cell), 0)
+    return space + cell if right else cell + space
+
+
+def _total(widths: Sequence[int], kept: Sequence[int]) -> int:
+    return sum(widths[i] for i in kept) + 2 * (len(kept) - 1)
+
+
+def _squeeze(widths: list[int], kept: Sequence[int], elastic: Sequence[bool], width: int, narrowest: int) -> None:
     """Takes what is too much from the widest elastic column, one character at a time."""
-    too_much = sum(widths) + 2 * (len(widths) - 1) - width
+    too_much = _total(widths, kept) - width
     while too_much > 0:
-        giving = [i for i, gives in enumerate(elastic) if gives and widths[i] > NARROWEST_NAME]
+        giving = [i for i in kept if elastic[i] and widths[i] > narrowest]
         if not giving:
             return
         widths[max(giving, key=lambda i: widths[i])] -= 1
@@ -132,27 +160,29 @@ def _is_number_column(table: Table, index: int) -> bool:
 
 
 def _rest(table: Table) -> list[str]:
-    return [f"… and {table.left_out} more {table.rest}"] if table.left_out else []
+    return [table.more.format(table.left_out, table.rest)] if table.left_out else []
 
 
-def _text(answer: Answer, width: int, colour: bool) -> str:
+def _text(answer: Answer, width: int, colour: bool, lang: str) -> str:
     parts = []
     if answer.lines:
-        parts.append("\n".join(_wrap(line, width, colour) for line in answer.lines))
+        parts.append(lines_text(answer.lines, width, colour))
     parts += [table_text(table, width, colour) for table in answer.tables if table.rows]
     if answer.next:
-        head = painted("next:", "quiet", colour)
-        parts.append("\n".join(f"{head if i == 0 else '     '} {command}" for i, command in enumerate(answer.next)))
+        name = "next:" if lang == "en" else "接下来："
+        head, space = painted(name, "quiet", colour), " " * columns_of(name)
+        parts.append("\n".join(f"{space if i else head} {command}" for i, command in enumerate(answer.next)))
     return "\n\n".join(parts)
+
+
+def lines_text(lines: Sequence[Line], width: int, colour: bool = False) -> str:
+    return "\n".join(_wrap(line, width, colour) for line in lines)
 
 
 def _wrap(line: Line, width: int, colour: bool) -> str:
     text = visible(line.text.replace("\n", " "))
-    if len(text) <= width:
-        return painted(text, line.style, colour)
-    indent = " " * line.indent
-    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(painted(text, line.style, colour) for text in lines)
+    parts = [text] if line.whole or columns_of(text) <= width else wrapped(text, width, line.indent)
+    return "\n".join(painted(part, line.style, colour) for part in parts)
 
 
 def _markdown(answer: Answer) -> str:

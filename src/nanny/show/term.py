@@ -1,11 +1,16 @@
-"""Colour and width of the terminal. Colour is decoration: every line says the same without it."""
+"""Colour, width and line breaks of the terminal. Colour is decoration: every line says the same without it."""
 
 from __future__ import annotations
 
 import os
+import re
+import unicodedata
 from typing import TextIO
 
 DEFAULT_WIDTH = 100
+_WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef"
+_CLOSING = "，。；：！？、）”》"  # no line begins with one
+_PIECE = re.compile(rf"[^\S\xa0]+|(?:[{_WIDE}]|[^\s{_WIDE}](?:[^\s{_WIDE}]|\xa0)*)[{_CLOSING}]*")
 _CODES = {"error": "31;1", "warning": "33", "good": "32", "quiet": "2", "strong": "1"}
 
 
@@ -29,3 +34,21 @@ def width_of(stream: TextIO) -> int:
 
 def painted(text: str, style: str, colour: bool) -> str:
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if colour and style in _CODES else text
+
+
+def columns_of(text: str) -> int:
+    """Columns of a terminal that the text fills: a Chinese character takes two."""
+    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """Lines of at most `width` columns, broken at spaces and between Chinese characters; words stay whole, and so does `5 %`."""
+    lines, line, filled = [], "", 0
+    for piece in _PIECE.findall(re.sub(r"(?<=\d) (?=%)", "\xa0", text)):
+        wide = columns_of(piece)
+        if line.strip() and filled + wide > width and not piece.isspace():
+            lines.append(line.rstrip())
+            line, filled = " " * indent, indent
+        if not (piece.isspace() and lines and not line.strip()):
+            line, filled = line + piece, filled + wide
+    return [text.replace("\xa0", " ") for text in [*lines, line.rstrip()]]

@@ -60,6 +60,7 @@ WORDS = {
         "empty": "no layer was sampled around the culprit",
         "ran": "{op} as it ran",
         "sure": "{percent} % sure",
+        "early": "early warning: nothing is lost yet",
         "precision": "precision is the reason",
         "not_precision": "FP32 would have it too",
         "wide": "{op} in FP32",
@@ -87,6 +88,7 @@ WORDS = {
         "empty": "罪魁附近没有采样的层",
         "ran": "{op}：实际",
         "sure": "把握 {percent} %",
+        "early": "预警：尚未造成损失",
         "precision": "由低精度引起",
         "not_precision": "与低精度无关",
         "HEALTHY": "健康",
@@ -145,6 +147,8 @@ class _Axes:
         if wall.impact is not None:  # what led there matters, and a little of what came of it
             last = min(last, wall.impact + max(0.3 * (wall.impact - first), 6))
             first, last = min(first, wall.impact - 1), max(last, wall.impact + 1)
+        elif wall.forecast is not None and last < wall.forecast <= last + (last - first):
+            last = wall.forecast + 1
         self.first, self.last = first, max(last, first + 1)
         self.low, self.high = _orders(wall)
 
@@ -178,6 +182,21 @@ def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     yield from _cells(wall, axes)
     yield from _limits(wall, axes, words)
     yield from _impact(wall, axes, words)
+    yield from _forecast(wall, axes, words)
+
+
+def _forecast(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
+    """From the highest order that was seen last, straight to the wall."""
+    if wall.impact is not None or wall.forecast is None or not wall.counts or not wall.limits or wall.steps is None:
+        return
+    seen = [i for i, count in enumerate(wall.counts[-1]) if count]
+    ceiling = math.log2(wall.limits[-1].ceiling)
+    if not seen or not axes.first < wall.forecast <= axes.last or not axes.holds(ceiling):
+        return
+    x, y = axes.x(wall.reach[-1][1]), axes.y(wall.lowest + seen[-1] + 1)
+    yield f'<line class="wall fall" x1="{x:.1f}" y1="{y:.1f}" x2="{axes.x(wall.forecast):.1f}" y2="{axes.y(ceiling):.1f}"/>'
+    label = words["forecast"].format(steps=max(wall.forecast - wall.steps[1], 1))
+    yield _text(RIGHT - 8, axes.y(ceiling) - 8, label, "hot", 16, bold=True, anchor="end")
 
 
 def _legend(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
@@ -197,8 +216,10 @@ def _grid(axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         label = f'2<tspan dy="-6" font-size="11">{order}</tspan>'
         yield f'<text class="soft" x="{LEFT - 10}" y="{y + 5:.1f}" font-size="14" text-anchor="end">{label}</text>'
     for step in _ticks(axes.first, axes.last):
+        if axes.x(step) > RIGHT - 34:
+            continue  # the name of the axis stands there
         yield _text(axes.x(step), BOTTOM + 20, f"{step:,}", "soft", 14, anchor="middle")
-    yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="start" if RIGHT + 60 < PANEL else "end")
+    yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="end")
 
 
 def _ticks(first: float, last: float, about: int = 6) -> list[int]:

@@ -205,6 +205,12 @@ class TensorReport:
 
         return render_tensor(self)
 
+    def _repr_html_(self) -> str:
+        from ..show.notebook import cell
+        from .text import render_tensor
+
+        return cell(render_tensor(self, colour=True))
+
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
         from ..core.plain_json import finite

@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ..core.command_line import LANGUAGES
-from ..core.finding import Finding, NannyError
+from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..core.terminal import visible
@@ -36,7 +36,9 @@ from ..runs.matrices import KindMatrices, error_matrix, matrices_of
 from ..runs.source import Source, open_job, open_named
 from ..runs.summary import Summary, summarize
 from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
+from ..runs.wall import Wall, wall_of
 from ..runs.what_if import judge_in_format
+from ..show.translation import translate
 from ..store import reader
 from .arrays import codes_of, pack_array, pack_columns, pack_curve, pack_histograms, pack_kind, pack_matrix
 from .figures import format_borders, page_figures
@@ -54,6 +56,8 @@ CHANGE_POINTS = 120
 CHANGE_FINDINGS = 40
 LOOK_BACK = 50  # steps: findings may come a little late
 MOST_PARTED = 200
+MOST_RANKS = 256
+MOST_MARKS = 200  # of one rank
 
 
 class PageData(TypedDict):
@@ -73,8 +77,11 @@ class PageData(TypedDict):
     figures: dict[str, Any]
     formats: list[dict[str, Any]]
     card: dict[str, str]
+    focus: dict[str, Any]
     next: list[str]
     notes: list[str]
+    zh: dict[str, str]
+    ranks: list[dict[str, Any]]
 
 
 def page_data(path: str | Path | None, run: int | None = None, compare: str | None = None, *, live: bool = False) -> PageData:
@@ -88,6 +95,8 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         comparison = None if compare is None else _comparison(db, compare, sources[0], source)
         matrices = matrices_of(source)
         kinds, histograms = _layers(source, matrices, shares=not live)
+        wall = wall_of(summary, matrices)
+        diagnoses, whatif = _diagnoses(summary), {} if live else _what_if(source, summary.verdict)
         return PageData(
             run=_run_data(source),
             verdict=_verdict(summary),
@@ -97,15 +106,56 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             curves=curves,
             kinds=kinds,
             histograms=histograms,
-            diagnoses=_diagnoses(summary),
-            whatif={} if live else _what_if(source, summary.verdict),
+            diagnoses=diagnoses,
+            whatif=whatif,
             comparison=comparison,
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
-            card=cards(summary, matrices),
+            card=cards(summary, wall),
+            focus=_focus(summary, wall),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
+            ranks=_ranks(summary),
+            zh=_in_chinese(found, summary, (comparison or {}).get("lines", ())),
         )
+
+
+def _focus(summary: Summary, wall: Wall) -> dict[str, Any]:
+    """Where the page opens and `show` leads: the culprit of the verdict, as the picture at its head draws it."""
+    step = wall.impact if summary.diagnosis is None else summary.diagnosis.step
+    where = {"step": step, "kind": wall.kind or None, "site": _cut(wall.site) or None}
+    return finite({**where, "op": wall.op, "expected": wall.expected, "forecast": wall.forecast})
+
+
+def _in_chinese(found: Sequence[Mapping[str, Any]], summary: Summary, more: Sequence[str] = ()) -> dict[str, str]:
+    """Everything that is said on the page as a sentence -> the same in Chinese, by the one catalogue."""
+    said = [text for finding in found for text in (finding["message"], finding.get("hint", ""))]
+    said += [summary.verdict.reason, *summary.notes, *more]
+    out = _chinese_of(said)
+    one = summary.diagnosis
+    if one is not None:
+        chinese = one.in_language("zh")
+        out |= dict(zip((*one.evidence, *one.chain), (*chinese.evidence, *chinese.chain)))
+        out |= {one.remedy: chinese.remedy, one.confirm: chinese.confirm}
+    return out
+
+
+def _chinese_of(said: Iterable[str]) -> dict[str, str]:
+    return {text: chinese for text in said if (chinese := translate(text, "zh")) != text}
+
+
+def _ranks(summary: Summary) -> list[dict[str, Any]]:
+    """Of a job of several processes: when each of them found what; the page shows them as rows over the steps."""
+    if len(summary.ranks) < 2:
+        return []
+    out = []
+    for state in summary.ranks[:MOST_RANKS]:
+        marks = {f.step: f.severity for f in sorted(state.findings, key=lambda f: f.severity) if f.step is not None}
+        worst = sorted(marks, key=lambda step: (-marks[step], step))[:MOST_MARKS]
+        run = state.source.run
+        found = [[step, marks[step].name.lower()] for step in sorted(worst) if marks[step] > Severity.INFO]
+        out.append({"rank": run.rank, "file": state.source.path.name, "run": run.id, "marks": found})
+    return out
 
 
 def _steps(summary: Summary) -> dict[str, int] | None:
@@ -179,12 +229,13 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
         summary = summarize(sources, notes)
         source = summary.culprit_rank.source
         found = summary.findings
-        recent = [f for f in found if f.step is None or f.step > step - LOOK_BACK]
+        recent = [_finding(f) for f in found if f.step is None or f.step > step - LOOK_BACK][-CHANGE_FINDINGS:]
         out = {
             "run": _run_data(source),
             "verdict": _verdict(summary),
             "steps": _steps(summary),
-            "findings": [_finding(f) for f in recent[-CHANGE_FINDINGS:]],
+            "findings": recent,
+            "zh": _in_chinese(recent, summary),
             "findings_total": len(found),
             "curves": _curves(source, step, CHANGE_POINTS),
             "kinds": {kind: pack_kind(found) for kind, found in matrices_of(source, step, CHANGE_CELLS).items()},
@@ -292,7 +343,7 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
         try:
             result = judge_in_format(source, format_of(target), verdict=verdict)
         except NannyError as error:
-            return {"note": str(error), "command": "", "formats": []}
+            return {"note": str(error), "command": "", "formats": [], "zh": _chinese_of([str(error)])}
         died = how_it_died(result)
         formats.append(
             finite(
@@ -310,7 +361,8 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
                 }
             )
         )
-    return {"note": died, "command": "", "formats": formats}
+    said = [text for one in formats for text in (one["verdict"], *one["reasons"], *one["remarks"])]
+    return {"note": died, "command": "", "formats": formats, "zh": _chinese_of([died, *said])}
 
 
 def _is_long(source: Source) -> bool:

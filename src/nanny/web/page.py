@@ -16,7 +16,7 @@ from .arrays import CODES
 from .figures import LEVELS
 from .strings import STRINGS
 
-SCRIPTS = ("arrays.js", "views.js", "histogram.js", "words.js", "page.js")
+SCRIPTS = ("arrays.js", "views.js", "histogram.js", "tree.js", "words.js", "page.js")
 
 
 def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonce: str | None = None) -> str:

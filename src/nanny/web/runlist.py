@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ..core.finding import NannyError
 from ..diagnose.verdict import Verdict, severity_counts
 from ..runs.source import open_job
 from ..runs.summary import RankState, summarize
+from ..show.spark import sparkline
 from ..store import reader
 from ..store.files import is_store_name, stores_below
 
+LOSS_WIDTH = 16
 Place = tuple[Path, int]  # store, number of the run in it
 
 
@@ -37,6 +41,7 @@ class Job:
     ranks: tuple[Rank, ...]
     verdict: Verdict
     last_step: int | None = None
+    loss: str = ""  # as a line of blocks
 
     @property
     def first(self) -> Rank:
@@ -102,7 +107,14 @@ def _job(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
         return Job(ranks, Verdict(None, "NO VERDICT", str(error)))
     ranks = tuple(rank for state in summary.ranks if (rank := _rank(state)).place in places)
     steps = summary.lead.steps
-    return Job(ranks, summary.verdict, steps[1] if steps else None)
+    loss = summary.lead.curves.get("loss")
+    drawn = "" if loss is None else sparkline(loss[1].tolist(), LOSS_WIDTH, log=_spans_orders(loss[1]))
+    return Job(ranks, summary.verdict, steps[1] if steps else None, drawn)
+
+
+def _spans_orders(values: np.ndarray) -> bool:
+    known = values[np.isfinite(values) & (values > 0)]
+    return len(known) > 0 and float(known.max() / known.min()) > 100
 
 
 def _rank(state: RankState) -> Rank:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import html
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.numbers import shortened
+from ..core.numbers import duration, shortened
 from ..core.plain_json import finding_object
 from ..diagnose.verdict import finding_of
 from ..show.html import asset
+from ..show.translation import translate
 from .runlist import Job, Rank
 from .strings import STRINGS
 
@@ -26,30 +28,62 @@ _WORDS = {
         "run": "run", "started": "started", "status": "status", "dtype": "precision", "step": "last step", "verdict": "verdict",
         "command": "command", "ranks": "{0} ranks", "sick": "{0} with findings", "rank": "rank {0}",
         "found": "{0} errors, {1} warnings", "clean": "nothing found", "at": "step {0}",
-        "unread": "Not readable", "compare": "beside run {0}", "autocast": "no autocast",
+        "unread": "Not readable", "autocast": "no autocast", "loss": "loss", "tick": "compare",
+        "ticked": "compare the two that are ticked", "filter": "only runs with …", "show": "show", "sort": "newest first",
+        "sort.verdict": "worst first", "sort.step": "longest first", "ago": "{0} ago", "match": "No run has “{0}” in it.",
     },
     "zh": {
         "title": "训练运行", "in": "位于 {0}", "none": "尚无运行。训练开始后会出现在这里：nanny run train.py",
         "run": "运行", "started": "开始时间", "status": "状态", "dtype": "精度", "step": "最后一步", "verdict": "结论",
         "command": "命令", "ranks": "{0} 个 rank", "sick": "{0} 个有发现", "rank": "rank {0}", "found": "{0} 个错误，{1} 个警告",
-        "clean": "无发现", "at": "第 {0} 步", "unread": "无法读取", "compare": "与运行 {0} 对比", "autocast": "未用 autocast",
+        "clean": "无发现", "at": "第 {0} 步", "unread": "无法读取", "autocast": "未用 autocast", "loss": "损失", "tick": "比较",
+        "ticked": "比较勾选的两次运行", "filter": "按文字筛选 …", "show": "显示", "sort": "最新在前",
+        "sort.verdict": "最坏在前", "sort.step": "最长在前", "ago": "{0} 前", "match": "没有包含“{0}”的运行。",
     },
 }  # fmt: skip
 
 
-def list_page(jobs: Sequence[Job], notes: Sequence[str], top: Path, address: Address, lang: str) -> str:
+def list_page(
+    jobs: Sequence[Job], notes: Sequence[str], top: Path, address: Address, lang: str, sort: str = "", wanted: str = ""
+) -> str:
+    """Without any script: sorting, filtering and comparing are forms."""
     words = _WORDS[lang]
-    heads = "".join(f"<th>{words[key]}</th>" for key in ("run", "verdict", "status", "step", "dtype", "started", "command"))
-    places = [(job.first.store, job.first.run.id) for job in jobs]
-    before = {(store, run): max((n for s, n in places if s == store and n < run), default=None) for store, run in places}
-    rows = "".join(_row(job, before[place], top, address, lang) for job, place in zip(jobs, places))
-    body = f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    columns = ("tick", "run", "verdict", "status", "loss", "step", "dtype", "started", "command")
+    heads = "".join(f'<th scope="col">{words[key]}</th>' for key in columns)
+    rows = [_row(job, top, address, lang) for job in sorted(jobs, key=_ORDERS.get(sort, _ORDERS[""]))]
+    rows = [row for row in rows if wanted.lower() in html.unescape(re.sub("<[^>]*>", "", row)).lower()]
+    table = (
+        f'<div class="scroll"><table class="cards"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+    button = f'<p><button type="submit">{words["ticked"]}</button></p>' if len(rows) > 1 else ""
+    body = f'{_filters(words, sort, wanted)}<form action="/compare">{table}{button}</form>'
+    if not rows:
+        body = f"{_filters(words, sort, wanted)}<p>{html.escape(words['match'].format(wanted))}</p>"
     if not jobs:
         body = f"<p>{words['none']}</p>"
     unread = "".join(f'<p class="warning">{words["unread"]}: {html.escape(note)}</p>' for note in notes)
     head = f'<h1>{words["title"]} <small class="quiet">{html.escape(words["in"].format(top))}</small></h1>'
     alive = not jobs or any(not job.is_over for job in jobs)
     return _page(words["title"], f"<section>{head}{unread}{body}</section>", lang, REFRESH_SECONDS if alive else None)
+
+
+_ORDERS: dict[str, Callable[[Job], Any]] = {
+    "": lambda job: -job.first.run.started,
+    "verdict": lambda job: (
+        {False: 0, None: 1, True: 2}[job.verdict.healthy],
+        job.verdict.word == "SUSPECT",
+        -job.first.run.started,
+    ),
+    "step": lambda job: -(job.last_step or 0),
+}
+
+
+def _filters(words: dict[str, str], sort: str, wanted: str) -> str:
+    names = {"": words["sort"], "verdict": words["sort.verdict"], "step": words["sort.step"]}
+    options = "".join(f'<option value="{k}"{" selected" if k == sort else ""}>{text}</option>' for k, text in names.items())
+    search = f'name="q" value="{html.escape(wanted)}" placeholder="{words["filter"]}" aria-label="{words["filter"]}"'
+    pick = f'<select name="sort" aria-label="{words["sort"]}">{options}</select><button type="submit">{words["show"]}</button>'
+    return f'<form class="bar" action="/"><input type="hidden" name="all" value="1"><input type="search" {search}>{pick}</form>'
 
 
 def message_page(text: str) -> str:
@@ -68,7 +102,7 @@ def job_object(job: Job, address: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -> str:
+def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     run = job.first.run
     words = _WORDS[lang]
     word = job.verdict.word
@@ -76,28 +110,34 @@ def _row(job: Job, before: int | None, top: Path, address: Address, lang: str) -
     store = job.first.store
     name = f"{_folder(store, top)} · {run.id}" if _folder(store, top) else str(run.id)
     here = html.escape(address(store, run.id))
-    beside = words["compare"].format(before)
-    compare = "" if before is None else f'<br><a class="quiet" href="{here}?compare={before}">{beside}</a>'
+    box = f'<input type="checkbox" name="run" value="{here}" aria-label="{words["tick"]} {html.escape(name)}">'
+    ago = words["ago"].format(duration(max(time.time() - run.started, 0.0)))
+    heads = [words[key] for key in ("tick", "run", "verdict", "status", "loss", "step", "dtype", "started", "command")]
     cells = [
-        f'<a href="{here}">{html.escape(name)}</a>{compare}{_ranks(job, address, words)}',
-        f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_reason(job, words)}',
+        box,
+        f'<a href="{here}">{html.escape(name)}</a>{_ranks(job, address, words)}',
+        f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_reason(job, words, lang)}',
         html.escape(STRINGS[lang].get(f"status.{run.status}", run.status)),
+        f'<span class="site spark">{job.loss}</span>',
         "" if job.last_step is None else str(job.last_step),
         html.escape(run.amp_dtype or words["autocast"]),
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)),
+        f'{time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))}<br><span class="quiet">{ago}</span>',
         f'<span class="site">{html.escape(shortened(shlex.join(run.argv), 80))}</span>',
     ]
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    broken = (1, 2, 8)  # names, reasons and commands may break anywhere, words and dates may not
+    kinds = ["" if i in broken else ' class="whole"' for i in range(len(cells))]
+    shown = [f'<td{kind} data-head="{head}">{cell}</td>' for kind, head, cell in zip(kinds, heads, cells)]
+    return f"<tr>{''.join(shown)}</tr>"
 
 
-def _reason(job: Job, words: dict[str, str]) -> str:
+def _reason(job: Job, words: dict[str, str], lang: str) -> str:
     """The cause, or the first culprit, in a line; else what the verdict says."""
     culprit = finding_of(job.verdict) or job.verdict.first
     if culprit is None:
-        return html.escape(job.verdict.reason) if words is _WORDS["en"] or not job.verdict.healthy else ""
+        return html.escape(translate(job.verdict.reason, lang))
     place = html.escape(shortened(culprit.site, 60))
     at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
-    message = html.escape(shortened(culprit.message, 140))
+    message = html.escape(shortened(translate(culprit.message, lang), 140))
     return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
 
 

@@ -3,7 +3,7 @@
     /                                   the runs below the folder, or the only one
     /run/PATH/metrics.db/3/             the page on run 3; beside it plotly.js, api/page, api/changes?since=STEP,
                                         api/histogram?kind=KIND&site=NAME, api/whatif
-    /api/runs                           the list as JSON
+    /api/runs                           the list as JSON; /compare?run=ADDRESS&run=ADDRESS leads to one page on both
 
 Answers GET and HEAD only, to a Host that is this machine (a page on the web that points its own name here gets nothing), with a
 token where the address can be reached from elsewhere, and under a content security policy that runs no foreign script.
@@ -26,7 +26,7 @@ from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from ..core.finding import NannyError
 from ..core.plain_json import to_text
@@ -132,6 +132,8 @@ def answer(request: Request, served: ServedRuns) -> Reply:
     try:
         if request.path == "/":
             return _front(served, request)
+        if request.path == "/compare":
+            return _beside(request)
         if request.path == "/api/runs":
             jobs, notes = _jobs(served)
             return _json({"runs": [job_object(job, _address(served.top, job.first.store, job.first.run.id)) for job in jobs],
@@ -143,6 +145,15 @@ def answer(request: Request, served: ServedRuns) -> Reply:
         return _of_run(served, request, store, int(found["run"]), found["rest"])
     except NannyError as error:
         return _missing(request, str(error))
+
+
+def _beside(request: Request) -> Reply:
+    """The page on one of the two runs that were ticked, with the other as its reference: the list has the newer one first."""
+    ticked = [unquote(one) for one in request.query.get("run", "").split("\n")]
+    if len(ticked) != 2 or not all(_RUN_ADDRESS.fullmatch(one) for one in ticked):
+        return _html(lambda _: message_page("Tick two runs, no more and no less, and compare them."), 400)
+    newer, reference = ticked
+    return Reply(302, headers={"Location": f"{quote(newer)}?{urlencode({'compare': reference})}"})
 
 
 def _store(served: ServedRuns, key: str) -> Path | None:
@@ -162,7 +173,11 @@ def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: s
     if rest == "api/page":
         compare = request.query.get("compare")
         if compare is not None and not re.fullmatch(r"[0-9]{1,18}", compare):
-            return _error(400, "compare takes the number of another run in the same file")
+            other = _RUN_ADDRESS.fullmatch(compare)
+            beside = _store(served, other["store"]) if other is not None else None
+            if other is None or beside is None:
+                return _error(400, "compare takes the number of another run in the same file, or the address of one in another")
+            compare = f"{beside}:{other['run']}"
         page = _cached(served, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
         return Reply(200, page, JSON)
     if rest == "api/changes":
@@ -182,7 +197,8 @@ def _front(served: ServedRuns, request: Request) -> Reply:
     if len(jobs) == 1 and len(jobs[0].ranks) == 1 and not notes and "all" not in request.query:
         return Reply(302, headers={"Location": _address(served.top, jobs[0].first.store, jobs[0].first.run.id)})
     language = served.lang or _preferred_language(request)
-    return _html(lambda nonce: list_page(jobs, notes, served.top, lambda store, run: _address(served.top, store, run), language))
+    return _html(lambda nonce: list_page(jobs, notes, served.top, lambda store, run: _address(served.top, store, run), language,
+                                        request.query.get("sort", ""), request.query.get("q", "")[:200]))  # fmt: skip
 
 
 def _jobs(served: ServedRuns) -> tuple[list[Job], list[str]]:
@@ -271,7 +287,8 @@ class Connection(BaseHTTPRequestHandler):
             return self.send_error(400)
         if len(self.headers.get_all("Host") or ()) > 1:
             return self.send_error(400)
-        query = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        given = parse_qs(parts.query, keep_blank_values=True)
+        query = {name: "\n".join(values) if name == "run" else values[-1] for name, values in given.items()}
         request = Request(unquote(parts.path), query, {name.lower(): value for name, value in self.headers.items()})
         return self._send(refusal(request, self.server.access) or answer(request, self.server.served))
 

@@ -62,7 +62,7 @@ async function drawHistogram() {
   layout.yaxis2 = { ...layout.yaxis2, matches: "y", showticklabels: false };
   const edges = borders(form, bits, span);
   layout.shapes = [...edges.shapes, ...chosenStep().map((line) => ({ ...line, xref: "x" }))];
-  layout.annotations = edges.annotations;
+  layout.annotations = [...edges.annotations, ...whatFp32Has(found.name, kind, bits, span)];
   const [trace, bar] = page.figures.histogram.data;
   const bars = barsAt(matrix, span), longest = Math.max(...bars.x, 0.01);
   Object.assign(layout.xaxis2, { range: [0, longest * 1.05], tickvals: [longest], ticktext: [percent(longest)], tickfont: { size: 10 } });
@@ -109,6 +109,16 @@ function orderTicks(span) {
   }
   tickvals.push(span.bad), ticktext.push(plain(t("bad")));
   return { tickmode: "array", tickvals, ticktext };
+}
+
+// The number that the verdict is about: what the operation gives in FP32, where the format ends.
+function whatFp32Has(site, kind, bits, span) {
+  const { expected, op, step } = page.focus, height = Math.log2(Math.abs(Number(expected)));
+  if (site !== page.focus.site || kind !== page.focus.kind || !Number.isFinite(height) || height > span.high + 8) return [];
+  return [{
+    x: step, y: Math.min(height, span.high), text: plain(t("fp32 has", op, short(Number(expected)))), showarrow: true, arrowhead: 2, ax: -70, ay: 18,
+    arrowcolor: colour("--error"), font: { size: 11, color: colour("--error") }, bgcolor: colour("--card"), opacity: 0.95,
+  }];
 }
 
 // For gradients the ends of a format lie lower by the bits of the loss scale.

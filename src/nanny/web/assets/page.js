@@ -2,18 +2,29 @@
 // What is chosen (state, kept in the URL's hash), the words around the plots, and the live updates.
 
 const POLL_MS = 2000, REST = 10, RELOAD_MS = 60000, KEPT_COLUMNS = 600;
-const language = CONFIG.lang || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en");
-const texts = CONFIG.strings[language];
+let chosenLanguage = new URLSearchParams(location.hash.slice(1)).get("lang");
+let language = chosenLanguage || CONFIG.lang || ((navigator.language || "en").toLowerCase().startsWith("zh") ? "zh" : "en");
+if (!CONFIG.strings[language]) language = "en";
 let page = null;
 
 const state = {
-  step: null, site: null, kind: null, quantity: "absmax", format: null, filter: "", range: null,
+  step: null, site: null, kind: null, quantity: "headroom", format: null, filter: "", range: null, order: "forward", map: "",
   finding: null, severity: "", code: "", search: "",
 };
-const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "severity", "code", "search"];
+const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search"];
 
 function t(key, ...values) {
-  return (texts[key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
+  return (CONFIG.strings[language][key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
+}
+
+// What is said as a sentence comes in English, with its Chinese beside it.
+const said = (text) => (language === "zh" ? page.zh[text] ?? page.whatif?.zh?.[text] ?? text : text);
+
+function speak(other) {
+  language = chosenLanguage = other;
+  writeHash();
+  drawWords();
+  if (globalThis.Plotly) drawPlots();
 }
 
 // Elements. Text is only ever set as text, so that no name of a layer can become markup.
@@ -39,6 +50,7 @@ function update(change) {
 function writeHash() {
   const words = new URLSearchParams();
   for (const name of IN_HASH) if (state[name] !== null && state[name] !== "") words.set(name, state[name]);
+  if (chosenLanguage) words.set("lang", language);
   history.replaceState(null, "", `#${words}`);
 }
 
@@ -91,13 +103,14 @@ function choose(index) {
 function redraw(changed) {
   const any = (...names) => names.some((name) => changed.includes(name));
   if (any("finding", "severity", "code", "search")) drawFindings();
-  if (any("kind", "quantity")) drawControls();
+  if (any("kind", "quantity", "order")) drawControls();
+  if (any("kind", "filter", "format", "order", "range", "site", "step")) drawTree();
   if (!globalThis.Plotly) return;
   linking = true;
   if (any("range")) drawCurves();
   else if (any("step")) Plotly.relayout("curves-figure", { shapes: curveShapes() });
   const work = [];
-  if (any("kind", "quantity", "format", "filter", "range")) work.push(drawHeat());
+  if (any("kind", "quantity", "format", "filter", "range", "map")) work.push(drawHeat());
   else if (any("step", "site") && heat) work.push(Plotly.relayout("heat-figure", { shapes: heatShapes() }));
   if (any("step", "site", "kind", "format", "range")) work.push(drawHistogram());
   if (any("step", "site", "kind", "format")) work.push(describePlace());
@@ -146,8 +159,7 @@ async function load(data) {
   const kinds = Object.keys(page.kinds);
   if (!page.kinds[state.kind]) state.kind = kinds.find((kind) => kind === "output") || kinds[0] || null;
   state.format = page.formats.some((form) => form.name === state.format) ? state.format : defaultFormat();
-  const culprit = culpritIndex();
-  if (state.step === null && state.site === null && culprit >= 0) startAt(culprit);
+  if (state.step === null && state.site === null && page.verdict.healthy === false) Object.assign(state, culpritPlace());
   const parted = page.comparison?.first;
   if (state.step === null && parted) startWhere(parted);
   if (state.site === null && state.kind) state.site = await worstLayer();
@@ -169,11 +181,9 @@ function defaultFormat() {
 }
 
 // The page opens on the culprit, unless the address says otherwise.
-function startAt(index) {
-  const { step, site } = page.findings[index];
-  const kind = Object.keys(page.kinds).find((name) => page.kinds[name].names.includes(site))
-    || [state.kind, ...Object.keys(page.kinds)].find((name) => page.kinds[name] && rowOf(page.kinds[name].names, site) >= 0);
-  Object.assign(state, { step, finding: index }, kind ? { site, kind } : {});
+function culpritPlace() {
+  const { step, site, kind } = page.focus, finding = culpritIndex();
+  return { step, ...(site && page.kinds[kind] ? { site, kind } : {}), finding: finding < 0 ? null : finding };
 }
 
 function startWhere(parted) {
@@ -188,6 +198,7 @@ function drawWords() {
   drawVerdict();
   drawDiagnoses();
   drawComparison();
+  drawRanks();
   setUpSections();
   setUpFindings();
   drawControls();
@@ -196,6 +207,7 @@ function drawWords() {
 
 async function drawPlots() {
   linking = true;
+  await drawTree();
   await drawCurves();
   await drawHeat();
   await drawHistogram();
@@ -210,15 +222,28 @@ function lastStep() {
   return page.steps ? page.steps.last : -1;
 }
 
+let answered = "-"; // when, last
+
+// A verdict that turns bad is seen wherever the reader has scrolled to.
+function toast(before) {
+  const { verdict } = page;
+  document.title = `nanny: ${t(verdict.word)}, ${t("run", page.run.id)}`;
+  if (verdict.word === before || verdict.healthy !== false || scrollY < 300) return;
+  const away = () => fill("toast");
+  fill("toast", make("p", { class: "strong" }, `✕ ${t(verdict.word)}`), make("p", {}, verdictSentence()),
+    make("div", { class: "bar" }, make("button", { on: { click: () => (away(), showCulprit()) } }, t("show")), make("button", { on: { click: away } }, t("close"))));
+}
+
 // A long run takes longer to ask about, and the machine that answers is training: rest ten times as long as the question took.
 async function poll() {
-  const place = document.getElementById("live"), started = performance.now();
+  const started = performance.now();
   try {
     if (!document.hidden) await takeNews();
+    const place = document.getElementById("live"); // the head may have been drawn anew
     place.replaceChildren(make("span", { class: "dot" }), page.run.status === "running" ? t("live") : t("live.ended"));
-    place.dataset.since = new Date().toLocaleTimeString();
+    answered = new Date().toLocaleTimeString();
   } catch (error) {
-    place.replaceChildren(make("span", { class: "dot lost" }), t("live.lost", place.dataset.since || "-"), ` (${error.message})`);
+    document.getElementById("live").replaceChildren(make("span", { class: "dot lost" }), t("live.lost", answered), ` (${error.message})`);
   }
   setTimeout(poll, Math.max(POLL_MS, REST * (performance.now() - started)));
 }
@@ -234,8 +259,9 @@ async function takeNews() {
   const worse = news.verdict?.counts.error > page.verdict.counts.error; // a new error may have a diagnosis
   if (news.reload || elsewhere || !known || !fresh || old || worse || columns > KEPT_COLUMNS || news.run.status !== before) return reload();
   if (!Object.keys(news.curves).length && news.findings_total === page.findings.length + page.findings_left_out) return null;
-  const verdictBefore = JSON.stringify(page.verdict);
+  const verdictBefore = JSON.stringify(page.verdict), wordBefore = page.verdict.word;
   Object.assign(page, { run: news.run, verdict: news.verdict, steps: news.steps });
+  Object.assign(page.zh, news.zh);
   for (const [name, curve] of Object.entries(await decodedCurves(news.curves))) {
     page.curves[name].steps.push(...curve.steps);
     page.curves[name].values.push(...curve.values);
@@ -248,14 +274,16 @@ async function takeNews() {
   }
   drawTop();
   refreshWords(JSON.stringify(page.verdict) !== verdictBefore);
+  toast(wordBefore);
   return drawPlots();
 }
 
 async function reload() {
-  const { whatif } = page;
+  const { whatif } = page, { word } = page.verdict;
   await load(await ask("api/page"));
   page.whatif = whatif;
   drawWords();
+  toast(word);
   for (const name of ["curves", "heat", "histogram"]) delete document.getElementById(`${name}-figure`).dataset.ready;
   return drawPlots();
 }
@@ -320,6 +348,10 @@ async function start() {
 
 document.addEventListener("keydown", (event) => {
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || !page) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    document.querySelector("#controls input[type=search]")?.focus();
+  }
   const direction = { n: 1, j: 1, p: -1, k: -1 }[event.key];
   if (direction) nextFinding(direction);
 });

@@ -1,7 +1,7 @@
 "use strict";
 // The three linked plots. Each draws from `page` (decoded data) and `state` (what is chosen), and reports clicks and zooms.
 
-const LEFT = 168, RIGHT = 100, CELL = 2;
+const LEFT = 168, RIGHT = 100, CELL = 2, MAP_ROWS = 60;
 const SETTINGS = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let linking = false;
@@ -259,11 +259,12 @@ async function drawHeat() {
   const quantities = quantitiesOf(state.kind);
   const quantity = quantities.includes(state.quantity) ? state.quantity : quantities[0];
   message.textContent = quantity ? "" : t("no layers");
-  place.hidden = !quantity;
-  if (!quantity) return;
+  const wanted = state.filter.toLowerCase(), names = page.kinds[state.kind]?.names ?? [];
+  const rows = [...names.keys()].filter((row) => names[row].toLowerCase().includes(wanted));
+  offerMap(rows.length);
+  place.hidden = !quantity || (rows.length > MAP_ROWS && !state.map);
+  if (place.hidden) return void (heat = null);
   const matrix = await matrixOf(state.kind, quantity);
-  const wanted = state.filter.toLowerCase();
-  const rows = [...matrix.names.keys()].filter((row) => matrix.names[row].toLowerCase().includes(wanted));
   if (!rows.length) message.textContent = t("no match", state.filter);
   const layout = themed(page.figures.heat.layout);
   layout.height = Math.min(620, Math.max(230, 60 + 18 * rows.length));
@@ -290,6 +291,12 @@ async function drawHeat() {
       if (cell) update({ step: cell.step, site: heat.matrix.names[cell.row], finding: null });
     });
   }
+}
+
+// Of many layers a map is a barcode: the tree tells more, and the map is there for who asks.
+function offerMap(count) {
+  const text = t(state.map ? "map.hide" : "map.show", count);
+  fill("heat-bar", count > MAP_ROWS ? make("button", { id: "map", on: { click: () => update({ map: state.map ? "" : "all" }) } }, text) : null);
 }
 
 // Ticks of the colour bar, without those that would stand on top of one another.

@@ -7,6 +7,8 @@ function drawTop() {
   const rank = run.world_size > 1 ? t("rank of", run.rank, run.world_size) : null;
   fill("top", make("b", {}, "nanny"), make("span", {}, [t("run", run.id), rank, ...facts].filter(Boolean).join(" · ")),
     make("span", { class: "path" }, [run.file, run.command].filter(Boolean).join(" : ")),
+    make("button", { id: "language", class: "small", lang: language === "zh" ? "en" : "zh", on: { click: () => speak(language === "zh" ? "en" : "zh") } },
+      language === "zh" ? "English" : "中文"),
     CONFIG.live ? make("span", { id: "live" }) : null,
     CONFIG.live ? make("a", { href: `runs${location.search}` }, t("all runs")) : null);
 }
@@ -20,7 +22,7 @@ function culpritIndex() {
 }
 
 function verdictSentence() {
-  const { word, counts, reason } = page.verdict;
+  const { word, reason } = page.verdict;
   if (language === "en") return reason;
   const cause = page.diagnoses[0];
   if (cause) {
@@ -28,7 +30,7 @@ function verdictSentence() {
     return `${cause.pages[language]?.title ?? cause.cause} · ${place} · ${t("sure", percent(cause.confidence))}`;
   }
   if (word === "HEALTHY" && page.steps) return t("reason.HEALTHY", page.steps.last - page.steps.first + 1);
-  return counts.error + counts.warning ? t("reason.findings", counts.error, counts.warning) : reason;
+  return said(reason);
 }
 
 function drawVerdict() {
@@ -39,10 +41,10 @@ function drawVerdict() {
   const sign = { good: "✓", bad: "✕", warn: verdict.healthy === null ? "?" : "▲" }[place.className];
   fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, verdictSentence())),
     index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, `${t("noticed first")}: `, findingLink(index)) : culpritCard(index),
-    page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${page.comparison.lines[0]}`) : null,
+    page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${said(page.comparison.lines[0])}`) : null,
     drawWall(),
     drawFacts(),
-    page.notes.map((note) => make("p", { class: "warning" }, note)), commands(page.next));
+    page.notes.map((note) => make("p", { class: "warning" }, said(note))), commands(page.next));
 }
 
 const asImage = (svg) => `data:image/svg+xml,${encodeURIComponent(svg)}`;
@@ -72,11 +74,11 @@ function culpritCard(index) {
     make("div", { class: "what" }, make("span", { class: f.severity }, f.code), f.site ? t("in layer") : "",
       f.site ? make("span", { class: "site", title: f.site }, shortened(f.site, 160)) : null, ` ${when}`,
       times ? make("span", { class: "quiet" }, times) : null),
-    make("p", { class: "said" }, rich(f.message), f.where ? ` (${f.where})` : ""),
-    f.hint ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("fix")}: `), rich(f.hint)) : null,
+    make("p", { class: "said" }, rich(said(f.message)), f.where ? ` (${f.where})` : ""),
+    f.hint ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("fix")}: `), rich(said(f.hint))) : null,
     f.passed_on ? make("p", { class: "quiet" }, `${t("passed on", f.passed_on_total)}: ${listed(f.passed_on, f.passed_on_total)}`) : null,
     isError && earlier >= 0 ? make("p", { class: "warning" }, `${t("warned before")}: `, findingLink(earlier)) : null,
-    make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: () => showInPlots(index) } }, t("show"))));
+    make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: showCulprit } }, t("show"))));
 }
 
 // Messages put names between backticks.
@@ -141,22 +143,27 @@ function drawDiagnoses() {
     const precision = d.precision_caused === null ? "" : t(d.precision_caused ? "precision yes" : "precision no");
     const facts = [d.step === null ? "" : t("step", d.step), d.where, precision, d.early ? t("early") : "",
       d.expected_step === null ? "" : t("expected", d.expected_step), t("sure", percent(d.confidence))];
-    const show = d.step === null ? null : () => showPlace(d.step, d.culprit);
+    const show = page.focus.step === null ? null : showCulprit;
     const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
       make("p", { class: "strong" }, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160)), `: ${known ? known.title : d.cause}`),
       make("p", { class: "quiet" }, [known && d.cause, ...facts].filter(Boolean).join(" · ")),
       d.source ? make("pre", { class: "source" }, d.source) : null,
-      d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, link))) : null,
-      d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(fact)))) : null,
-      d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(d.remedy)) : null,
+      d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, said(link)))) : null,
+      d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
+      d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(said(d.remedy))) : null,
       d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
-      d.confirm ? make("p", {}, `${t("confirm")}: `, rich(d.confirm)) : null,
+      d.confirm ? make("p", {}, `${t("confirm")}: `, rich(said(d.confirm))) : null,
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
         known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
       show ? make("div", { class: "bar" }, make("button", { on: { click: show } }, t("show"))) : null);
   }));
+}
+
+function showCulprit() {
+  update(culpritPlace());
+  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
 }
 
 function showPlace(step, site) {
@@ -200,7 +207,7 @@ function drawFindings() {
           make("b", {}, f.code), make("span", { class: "at" }, f.step === null ? t("whole run") : t("step", f.step),
             f.times > 1 ? ` ×${f.times}` : "")),
         f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
-        make("span", { class: "said" }, rich(f.message), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(f.hint)) : null)));
+        make("span", { class: "said" }, rich(said(f.message)), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(said(f.hint))) : null)));
   });
   const none = page.findings.length ? t("findings.nothing matches") : t("findings.none");
   const rest = page.findings_left_out ? make("li", { class: "quiet none" }, t("findings.left out", page.findings_left_out)) : null;
@@ -219,11 +226,13 @@ function nextFinding(direction) {
 
 function setUpSections() {
   const layers = Object.keys(page.kinds).length > 0;
+  setUpTree();
+  document.getElementById("controls").hidden = !layers;
   document.getElementById("histogram").hidden = !layers;
   fill("curves", make("h2", {}, t("curves")), make("p", { class: "quiet" }, t(page.steps ? "curves.hint" : "empty")),
     page.comparison ? make("p", { class: "quiet" }, t("compare.legend", page.comparison.other.id)) : null,
     make("div", { id: "curves-figure", class: "figure" }));
-  fill("heat", make("h2", {}, t("heat")), make("div", { id: "controls", class: "bar", hidden: !layers }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
+  fill("heat", make("h2", {}, t("heat")), make("div", { id: "heat-bar", class: "bar" }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
     make("p", { id: "heat-message", class: "quiet" }), make("div", { id: "heat-figure", class: "figure hatched" }));
   fill("histogram", make("h2", {}, t("histogram"), " ", make("span", { id: "histogram-title", class: "site" })),
     make("p", { class: "quiet" }, t("histogram.hint")), make("p", { id: "place" }), make("p", { id: "histogram-message", class: "quiet" }),
@@ -238,6 +247,7 @@ function drawControls() {
     options.map(([value, text]) => make("option", { value, selected: value === current }, text))));
   fill("controls", pick("quantity", "quantity", quantities.map((name) => [name, t(`q.${name}`)]), active),
     pick("kind", "kind", kinds.map((name) => [name, t(`k.${name}`)]), state.kind),
+    pick("order", "order", ["forward", "risk"].map((name) => [name, t(`order.${name}`)]), state.order),
     pick("format", "format", page.formats.map((form) => [form.name, form.title]), formatChosen().name),
     make("input", { type: "search", value: state.filter, placeholder: t("filter layers"), "aria-label": t("filter layers"),
       on: { input: (event) => update({ filter: event.target.value }) } }));
@@ -260,6 +270,26 @@ async function describePlace() {
   place.textContent = when ? `${stepText(when)}: ${parts.join(" · ")}` : "";
 }
 
+// The processes of one job, one row each: who had it first is seen at a glance.
+function drawRanks() {
+  const place = document.getElementById("ranks"), { first, last } = page.steps || { first: 0, last: 1 };
+  place.hidden = !page.ranks.length;
+  if (place.hidden) return;
+  const span = Math.max(1, last - first), culprit = page.verdict.culprit?.[3] ?? null;
+  const rows = page.ranks.map((one) => {
+    const shown = one.rank === page.run.rank, name = t("rank", one.rank);
+    const link = CONFIG.live && !shown ? make("a", { href: `../../${encodeURIComponent(one.file)}/${one.run}/${location.search}` }, name) : make("b", {}, name);
+    const marks = one.marks.map(([step, severity]) => make("button", {
+      class: `mark ${severity}`, style: `left:${((100 * (step - first)) / span).toFixed(2)}%`, title: `${name} ${t("at step", step)}`,
+      "aria-label": `${name}: ${t(`one.${severity}`)} ${t("at step", step)}`, on: { click: () => update({ step }) },
+    }, SIGNS[severity]));
+    const early = one.rank === culprit;
+    return make("div", { class: `rank${shown ? " chosen" : ""}` }, make("span", { class: early ? "error" : "" }, link, early ? ` ◆ ${t("was first")}` : ""),
+      make("div", { class: "strip" }, marks));
+  });
+  fill("ranks", make("h2", {}, t("ranks")), make("p", { class: "quiet" }, t("ranks.hint", first, last)), rows);
+}
+
 // What if, and the other run
 
 function drawWhatif() {
@@ -274,13 +304,13 @@ function drawWhatif() {
     const why = f.reasons.length ? f.reasons : [f.verdict];
     return make("tr", {}, make("td", { class: "strong" }, title), make("td", { class: `${look} whole` }, `${sign} ${t(key)}`),
       make("td", {}, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
-      make("td", {}, why.map((text) => make("div", {}, text)), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, text))));
+      make("td", {}, why.map((text) => make("div", {}, said(text))), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, said(text)))));
   });
-  const note = whatif.note === "long" ? t("whatif.long") : whatif.note;
+  const note = whatif.note === "long" ? t("whatif.long") : said(whatif.note);
   fill("whatif", make("h2", {}, t("whatif")), note ? make("p", { class: "quiet" }, note, " ", make("code", {}, whatif.command)) : null,
     rows.length ? make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
       ["format", "", "best scale", "why"].map((key) => make("th", {}, key && t(key))))), make("tbody", {}, rows))) : null,
-    common.length ? make("p", { class: "quiet" }, `${t("for all")} ${common.join(" · ")}`) : null);
+    common.length ? make("p", { class: "quiet" }, `${t("for all")} ${common.map(said).join(" · ")}`) : null);
 }
 
 function drawComparison() {
@@ -292,7 +322,7 @@ function drawComparison() {
     make("td", { class: "number" }, short(p.a)), make("td", { class: "number" }, short(p.b)), make("td", { class: "number" }, short(p.ratio))));
   const [first, ...rest] = c.lines;
   fill("comparison", make("h2", {}, t("compare", c.other.id)),
-    make("p", { class: c.parts ? "error strong" : "good strong" }, first), rest.map((line) => make("p", { class: "quiet" }, line)),
+    make("p", { class: c.parts ? "error strong" : "good strong" }, said(first)), rest.map((line) => make("p", { class: "quiet" }, said(line))),
     rows.length ? make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
       ["layer", "kind", "parts at", "reference", "this run", "ratio"].map((key) => make("th", {}, t(key))))),
       make("tbody", {}, rows))) : null,

@@ -1,0 +1,55 @@
+"""`nanny run`: the monitor's command; when all is over, the diagnosis in full and the path of its picture are the last words."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..core.terminal import tell
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    atexit.register(_tell_end, os.getpid())  # before the monitor registers its own end: last in, first out
+    from ..monitor.command import main as start
+
+    return start(argv)
+
+
+def _tell_end(pid: int) -> None:
+    """Of this process alone, and whatever fails here is no matter of the script's."""
+    from ..monitor.command import recorded_at
+
+    place = recorded_at() if os.getpid() == pid else None
+    if place is None:
+        return
+    try:
+        tell_end(*place)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # noqa: BLE001 - the script is over, its exit code stands
+        tell(f"nanny: the diagnosis cannot be shown here ({type(error).__name__}: {error}); type: nanny diagnose --db {place[0]}")
+
+
+def tell_end(store: Path, run: int) -> None:
+    """A run that is healthy has nothing to tell, and gets no picture."""
+    from ..runs.card import card_svg
+    from ..runs.diagnose import told_lines
+    from ..runs.source import open_job
+    from ..runs.summary import summarize
+    from ..show.tables import Line, lines_text
+    from ..show.term import wants_colour, width_of
+    from ..web.runlist import places_of_job
+
+    alone = len(places_of_job(store, run)) == 1
+    with open_job(str(store if alone else store.parent), run) as (sources, notes):
+        summary = summarize(sources, notes)
+        if summary.verdict.healthy is not False:
+            return
+        lines = [Line(""), *told_lines(summary, "en")]
+        picture = store.parent / f"run-{run}.svg"
+        picture.write_text(card_svg(summary), encoding="utf-8")
+    lines.append(Line(f"   picture: {picture}", "quiet", whole=True))
+    tell(lines_text(lines, width_of(sys.stderr), wants_colour(sys.stderr)), colour=True)

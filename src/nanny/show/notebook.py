@@ -1,0 +1,24 @@
+"""What a notebook shows of a result: the words of the terminal, in its colours, with the picture of a run above them."""
+
+from __future__ import annotations
+
+import html
+import re
+
+_STYLES = {
+    "31;1": "color:#c8451b;font-weight:600",
+    "33": "color:#b8860b",
+    "32": "color:#1f7a4d",
+    "2": "opacity:.7",
+    "1": "font-weight:600",
+}
+_COLOURED = re.compile("\x1b\\[([0-9;]+)m(.*?)\x1b\\[0m", re.DOTALL)
+
+
+def cell(text: str, picture: str = "") -> str:
+    """`text` as `show.term.painted` has coloured it; `picture` is an SVG."""
+    parts = _COLOURED.split(text)
+    words = html.escape(parts[0])
+    for code, inside, after in zip(parts[1::3], parts[2::3], parts[3::3]):
+        words += f'<span style="{_STYLES.get(code, "")}">{html.escape(inside)}</span>{html.escape(after)}'
+    return f'<div class="nanny">{picture}<pre style="white-space:pre-wrap">{words}</pre></div>'

@@ -1,0 +1,257 @@
+"use strict";
+// The model as a tree in forward order: how near each part came to the end of the format, and where the first bad number was born.
+
+const TREE_ROW = 26, TREE_MOST = 22, TREE_STRIP = 180, TREE_OPEN = 60;
+let tree = null; // the parts of the chosen kind with what is known of them, and how they are shown
+
+// One node per part of a name; a chain of single parts that have no numbers of their own is one node.
+function treeOf(names) {
+  const root = { path: "", label: "", row: -1, kids: [], parent: null }, byPath = new Map([["", root]]);
+  const nodeAt = (path) => {
+    if (byPath.has(path)) return byPath.get(path);
+    const cut = path.lastIndexOf("."), parent = nodeAt(cut < 0 ? "" : path.slice(0, cut));
+    const node = { path, label: path.slice(cut + 1), row: -1, kids: [], parent };
+    parent.kids.push(node);
+    byPath.set(path, node);
+    return node;
+  };
+  names.forEach((name, row) => (nodeAt(name).row = row));
+  const joined = (node) => {
+    while (node.parent && node.row < 0 && node.kids.length === 1) {
+      const only = node.kids[0];
+      Object.assign(node, { path: only.path, label: `${node.label}.${only.label}`, row: only.row, kids: only.kids });
+    }
+    node.kids.forEach((kid) => ((kid.parent = node), joined(kid)));
+    return node;
+  };
+  return joined(root);
+}
+
+// Worst of each row over the run: the largest finite code, and the first step at which it was not finite.
+function rowFacts(matrix) {
+  const columns = matrix.reach.length / 2, facts = [];
+  for (let row = 0; row < matrix.names.length; row++) {
+    let peak = 0, bad = null;
+    for (let column = 0; column < columns; column++) {
+      const code = matrix.codes[row * columns + column];
+      if (code >= CODE.infinite) bad = bad ?? stepsOf(matrix, row, column).step;
+      else if (code > peak) peak = code;
+    }
+    facts.push({ peak, bad });
+  }
+  return facts;
+}
+
+// Largest code of everything below each prefix, of another kind of site.
+async function worstBelow(kind, quantity) {
+  if (!page.kinds[kind]?.quantities[quantity]) return new Map();
+  const matrix = await matrixOf(kind, quantity), facts = rowFacts(matrix), out = new Map();
+  matrix.names.forEach((name, row) => {
+    const code = facts[row].peak || (facts[row].bad === null ? 0 : CODE.nan); // what it was before it broke says more
+    for (let path = name; ; path = path.slice(0, path.lastIndexOf("."))) {
+      if (code > (out.get(path) ?? -1)) out.set(path, code);
+      if (!path.includes(".")) break;
+    }
+  });
+  return out;
+}
+
+async function makeTree() {
+  const kind = state.kind, matrix = await matrixOf(kind, "headroom"), facts = rowFacts(matrix), root = treeOf(matrix.names);
+  const [gradients, errors] = await Promise.all([worstBelow("grad", "absmax"), worstBelow("grad", "error")]);
+  const all = [];
+  const gather = (node, depth) => {
+    if (node.parent) all.push(node);
+    const own = node.row < 0 ? { peak: 0, bad: null } : facts[node.row];
+    Object.assign(node, { depth, peak: own.peak, bad: own.bad, size: 1, at: all.length - 1 });
+    for (const kid of node.kids) {
+      gather(kid, depth + 1);
+      node.peak = Math.max(node.peak, kid.peak);
+      node.bad = node.bad === null ? kid.bad : kid.bad === null ? node.bad : Math.min(node.bad, kid.bad);
+      node.size += kid.size;
+    }
+  };
+  gather(root, 0);
+  const culprit = page.focus.kind === kind && page.focus.site !== null ? all.find((node) => node.path === page.focus.site) : null;
+  const first = all.filter((node) => node.row >= 0 && facts[node.row].bad !== null).sort((a, b) => facts[a.row].bad - facts[b.row].bad || a.row - b.row)[0];
+  const born = page.verdict.healthy === false && culprit ? culprit : first;
+  const open = new Set((all.length <= TREE_OPEN ? all : root.kids.length <= 4 ? root.kids : []).filter((node) => node.kids.length));
+  for (let node = born?.parent; node; node = node.parent) open.add(node);
+  tree = { kind, matrix, facts, root, all, gradients, errors, born, open, active: null, strips: new Map(), shown: [] };
+}
+
+// Bits to the end of the chosen format at the closest approach; what is not finite has none.
+function headroomOf(node) {
+  if (node.bad !== null) return -Infinity;
+  return node.peak > CODE.zero ? formatChosen().logMax - log2Of(node.peak) : Infinity;
+}
+
+function treeRows() {
+  const wanted = state.filter.toLowerCase(), found = [];
+  if (wanted || state.order === "risk") {
+    found.push(...tree.all.filter((node) => node.row >= 0 && node.path.toLowerCase().includes(wanted)));
+    if (state.order === "risk") found.sort((a, b) => (b === tree.born) - (a === tree.born) || headroomOf(a) - headroomOf(b) || a.row - b.row);
+    return found;
+  }
+  const walk = (node) => node.kids.forEach((kid) => (found.push(kid), tree.open.has(kid) && walk(kid)));
+  walk(tree.root);
+  return found;
+}
+
+async function drawTree() {
+  const place = document.getElementById("tree");
+  place.hidden = !state.kind || !quantitiesOf(state.kind).includes("headroom");
+  if (place.hidden) return;
+  if (!tree || tree.kind !== state.kind || tree.page !== page) {
+    await makeTree();
+    tree.page = page;
+  }
+  tree.shown = treeRows();
+  const chosen = tree.shown.findIndex((node) => node.path === state.site), listed = `${state.order} ${state.filter}`;
+  const again = tree.listed === undefined || tree.listed === listed; // another list is read from its top
+  const moved = tree.site !== state.site && chosen >= 0;
+  tree.active = !again ? 0 : moved ? chosen : Math.min(tree.active ?? 0, Math.max(0, tree.shown.length - 1));
+  Object.assign(tree, { listed, site: state.site });
+  const bad = tree.all.filter((node) => node.row >= 0 && tree.facts[node.row].bad !== null).length;
+  document.getElementById("tree-message").textContent = tree.shown.length
+    ? [t("tree.count", tree.matrix.names.length), bad ? t("tree.bad", bad) : ""].filter(Boolean).join(" · ") : t("no match", state.filter);
+  const list = document.getElementById("tree-list");
+  list.style.height = `${TREE_ROW * Math.min(TREE_MOST, Math.max(1, tree.shown.length))}px`;
+  document.getElementById("tree-space").style.height = `${TREE_ROW * tree.shown.length}px`;
+  document.getElementById("tree-grid").setAttribute("aria-rowcount", tree.shown.length + 1);
+  keepInView();
+  drawTreeRows();
+}
+
+// Only what is in view is made: five thousand modules cost as much as twenty.
+function drawTreeRows() {
+  if (!tree) return;
+  const list = document.getElementById("tree-list"), from = Math.max(0, Math.floor(list.scrollTop / TREE_ROW) - 2);
+  const until = Math.min(tree.shown.length, from + TREE_MOST + 5);
+  const rows = [];
+  for (let i = from; i < until; i++) rows.push(treeRow(tree.shown[i], i));
+  document.getElementById("tree-space").replaceChildren(...rows);
+  const range = rangeShown(), { level } = scaleOf("headroom", tree.matrix), mark = colour("--mark");
+  for (let i = from; i < until; i++) paintStrip(rows[i - from].querySelector("canvas"), tree.shown[i], range, level, mark);
+  const active = document.getElementById(`tree-row-${tree.active}`);
+  if (active) document.getElementById("tree-grid").setAttribute("aria-activedescendant", active.id);
+}
+
+function treeRow(node, i) {
+  const flat = state.filter || state.order === "risk", kids = node.kids.length > 0 && !flat, open = tree.open.has(node);
+  const own = node.row >= 0 ? tree.facts[node.row] : node, bits = headroomOf(kids && !open ? node : own);
+  const look = bits < 1 ? "error" : bits < 4 ? "warning" : "";
+  const room = bits === -Infinity ? t("bad") : bits === Infinity ? "-" : t("bits", bits.toFixed(1));
+  const born = node === tree.born, inside = !born && !open && holds(node, tree.born), from = kids && !open ? node.bad : own.bad;
+  const mark = born ? `◆ ${t(tree.born.bad === null ? "tree.culprit" : "tree.born", page.focus.step ?? own.bad)}` : inside ? `◆ ${t("tree.inside")}`
+    : from !== null ? `✕ ${t("tree.from", from)}` : "";
+  const gradient = tree.gradients.get(node.path), error = tree.errors.get(node.path);
+  const cell = (className, ...content) => make("span", { role: "gridcell", class: className }, ...content);
+  const name = flat ? node.path : node.label;
+  return make("div", {
+    role: "row", id: `tree-row-${i}`, class: `tree-row${i === tree.active ? " active" : ""}${node.path === state.site ? " chosen" : ""}${born ? " born" : ""}`,
+    style: `top:${i * TREE_ROW}px`, "aria-level": flat ? 1 : node.depth, "aria-rowindex": i + 2, "aria-expanded": kids ? String(open) : null,
+    "aria-selected": String(node.path === state.site), on: { click: () => pickNode(i), dblclick: () => kids && fold(node) },
+  },
+  cell("name", make("span", { class: "twig", "aria-hidden": "true", style: `padding-left:${flat ? 0 : 14 * (node.depth - 1)}px`,
+    on: { click: (event) => kids && (event.stopPropagation(), (tree.active = i), fold(node)) } }, kids ? (open ? "▾ " : "▸ ") : "· "),
+  make("span", { class: "site tail", title: node.path }, make("bdi", {}, name)), kids && !open ? make("small", { class: "quiet" }, ` ${node.size - 1}`) : null),
+  cell("strip", make("canvas", { width: TREE_STRIP, height: 12, "aria-hidden": "true" })),
+  cell(`number ${look}`, room), cell("quiet", node.row < 0 ? "" : shortType(tree.matrix.dtypes[node.row])),
+  cell("number", gradient === undefined ? "" : valueText(gradient)),
+  cell("number", error === undefined ? "" : isFiniteCode(error) ? (log2Of(error) > 0 ? "> 100 %" : percent(2 ** log2Of(error))) : valueText(error)),
+  cell(`mark ${born || inside || from !== null ? "error" : ""}`, mark));
+}
+
+const shortType = (name) => ({ float16: "fp16", bfloat16: "bf16", float32: "fp32", float64: "fp64" }[name] ?? name ?? "");
+
+function holds(node, other) {
+  for (let at = other?.parent; at; at = at.parent) if (at === node) return true;
+  return false;
+}
+
+// The worst code of everything in a node at each pixel of the step axis.
+function paintStrip(canvas, node, range, level, mark) {
+  const flat = state.filter || state.order === "risk", whole = !flat && !tree.open.has(node);
+  const key = `${range} ${whole} ${node.path}`;
+  if (!tree.strips.has(key)) {
+    const rows = [], gather = (one) => (one.row >= 0 && rows.push(one.row), one.kids.forEach(gather));
+    if (whole) gather(node);
+    else if (node.row >= 0) rows.push(node.row);
+    tree.strips.set(key, rows.length ? pooledTo(tree.matrix, rows, range, TREE_STRIP, 1).codes : null);
+  }
+  const codes = tree.strips.get(key), context = canvas.getContext("2d");
+  if (!codes) return;
+  const table = levelColours();
+  for (let x = 0; x < codes.length; x++) {
+    const shade = level(codes[x]);
+    if (Number.isNaN(shade)) continue;
+    context.fillStyle = table[Math.round(shade)];
+    context.fillRect(x, codes[x] >= CODE.infinite ? 0 : 2, 1, codes[x] >= CODE.infinite ? 12 : 8); // bad is taller: not by colour alone
+  }
+  if (state.step !== null) {
+    const x = Math.round(((state.step - range[0]) / (range[1] - range[0])) * TREE_STRIP);
+    context.fillStyle = mark;
+    context.fillRect(x, 0, 1, 12);
+  }
+}
+
+let colours = null;
+function levelColours() {
+  if (colours) return colours;
+  const stops = page.figures.heat.data[0].colorscale.map(([at, text]) => [at * LEVEL.bad, [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16))]);
+  colours = Array.from({ length: LEVEL.bad + 1 }, (_, i) => {
+    const next = stops.findIndex(([at]) => at >= i), right = stops[Math.max(next, 0)], left = stops[Math.max(next - 1, 0)];
+    const share = right[0] > left[0] ? (i - left[0]) / (right[0] - left[0]) : 0;
+    return `rgb(${left[1].map((part, j) => Math.round(part + (right[1][j] - part) * share)).join()})`;
+  });
+  return colours;
+}
+
+function pickNode(i) {
+  const node = tree.shown[i];
+  tree.active = i;
+  document.getElementById("tree-grid").focus({ preventScroll: true });
+  if (node.row < 0) return fold(node);
+  return update({ site: node.path, finding: null, ...(state.step === null && node.bad !== null ? { step: node.bad } : {}) });
+}
+
+function fold(node, open = !tree.open.has(node)) {
+  if (open) tree.open.add(node);
+  else tree.open.delete(node);
+  drawTree();
+}
+
+function keepInView() {
+  const list = document.getElementById("tree-list"), top = tree.active * TREE_ROW;
+  if (top < list.scrollTop - TREE_ROW || top > list.scrollTop + list.clientHeight) list.scrollTop = top - list.clientHeight / 2; // far: to the middle
+  else if (top < list.scrollTop) list.scrollTop = top;
+  else if (top + TREE_ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + TREE_ROW - list.clientHeight;
+}
+
+function keyInTree(event) {
+  const node = tree?.shown[tree.active], last = tree ? tree.shown.length - 1 : 0;
+  if (!node || event.ctrlKey || event.metaKey || event.altKey) return;
+  const to = { ArrowDown: tree.active + 1, ArrowUp: tree.active - 1, Home: 0, End: last, PageDown: tree.active + TREE_MOST, PageUp: tree.active - TREE_MOST }[event.key];
+  const flat = state.filter || state.order === "risk";
+  if (to !== undefined) tree.active = Math.min(last, Math.max(0, to));
+  else if (event.key === "ArrowRight" && !flat && node.kids.length && !tree.open.has(node)) fold(node, true);
+  else if (event.key === "ArrowLeft" && !flat && tree.open.has(node)) fold(node, false);
+  else if (event.key === "ArrowLeft" && !flat && node.parent?.parent) tree.active = tree.shown.indexOf(node.parent);
+  else if (event.key === "Enter" || event.key === " ") pickNode(tree.active);
+  else return;
+  event.preventDefault();
+  event.stopPropagation();
+  keepInView();
+  drawTreeRows();
+}
+
+function setUpTree() {
+  const head = (key) => make("span", { role: "columnheader" }, t(key));
+  fill("tree", make("h2", {}, t("tree")), make("div", { id: "controls", class: "bar" }), make("p", { class: "quiet" }, t("tree.hint")),
+    make("p", { id: "tree-message", class: "quiet", role: "status" }),
+    make("div", { id: "tree-grid", role: "treegrid", tabindex: "0", "aria-label": t("tree"), on: { keydown: keyInTree } },
+      make("div", { role: "row", class: "tree-row head", "aria-rowindex": "1" },
+        ["layer", "over time", "tree.room", "tree.type", "tree.gradient", "tree.error", "tree.mark"].map(head)),
+      make("div", { id: "tree-list", role: "rowgroup", on: { scroll: () => requestAnimationFrame(drawTreeRows) } }, make("div", { id: "tree-space", role: "presentation" }))));
+}

@@ -1,0 +1,49 @@
+"""The last words of `nanny run`: the diagnosis itself and its picture, of the whole job."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from runs.query_recordings import HEALTHY, SICK, record
+
+from nanny.cli.run import tell_end
+from nanny.core.finding import Finding, Severity
+from nanny.diagnose.records import Diagnosis
+from nanny.diagnose.text import diagnosis_block
+from nanny.diagnose.verdict import Verdict
+from nanny.show.tables import lines_text
+
+
+def test_a_sick_run_ends_with_what_was_seen_and_the_path_of_its_picture(tmp_path, capsys):
+    store = record(tmp_path, SICK)
+    tell_end(store, 1)
+    said = capsys.readouterr().err
+    assert "NOT HEALTHY" in said
+    assert "NAN_OUTPUT in head.softmax at step 20" in said
+    assert said.rstrip().endswith(f"picture: {tmp_path / 'run-1.svg'}")
+    assert (tmp_path / "run-1.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_a_healthy_run_ends_without_a_picture(tmp_path, capsys):
+    tell_end(record(tmp_path, HEALTHY), 1)
+    assert capsys.readouterr().err == ""
+    assert not list(tmp_path.glob("*.svg"))
+
+
+def test_the_first_rank_ends_with_the_verdict_on_all(tmp_path, capsys):
+    others = Finding("NAN", Severity.ERROR, "came from another rank", site="head", step=20, evidence={"from_others": True})
+    store = record(tmp_path, dataclasses.replace(SICK, findings=(others,), loss_is_nan_from=None, nan_output=None, world_size=2))
+    record(tmp_path, dataclasses.replace(SICK, rank=1, world_size=2))
+    tell_end(store, 1)
+    assert "NAN_OUTPUT in head.softmax at step 20" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_the_remedy_and_the_source_line_stand_out_in_colour_only(colour):
+    one = Diagnosis(
+        cause="underflow", culprit="head", step=3, confidence=0.95, source="y = x / 1e9\n    ^^^^^^^", remedy="scale it"
+    )
+    text = lines_text(diagnosis_block(Verdict(False, "NOT HEALTHY", "", one), one), 80, colour)
+    assert ("\x1b[32m   fix: scale it\x1b[0m" in text) is colour
+    assert "      y = x / 1e9\n" in text
