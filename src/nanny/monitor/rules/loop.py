@@ -14,7 +14,7 @@ from ..registry import Observation, rule
 from .ownership import breaches, evidence_of, named
 
 
-@rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True)
+@rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True, needs="breaches")
 def gradient_never_cleared(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The gradients of a step still hold those of the step before, on which the optimizer has stepped already.
 
@@ -36,7 +36,7 @@ _WHY_STALE = {
 }
 
 
-@rule("STEP_WITHOUT_BACKWARD", Severity.ERROR, cause="step_without_backward", once=True)
+@rule("STEP_WITHOUT_BACKWARD", Severity.ERROR, cause="step_without_backward", once=True, needs="breaches")
 def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer steps on gradients that no backward pass has made since its last step.
 
@@ -50,7 +50,7 @@ def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observa
             )  # fmt: skip
 
 
-@rule("BACKWARD_WITHOUT_STEP", Severity.ERROR, cause="backward_without_step", once=True)
+@rule("BACKWARD_WITHOUT_STEP", Severity.ERROR, cause="backward_without_step", once=True, needs="breaches")
 def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Gradients are computed and cleared again before any optimizer has stepped on them.
 
@@ -75,6 +75,9 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
         return
     if "float16" in (step.amp_dtype, run.amp_dtype) or len(run.norms) < run.limits.gone_history:
         return
+    norms = np.asarray(step.grads.columns["norm"])
+    if norms.all() and grad_norm(step):
+        return
     usual = deviation([abs(loss) for loss in run.losses], abs(step.loss))
     if usual is None or usual.ratio < run.limits.gone_loss:
         return
@@ -87,7 +90,6 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
             "data", value=0.0, evidence={"parameters": list(step.grads.names[:8]), "steps": len(run.norms)},
         )  # fmt: skip
         return
-    norms = np.asarray(step.grads.columns["norm"])
     layer = step.grads.names[0].rpartition(".")[0]
     own = {name.rpartition(".")[2]: i for i, name in enumerate(step.grads.names) if name.rpartition(".")[0] == layer}
     if {"weight", "bias"} <= own.keys() and norms[own["weight"]] == 0 and norms[own["bias"]] > 0 and not was_zero[own["weight"]]:
@@ -99,7 +101,7 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
             )  # fmt: skip
 
 
-@rule("SAME_BATCH_AGAIN", Severity.WARNING, cause="same_batch_again", once=True)
+@rule("SAME_BATCH_AGAIN", Severity.WARNING, cause="same_batch_again", once=True, needs="breaches")
 def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A DataLoader with many batches gives the same one again and again.
 
@@ -117,7 +119,7 @@ def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]
             )  # fmt: skip
 
 
-@rule("MODE_MISMATCH", Severity.WARNING, cause="mode_mismatch", once=True)
+@rule("MODE_MISMATCH", Severity.WARNING, cause="mode_mismatch", once=True, needs="breaches")
 def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The model is trained in evaluation mode, or evaluated in train mode, and has layers to which that matters.
 
