@@ -43,15 +43,16 @@ class ModelCall:
         self._numbers: list[tuple[Tensor | None, int]] = []  # of the outputs that are small, and the version they had
         self._catching: list[Any] = []
         self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
-        self._versions = [t._version for t in self.inputs if not t.is_inference()]
-        self._random = torch.get_rng_state()
-        self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        inputs = self.inputs
+        self._versions = [t._version for t in inputs if not t.is_inference()]
+        self._random = torch.default_generator.get_state()
+        self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._grad = torch.is_grad_enabled()
-        devices = {t.device.type for t in self.inputs} | {"cpu"}
+        devices = {"cpu", *(t.device.type for t in inputs)}
         self._autocast = [
             (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
             for device in devices
-            if torch.amp.is_autocast_available(device)
+            if device == "cpu" or torch.amp.is_autocast_available(device)
         ]
 
     @property
