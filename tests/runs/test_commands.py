@@ -400,9 +400,13 @@ def test_export_writes_csv_that_holds_every_number(logs: Path, tmp_path: Path) -
 def test_export_to_parquet_reads_back(logs: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     assert nanny("export", "--format", "parquet", "-o", tmp_path, cwd=logs).returncode == 0
-    table = parquet.read_table(tmp_path / "stats_grad.parquet")
-    assert table.num_rows == 5 * 40
-    assert parquet.read_table(tmp_path / "findings.parquet").column("code").to_pylist() == ["LOSS_NAN", "HEADROOM", "NAN_OUTPUT"]
+    folder = tmp_path / "run=2" / "rank=0"
+    assert parquet.read_table(folder / "kind=stats_grad" / "part.parquet").num_rows == 5 * 40
+    assert parquet.read_table(folder / "kind=findings" / "part.parquet").column("code").to_pylist() == [
+        "LOSS_NAN",
+        "HEADROOM",
+        "NAN_OUTPUT",
+    ]
 
 
 def test_export_to_tensorboard_reads_back_without_hiding_a_nan(logs: Path, tmp_path: Path) -> None:

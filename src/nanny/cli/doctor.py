@@ -46,7 +46,8 @@ EXTRAS = (
     Extra("lsp", ("pygls", "libcst"), "lsp", "nanny.check.language_server", "the checker in an editor"),
     Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
     Extra("otel", ("opentelemetry",), "run", "nanny.monitor.trackers", "numbers and findings to OpenTelemetry"),
-    Extra("export", ("pyarrow", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
+    Extra("export", ("pyarrow", "fsspec", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
+    Extra("fleet", ("duckdb", "pyarrow", "fsspec"), "summary", "nanny.runs.dataset", "questions to a dataset of many ranks"),
 )
 PIP_NAMES = {"resvg_py": "resvg-py", "opentelemetry": "opentelemetry-sdk"}
 

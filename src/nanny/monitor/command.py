@@ -31,9 +31,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--dump-on-error", action="store_true", help="save the culprit's inputs and weights (training data!) on an ERROR"
     )
     parser.add_argument("--no-try", action="store_true", help="try no remedies, beside the run, on a step that went wrong")
+    parser.add_argument(
+        "--ranks", metavar="WHO", help="ranks that write a record: 0,7,64-71 or sample:32 (default: all); the others only watch"
+    )
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.ranks is not None:
+        ranks_that_write(options.ranks, 1)  # refused before the script starts
     if not options.target:
         raise NannyError("nanny run needs a script: nanny run train.py ARGS..., or nanny run -m package.train ARGS...")
     return options
@@ -56,12 +61,14 @@ def _watch_everything(options: argparse.Namespace) -> None:
     """The monitor closes itself when the interpreter ends, however that comes about."""
     from .watch import MixedPrecisionNanny
 
+    size, rank = (int(os.environ.get(name, "") or default) for name, default in (("WORLD_SIZE", 1), ("RANK", 0)))
+    writes = options.ranks is None or rank in ranks_that_write(options.ranks, size)
     argv, sys.argv = sys.argv, list(options.target)  # the run is known by the script's own command line
     try:
         nanny = MixedPrecisionNanny(
             None,
             trace_interval=options.trace_interval,
-            output_dir=options.output_dir,
+            output_dir=options.output_dir if writes else None,
             dump_on_error=options.dump_on_error,
             try_remedies=not options.no_try,
         )
@@ -69,6 +76,22 @@ def _watch_everything(options: argparse.Namespace) -> None:
         sys.argv = argv
     nanny.steps_by_themselves(find_models=True, first=None)
     _kept.append(nanny)
+
+
+def ranks_that_write(text: str, size: int) -> set[int]:
+    """`0,7,64-71`, or `sample:32`: so many, evenly spaced, the first among them."""
+    kind, colon, number = text.partition(":")
+    if colon and kind == "sample" and number.isdecimal() and int(number[:9]) > 0:
+        count = min(int(number[:9]), size)
+        return {i * size // count for i in range(count)}
+    out: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and len(last) <= 9 and int(first) <= int(last)):
+            raise NannyError(f"--ranks {text} names no ranks; write 0,7,64-71 or sample:32")
+        out.update(range(int(first), min(int(last), size - 1) + 1))
+    return out
 
 
 _kept: list[object] = []  # alive until the interpreter ends

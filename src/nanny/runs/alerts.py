@@ -42,7 +42,7 @@ def find_alerts(
 ) -> Alerts:
     """The findings of a job; a layer's name alone also stands for what is below it."""
     on_record = [finding for source in sources for finding in findings_of(source)]
-    on_record += compare_ranks(sources).findings
+    on_record += [*sources[0].elsewhere, *compare_ranks(sources).findings]
     cause = finding_of(job_verdict(sources, on_record))
     on_record += [cause] if cause is not None else []
     known, wanted = {f.code.upper() for f in on_record}, {code.upper() for code in codes}
@@ -79,7 +79,7 @@ def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool
         failure=failure,
         damaged=reader.is_damaged(lead.db),
         findings=found,
-        rank=first.rank if first is not None and len(own) < len(sources) else None,
+        rank=first.rank if first is not None and len(own) < max(len(sources), lead.ranks_in_dataset) else None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from ..store.damage import Damage, damage_sentence
 from . import text
 from .source import open_job, open_named, open_run, step_range, title_of
 
+FILES_SHOWN = 20
 KINDS = ("output", "output_grad", "grad", "weight", "update", "buffer")
 LAYERS = "only layers whose name matches, such as 'encoder.*'"
 
@@ -139,15 +141,28 @@ def _what_if(args: argparse.Namespace) -> Answer:
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--out", type=Path, metavar="DIR", required=True, help="folder to write into; made if need be")
+    parser.add_argument(
+        "-o", "--out", metavar="DIR", required=True, help="folder (parquet: or URL) to write into; made if need be"
+    )
+    parser.add_argument(
+        "--as", dest="number", type=whole, metavar="N", help="number of the run in the dataset (default: its own)"
+    )
 
 
 def _export(args: argparse.Namespace) -> Answer:
-    from .export import export_run
+    from .export import export_job, export_run
 
-    with open_run(args.db, args.run, damage=args.damage) as source:
-        written = export_run(source, args.out, args.format)
     columns = (Column("file", elastic=True), Column("rows"))
+    if args.format == "parquet":
+        with open_job(args.db, args.run, args.damage) as (sources, notes):
+            written = export_job(sources, args.out, args.number)
+            number = sources[0].run.id if args.number is None else args.number
+        lines = [Line(f"{counted(len(sources), 'rank')}, {counted(len(written), 'file')} in {args.out}")]
+        lines += [Line(note, "warning") for note in notes]
+        table = Table(columns, written, most=FILES_SHOWN, rest="files")
+        return Answer(lines=lines, tables=[table], next=[f"nanny summary --db {shlex.quote(args.out)} --run {number}"])
+    with open_run(args.db, args.run, damage=args.damage) as source:
+        written = export_run(source, Path(args.out), args.format)
     return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
 
 

@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         summary = summarize(sources, notes, tried=not options.no_try)
     verdict, source = summary.verdict, summary.culprit_rank.source
     cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(options.lang)
-    title = f"run {options.run} in {source.path}" if options.run else str(source.path)
+    title = f"run {options.run} in {source.shown}" if options.run else source.shown
     why_not = str(source.run.meta.get("not_again") or "")
     wanted = verdict.unproved or (bool(why_not) and cause is not None and not cause.where)
     prove = examine_command(source.run.argv, None if verdict.first is None else verdict.first.step) if wanted else ""

@@ -1,6 +1,8 @@
 """A run as csv, parquet or tensorboard files.
 
-csv and parquet: scalars, findings, sites, and one table of statistics for each kind of site.
+csv and parquet: scalars, findings, sites, and one table of statistics for each kind of site; parquet is a
+dataset of all ranks (run=N/rank=N/kind=...), in a folder or behind a URL such as s3://bucket/runs, which
+summary, alerts, diagnose and compare take as --db.
 tensorboard: the scalars, the largest and the total of each kind, and the findings as text.
 """
 
@@ -17,7 +19,7 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.plain_json import to_text
 from ..store import reader
-from .alerts import findings_of, repeats
+from .alerts import findings_of, job_verdict, repeats
 from .source import Source
 from .stats import stats_of
 
@@ -30,21 +32,41 @@ def export_run(source: Source, folder: Path, form: str) -> list[tuple[str, int]]
     """Writes the files and returns them with their numbers of rows."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return {"csv": to_csv, "parquet": to_parquet, "tensorboard": to_tensorboard}[form](source, folder)
+        return {"csv": to_csv, "tensorboard": to_tensorboard}[form](source, folder)
     except OSError as error:
         raise NannyError(f"cannot write into {folder}: {error.strerror or error}; name another folder with -o") from error
 
 
-def tables(source: Source) -> Iterator[tuple[str, list[str], Rows]]:
-    """Name, columns and rows of each table, rows one at a time: a long run does not fit into memory."""
+def export_job(sources: Sequence[Source], url: str, number: int | None = None) -> list[tuple[str, int]]:
+    """All ranks of a job into a dataset, as its run of this number (its own, unless told)."""
+    from . import dataset
+
+    number = sources[0].run.id if number is None else number
+    written: list[tuple[str, int]] = []
+    try:
+        place = dataset.Place(url)
+        for source in sources:
+            verdict = job_verdict([source], findings_of(source))
+            written += dataset.write_rank(place, number, source, verdict, tables(source, in_dataset=True))
+    except OSError as error:
+        raise NannyError(f"cannot write into {url}: {error.strerror or error}; name another place with -o") from error
+    return written
+
+
+def tables(source: Source, in_dataset: bool = False) -> Iterator[tuple[str, list[str], Rows]]:
+    """Name, columns and rows of each table, rows one at a time: a long run does not fit into memory.
+
+    In a dataset, `rank` and `kind` are said by the folder.
+    """
     db, run = source.db, source.run.id
     yield "scalars", ["name", "step", "value"], _scalar_rows(source)
-    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "rank", "times", "evidence"]
+    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "rank", "times", "evidence", "file", "line"]
+    names[8] = "seen_on" if in_dataset else "rank"
     yield "findings", names, _finding_rows(source)
     kinds = reader.kinds(db, run)
     sites = [(kind, i, site) for kind in kinds for i, site in enumerate(reader.sites(db, run, kind))]
     described = ((kind, i, site.name, site.dtype, to_text(site.shape, None)) for kind, i, site in sites)
-    yield "sites", ["kind", "position", "name", "dtype", "shape"], described
+    yield "sites", ["of" if in_dataset else "kind", "position", "name", "dtype", "shape"], described
     for kind in kinds:
         stats = stats_of(source, kind)
         if stats:
@@ -62,22 +84,6 @@ def to_csv(source: Source, folder: Path) -> list[tuple[str, int]]:
             for row in rows:
                 writer.writerow(["" if value is None else value for value in row])
                 count += 1
-        written.append((str(path), count))
-    return written
-
-
-def to_parquet(source: Source, folder: Path) -> list[tuple[str, int]]:
-    arrow = _extra("pyarrow", "parquet")
-    parquet = _extra("pyarrow.parquet", "parquet")
-    written = []
-    for name, columns, rows in tables(source):
-        path = folder / f"{name}.parquet"
-        count = 0
-        schema = arrow.schema([(column, _arrow_type(arrow, column)) for column in columns])
-        with parquet.ParquetWriter(path, schema) as writer:
-            for batch in _batches(rows):
-                writer.write_table(arrow.table([list(values) for values in zip(*batch)], schema=schema))
-                count += len(batch)
         written.append((str(path), count))
     return written
 
@@ -125,7 +131,21 @@ def _scalar_rows(source: Source) -> Rows:
 def _finding_rows(source: Source) -> Rows:
     for f in findings_of(source):
         evidence = to_text(f.evidence, None)
-        yield f.step, f.severity.name, f.code, f.site, f.value, f.limit, f.message, f.hint, f.rank, repeats(f), evidence
+        yield (
+            f.step,
+            f.severity.name,
+            f.code,
+            f.site,
+            f.value,
+            f.limit,
+            f.message,
+            f.hint,
+            f.rank,
+            repeats(f),
+            evidence,
+            f.file,
+            f.line,
+        )
 
 
 def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:
@@ -138,24 +158,6 @@ def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:
         columns = [sample[stat].tolist() if stat in sample else [None] * len(sample["count"]) for stat in stats]
         for i in np.flatnonzero(sample["count"] > 0).tolist():
             yield step, names[i], *(column[i] for column in columns)
-
-
-def _batches(rows: Rows, size: int = 50_000) -> Iterator[list[tuple[Any, ...]]]:
-    batch = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _arrow_type(arrow: Any, column: str) -> Any:
-    if column in ("step", "position", "rank"):
-        return arrow.int64()
-    text = ("name", "severity", "code", "site", "message", "hint", "evidence", "kind", "dtype", "shape")
-    return arrow.string() if column in text else arrow.float64()
 
 
 def _tensorboard_scalars(source: Source) -> Iterator[tuple[str, int, float]]:

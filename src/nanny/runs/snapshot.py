@@ -30,11 +30,11 @@ def copy_stores(db: str | None, out: Path, replace: bool = False) -> list[Path]:
         if target.exists() and target.samefile(store):
             raise NannyError(f"{target} is the store itself; name another file")
     for store, target in zip(stores, targets):
-        _copy(store, target)
+        copy_store(store, target)
     return targets
 
 
-def _copy(store: Path, target: Path) -> None:
+def copy_store(store: Path, target: Path) -> None:
     """Copies under another name first, so that a broken copy never bears the good name."""
     part = target.with_name(f"{target.name}.part")
     try:

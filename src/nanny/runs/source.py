@@ -11,13 +11,14 @@ import math
 import shlex
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..core.finding import NannyError
+from ..core.finding import Finding, NannyError
 from ..store.damage import Damage
 from ..store.files import find_stores
 from ..store.reader import RunRow, one_moment, pick_run, reading, runs
+from .dataset import is_dataset, open_dataset
 
 MOST_DIGITS = 18  # of a number that SQLite can hold
 SLOW_START = 600.0  # seconds that ranks of one job may start apart
@@ -29,6 +30,14 @@ class Source:
     db: sqlite3.Connection
     run: RunRow
     flags: str = ""  # what leads here on a command line: ` --db PATH --run N`
+    dataset: str = ""
+    elsewhere: tuple[Finding, ...] = ()  # of ranks of the same job that are not opened: a dataset has too many
+    ranks_in_dataset: int = 0
+
+    @property
+    def shown(self) -> str:
+        """Where it lies, as it is typed: a dataset may have a URL."""
+        return self.dataset or str(self.path)
 
     def command(self, *words: object) -> str:
         """A command that asks about this same run, to be copied from the terminal."""
@@ -42,6 +51,10 @@ def open_run(db_path: str | None, number: int | None, *, live: bool = False, dam
     A damaged store is an error, unless `damage` is given to note it in: then what can be read is.
     """
     _check_number(number)
+    if db_path is not None and is_dataset(db_path):
+        with _open_ranks(db_path, number, only_first=True) as sources:
+            yield sources[0]
+        return
     path = find_stores(db_path)[0]
     with reading(path, damage) as db, contextlib.nullcontext() if live else one_moment(db):
         yield Source(path, db, pick_run(db, number), _flags(db_path, number))
@@ -83,6 +96,10 @@ def open_job(db_path: str | None, number: int | None, damage: Damage | None = No
     or take a slow start) and no other run of the first store started closer.
     """
     _check_number(number)
+    if db_path is not None and is_dataset(db_path):
+        with _open_ranks(db_path, number) as sources:
+            yield sources, []
+        return
     first, *others = find_stores(db_path)
     with contextlib.ExitStack() as stack:
         db = _enter(stack, first, damage)
@@ -101,6 +118,17 @@ def open_job(db_path: str | None, number: int | None, damage: Damage | None = No
             if members and members[0].rank not in {source.run.rank for source in sources}:
                 sources.append(Source(path, other, members[0], f" --db {shlex.quote(str(path))} --run {members[0].id}"))
         yield sources, notes
+
+
+@contextlib.contextmanager
+def _open_ranks(url: str, number: int | None, only_first: bool = False) -> Iterator[list[Source]]:
+    with open_dataset(url, number, only_first) as (opened, found), contextlib.ExitStack() as stack:
+        sources = []
+        for path, run in opened.stores.values():
+            db = _enter(stack, path, None)
+            sources.append(Source(path, db, pick_run(db, run), _flags(url, found), url))
+        sources[0] = replace(sources[0], elsewhere=opened.elsewhere, ranks_in_dataset=opened.ranks)
+        yield sources
 
 
 def _enter(stack: contextlib.ExitStack, path: Path, damage: Damage | None) -> sqlite3.Connection:
@@ -132,7 +160,7 @@ def title_of(source: Source) -> str:
     facts = [run.amp_dtype or "no autocast", f"torch {run.torch}" if run.torch else "", run.status]
     rank = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
     command = f": {shlex.join(run.argv)}" if run.argv else ""
-    return f"run {run.id}{rank} in {source.path} ({', '.join(fact for fact in facts if fact)}){command}"
+    return f"run {run.id}{rank} in {source.shown} ({', '.join(fact for fact in facts if fact)}){command}"
 
 
 def step_range(text: str) -> tuple[int | None, int | None]:

@@ -12,7 +12,7 @@ from ..core.finding import Finding, Severity
 from ..core.step import Setup
 from ..diagnose.records import Diagnosis
 from ..diagnose.run import stored_evidence
-from ..diagnose.verdict import Verdict, first_nonfinite, severity_counts
+from ..diagnose.verdict import Verdict, first_culprit, first_nonfinite, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step
 from .ranks import Apart, compare_ranks, whole_norms
@@ -60,11 +60,21 @@ class Summary:
     codes: list[CodeCount]  # worst and earliest first
     notes: list[str]
     apart: Apart = field(default_factory=Apart)
+    elsewhere: tuple[Finding, ...] = ()  # of ranks that are on record and not among these
+    on_record: int = 1  # ranks
+
+    @property
+    def sick(self) -> int:
+        """Ranks with warnings or errors."""
+        by_rank: dict[int | None, list[Finding]] = {}
+        for finding in (*(f for state in self.ranks for f in state.findings), *self.elsewhere):
+            by_rank.setdefault(finding.rank, []).append(finding)
+        return sum(first_culprit(found) is not None for found in by_rank.values())
 
     @property
     def findings(self) -> list[Finding]:
         """Of all processes."""
-        return sort_by_step([*(f for rank in self.ranks for f in rank.findings), *self.apart.findings])
+        return sort_by_step([*(f for rank in self.ranks for f in rank.findings), *self.elsewhere, *self.apart.findings])
 
     @property
     def lead(self) -> RankState:
@@ -120,8 +130,10 @@ def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool 
     apart, norms = compare_ranks(sources), whole_norms(sources)
     if norms is not None:
         ranks[0] = replace(ranks[0], curves={**ranks[0].curves, "grad_norm": norms})
-    found = sort_by_step([*(finding for rank in ranks for finding in rank.findings), *apart.findings])
-    return Summary(ranks, job_verdict(sources, found, tried), _by_code(found), list(notes), apart)
+    elsewhere = sources[0].elsewhere
+    found = sort_by_step([*(finding for rank in ranks for finding in rank.findings), *elsewhere, *apart.findings])
+    on_record = max(len(ranks), sources[0].ranks_in_dataset)
+    return Summary(ranks, job_verdict(sources, found, tried), _by_code(found), list(notes), apart, elsewhere, on_record)
 
 
 def _rank_state(source: Source) -> RankState:

@@ -23,7 +23,7 @@ from ..core.numbers import counted, duration, factor, listed, power_of_two, shar
 from ..core.plain_json import finding_object
 from ..core.step import Setup, Site
 from ..diagnose.describe import trial_in_words
-from ..diagnose.verdict import Verdict, first_culprit, severity_counts
+from ..diagnose.verdict import Verdict, severity_counts
 from ..show.findings import STYLES
 from ..show.spark import sparkline
 from ..show.tables import Answer, Column, Line, Table
@@ -269,12 +269,11 @@ def _warned_before(earlier: Sequence[Finding]) -> list[Line]:
 
 
 def _rank_lines(summary: Summary) -> list[Line]:
-    world, ranks, culprit = summary.lead.source.run.world_size, summary.ranks, summary.culprit
+    world, culprit = summary.lead.source.run.world_size, summary.culprit
     if world == 1:
         return []
-    sick = [state for state in ranks if first_culprit(state.findings) is not None]
-    lines = [_fact("ranks", f"{len(ranks)} of {world} on record, {len(sick)} with warnings or errors")]
-    if culprit is not None and culprit.rank is not None and len(ranks) > 1:
+    lines = [_fact("ranks", f"{summary.on_record:,} of {world:,} on record, {summary.sick:,} with warnings or errors")]
+    if culprit is not None and culprit.rank is not None and summary.on_record > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
     if summary.apart.last_step is not None and not summary.apart.findings:
         alike = f"{counted(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
@@ -301,10 +300,10 @@ def _summary_data(summary: Summary) -> dict[str, Any]:
         "counts": summary.counts,
         "setup": None if lead.setup is None else vars(lead.setup),
         "codes": [vars(row) for row in summary.codes],
-        "run": {"file": str(lead.source.path), **vars(lead.source.run)},
+        "run": {"file": lead.source.shown, **vars(lead.source.run)},
         "steps": None if lead.steps is None else {"first": lead.steps[0], "last": lead.steps[1]},
         "curves": {name: vars(curve_stats(*curve)) for name, curve in lead.curves.items()},
-        "ranks_on_record": len(summary.ranks),
+        "ranks_on_record": summary.on_record,
         "notes": summary.notes,
     }
 

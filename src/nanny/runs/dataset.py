@@ -1,0 +1,284 @@
+"""Many ranks as one dataset of parquet files, on a disk or in an object store: `nanny export --format parquet`.
+
+    run=3/rank=7/kind=findings/part.parquet     also: run, scalars, sites, checksums, stats_grad, ...
+    run=3/rank=7/kind=store/metrics.db          the rank's own file
+
+What all ranks must be asked for (who was first, who differs) DuckDB answers from the tables, without opening the rank files. The
+few ranks that matter are then opened as they were recorded, so every answer comes from the functions that answer for one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.finding import Finding, NannyError, Severity
+from ..store import reader
+from ..store.encode import from_json, to_json
+from ..store.files import store_name
+from ..store.packing import BITS, unpack_bits
+from .snapshot import copy_store
+
+MOST_APART = 8  # ranks that differ are opened, at most
+MEMORY = "700MB"  # that DuckDB may take; then it goes to the disk
+KINDS = ("weight", "grad")  # checksums of one step, in the order of time
+
+_TEXT, _WHOLE, _REAL = "string", "int64", "float64"
+RUN = {
+    "id": _WHOLE, "started": _REAL, "finished": _REAL, "argv": _TEXT, "torch": _TEXT, "world_size": _WHOLE, "amp_dtype": _TEXT,
+    "status": _TEXT, "dropped": _WHOLE, "meta": _TEXT, "first_step": _WHOLE, "last_step": _WHOLE,
+    "verdict": _TEXT, "cause": _TEXT, "culprit": _TEXT, "bad_step": _WHOLE,
+}  # fmt: skip
+CHECKSUMS = {
+    "step": _WHOLE,
+    "of": _WHOLE,
+    "updates": _WHOLE,
+    "parameter": _TEXT,
+    "sum": _WHOLE,
+    "replicas": _WHOLE,
+}  # of which group: its first rank
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The ranks of a dataset that matter, as files on this disk, and what the others have found."""
+
+    stores: Mapping[int, tuple[Path, int]]  # rank -> file, number of the run in it
+    elsewhere: tuple[Finding, ...]  # of ranks that are not among them
+    ranks: int  # in the dataset
+
+
+def is_dataset(path: str | None) -> bool:
+    """A URL, or a folder of `run=N` folders."""
+    if path is None:
+        return False
+    return "://" in path or any(folder.is_dir() for folder in Path(path).glob("run=*"))
+
+
+def part(number: int, rank: int | str, kind: str, file: str = "part.parquet") -> str:
+    return f"run={number}/rank={rank}/kind={kind}/{file}"
+
+
+class Place:
+    """A folder or a URL, by fsspec."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            self.fs, self.root = needed("fsspec.core").url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise NannyError(f"{url} cannot be opened: {error}") from error
+
+    def numbers(self) -> list[int]:
+        """Of its runs."""
+        names = [path.rstrip("/").rpartition("/")[2] for path in self.listed(self.root)]
+        return sorted(int(name[4:]) for name in names if name.startswith("run=") and name[4:].isdecimal())
+
+    def listed(self, path: str) -> list[str]:
+        try:
+            return [str(name) for name in self.fs.ls(path, detail=False)]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise NannyError(f"{self.url} cannot be read: {error}") from error
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Any]:
+        path = f"{self.root}/{name}"
+        self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with self.fs.open(path, "wb") as file:
+            yield file
+
+    def fetch(self, name: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.fs.get_file(f"{self.root}/{name}", str(target))
+        except OSError as error:
+            raise NannyError(f"{self.url}/{name} cannot be read: {error}; export that rank again") from error
+
+
+class Tables:
+    """The parquet tables of one run, asked by SQL."""
+
+    def __init__(self, place: Place, number: int) -> None:
+        self._place, self._number = place, number
+        self._errors = needed("duckdb").Error
+        self._db = needed("duckdb").connect(config={"memory_limit": MEMORY, "preserve_insertion_order": "false"})
+        self._root = place.root
+        if "file" not in place.fs.protocol and place.fs.protocol != "file":
+            self._db.register_filesystem(place.fs)
+            self._root = place.fs.unstrip_protocol(place.root)
+
+    def ask(self, select: str, kind: str, rest: str = "", *values: object) -> list[tuple[Any, ...]]:
+        """`SELECT select FROM all ranks' tables of this kind rest`; nothing if no rank has one."""
+        files = f"{self._root}/{part(self._number, '*', kind)}"
+        try:
+            query = f"SELECT {select} FROM read_parquet(?, hive_partitioning = true) {rest}"
+            return list(self._db.execute(query, [files, *values]).fetchall())
+        except self._errors as error:
+            if "No files found" in str(error):
+                return []
+            raise NannyError(f"{self._place.url} cannot be read: {str(error).splitlines()[0]}; export it again") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def write_rank(
+    place: Place, number: int, source: Any, verdict: Any, tables: Iterable[tuple[str, list[str], Any]]
+) -> list[tuple[str, int]]:
+    """The tables of one rank and its own file."""
+    rank = source.run.rank
+    written = []
+    steps = reader.steps(source.db, source.run.id) or (None, None)
+    cause = verdict.diagnosis
+    told = (cause.cause, cause.culprit, cause.step) if cause else ("", "", verdict.first.step if verdict.first else None)
+    run = source.run
+    about = (run.id, run.started, run.finished, json.dumps(run.argv), run.torch, run.world_size, run.amp_dtype, run.status,
+             run.dropped, to_json(run.meta), *steps, verdict.text, *told)  # fmt: skip
+    own: list[tuple[str, Mapping[str, str], Iterator[tuple[Any, ...]]]] = [
+        ("run", RUN, iter([about])),
+        ("checksums", CHECKSUMS, checksums(source)),
+    ]
+    own += [(name, {column: column_type(column) for column in columns}, rows) for name, columns, rows in tables]
+    for kind, columns, rows in own:
+        name = part(number, rank, kind)
+        count = _write_table(place, name, columns, rows)
+        written += [(name, count)] if count else []
+    name = part(number, rank, "store", "metrics.db")
+    with tempfile.TemporaryDirectory() as folder, place.writing(name) as file:
+        copy = Path(folder) / "metrics.db"
+        copy_store(source.path, copy)
+        file.write(copy.read_bytes())
+    return [*written, (name, 1)]
+
+
+def _write_table(place: Place, name: str, columns: Mapping[str, str], rows: Iterator[tuple[Any, ...]]) -> int:
+    """The number of its rows; a table without any is not written."""
+    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
+    schema = arrow.schema([(column, getattr(arrow, kind)()) for column, kind in columns.items()])
+    count = 0
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for batch in batches(rows):
+            if writer is None:
+                file = stack.enter_context(place.writing(name))
+                writer = stack.enter_context(parquet.ParquetWriter(file, schema))
+            writer.write_table(arrow.table([list(values) for values in zip(*batch)], schema=schema))
+            count += len(batch)
+    return count
+
+
+def checksums(source: Any) -> Iterator[tuple[Any, ...]]:
+    """What tells replicas apart: a row per parameter that is to be compared, of each traced step."""
+    db, run = source.db, source.run.id
+    updates = {int(step): int(n) for step, n in zip(*reader.scalars(db, run, ["updates"]).get("updates", ((), ())))}
+    groups = [min(ranks) for ranks in source.run.meta.get("replicas") or ()]
+    for position, kind in enumerate(KINDS):
+        names = [site.name for site in reader.sites(db, run, kind)]
+        read = [reader.samples(db, run, kind, stat) for stat in (*BITS, "min", "max")]
+        matrices = [matrix for _, matrix in read]
+        for i, step in enumerate(read[0][0].tolist()):
+            if step not in updates:
+                continue
+            words, numbers = unpack_bits(*(matrix[i] for matrix in matrices[:3]))
+            finite = np.isfinite(matrices[3][i]) & np.isfinite(matrices[4][i])
+            for j in np.flatnonzero((numbers > 0) & (numbers <= len(groups)) & finite).tolist():
+                yield step, position, updates[step], names[j], int(words[j].view(np.int64)), groups[int(numbers[j]) - 1]
+
+
+@contextlib.contextmanager
+def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iterator[tuple[Opened, int]]:
+    """The ranks that matter: the lowest, the one that was first in trouble, and those that differ from the others."""
+    place = Place(url)
+    known = place.numbers()
+    if not known:
+        raise NannyError(f"{url} holds no runs; write one with `nanny export --format parquet -o {url}`")
+    if number is not None and number not in known:
+        raise NannyError(f"{url} has no run {number}; it has {', '.join(map(str, known))}")
+    number = known[-1] if number is None else number
+    with contextlib.closing(Tables(place, number)) as tables, tempfile.TemporaryDirectory() as folder:
+        ids = dict(sorted(tables.ask("rank, id", "run")))
+        if not ids:
+            raise NannyError(f"{url} has no ranks of run {number}; export it again")
+        found = [] if only_first else all_findings(tables)
+        wanted = {next(iter(ids))}
+        if not only_first:
+            wanted |= {rank for rank in (_first_in_trouble(found), *_apart(tables)) if rank is not None}
+        stores = {}
+        for rank in sorted(wanted & set(ids)):
+            target = Path(folder) / str(rank) / store_name(rank)
+            place.fetch(part(number, rank, "store", "metrics.db"), target)
+            stores[rank] = (target, ids[rank])
+        others = tuple(finding for finding in found if finding.rank not in stores)
+        yield Opened(stores, others, len(ids)), number
+
+
+def all_findings(tables: Tables) -> list[Finding]:
+    columns = 'rank, step, severity, code, site, value, "limit", message, hint, file, line, evidence'
+    rows = tables.ask(columns, "findings", "ORDER BY rank, step NULLS FIRST")
+    return [
+        Finding(
+            code, Severity[severity], message, hint, site, step, int(rank), file or "", line,
+            value=value, limit=limit, evidence=from_json(evidence),
+        )
+        for rank, step, severity, code, site, value, limit, message, hint, file, line, evidence in rows
+    ]  # fmt: skip
+
+
+def _first_in_trouble(found: Sequence[Finding]) -> int | None:
+    from ..diagnose.verdict import first_culprit
+    from .alerts import sort_by_step
+
+    first = first_culprit(sort_by_step(found))
+    return None if first is None else first.rank
+
+
+def _apart(tables: Tables) -> list[int]:
+    """Ranks whose checksum is not that of most replicas, at the first step where there are such, and two that have it."""
+    key = "step, of, updates, parameter, replicas"
+    rest = f"GROUP BY {key} HAVING min(sum) <> max(sum) ORDER BY step, of LIMIT 1"
+    for first in tables.ask(key, "checksums", rest):
+        where = "WHERE step = ? AND of = ? AND updates = ? AND parameter = ? AND replicas = ? ORDER BY rank"
+        sums = {int(rank): value for rank, value in tables.ask("rank, sum", "checksums", where, *first)}
+        usual = Counter(sums.values()).most_common(1)[0][0]
+        most = [rank for rank, value in sums.items() if value == usual]
+        return [*most[:2], *[rank for rank, value in sums.items() if value != usual][:MOST_APART]]
+    return []
+
+
+def batches(rows: Iterator[tuple[Any, ...]], size: int = 50_000) -> Iterator[list[tuple[Any, ...]]]:
+    batch = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def column_type(column: str) -> str:
+    if column in ("step", "position", "seen_on", "line"):
+        return _WHOLE
+    text = ("name", "severity", "code", "site", "message", "hint", "evidence", "of", "dtype", "shape", "file")
+    return _TEXT if column in text else _REAL
+
+
+def needed(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        extra = "fleet" if package == "duckdb" else "export"
+        install = f"pip install 'precision-nanny[{extra}]'"
+        raise NannyError(f"a dataset of parquet files needs the package {package}; install it with {install}") from error
