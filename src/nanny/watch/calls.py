@@ -35,8 +35,8 @@ class ModelCall:
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
     ) -> None:
-        self.module, self.args, self.kwargs, self.has_modes = unwrapped(module), args, kwargs, has_modes
-        self._catches, self._is_compiled = catches, is_compiled(module)
+        self._called, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
+        self._catches = catches
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
         self.nodes: list[int] = []  # of the graph, by which an output is known when it is gone
@@ -56,9 +56,13 @@ class ModelCall:
         ]
 
     @property
+    def module(self) -> nn.Module:
+        return unwrapped(self._called)
+
+    @property
     def of_compiled(self) -> bool:
         """The model, or a part of it, was compiled."""
-        return self._is_compiled or any(map(is_compiled, self.module.modules()))
+        return is_compiled(self._called) or any(map(is_compiled, self.module.modules()))
 
     @property
     def inputs(self) -> list[Tensor]:
