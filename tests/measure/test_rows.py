@@ -21,7 +21,7 @@ from nanny.core.formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, HISTOGRAM_BINS, 
 from nanny.measure import transfer
 from nanny.measure.flatten import as_line, thin
 from nanny.measure.histogram import SAMPLE
-from nanny.measure.rows import RowBuffer, count_nonfinite, pack_gradients
+from nanny.measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradients
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64]
 # Sums are taken in fp32 (fp64 inputs: fp64) in many lanes and blocks. A million squares of values with few bits round alike, up
@@ -486,7 +486,7 @@ def test_of_a_distributed_tensor_the_local_part_is_measured():
         import os, torch, torch.distributed as dist
         from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
         from torch.distributed.device_mesh import init_device_mesh
-        from nanny.measure.rows import RowBuffer, pack_gradients
+        from nanny.measure.rows import HostLayout, RowBuffer, pack_gradients
 
         def table(tensors):
             rows = RowBuffer()
@@ -510,3 +510,35 @@ def test_of_a_distributed_tensor_the_local_part_is_measured():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "measured"), done.stderr
+
+
+def test_gradients_are_packed_alike_by_a_layout_that_was_made_for_others():
+    draw = torch.Generator().manual_seed(3)
+    several = [torch.randn(n, generator=draw).to(dtype) for n in (7, 5000, 1) for dtype in (torch.float32, torch.bfloat16)]
+    layout = HostLayout([torch.ones_like(t) for t in several])
+    assert layout.fits(several)
+    np.testing.assert_array_equal(pack_gradients(several, layout)[1].arrays()[0], pack_gradients(several)[1].arrays()[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t[:-1],
+        lambda t: t.double(),
+        lambda t: t.to_sparse(),
+        lambda t: t.to("meta"),
+        torch.nn.Parameter,
+        lambda t: _without_memory(t),
+    ],
+)
+def test_a_layout_does_not_fit_a_tensor_of_another_kind(change):
+    known = [torch.ones(3), torch.ones(5)]
+    layout = HostLayout(known)
+    assert layout.fits(known)
+    assert not layout.fits([known[0], change(known[1])])
+
+
+def _without_memory(tensor):
+    copy = tensor.clone()
+    copy.untyped_storage().resize_(0)
+    return copy

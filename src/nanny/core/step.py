@@ -282,6 +282,12 @@ class StepRecord:
         """What the loss is made of: a sum over more terms, or times a larger number, is another quantity."""
         return (self.loss_terms or 1) * (abs(self.loss_factor or 1.0) or 1.0)
 
+    @property
+    def nonfinite(self) -> bool:
+        """An output, the loss or a gradient holds NaN or an infinity."""
+        bad_loss = self.loss is not None and not math.isfinite(self.loss)
+        return bad_loss or bool(self.bad_calls) or (self.grads is not None and bool(self.grads.bad))
+
     def without_tables(self, **more: Any) -> StepRecord:
         """With the conclusions drawn from them instead."""
         dropped: dict[str, Any] = {**dict.fromkeys(TABLES), "called": frozenset(), "updates": (), "zero_outputs": ()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,16 +16,17 @@ def reads_freely(device: torch.device) -> bool:
 
 
 class PendingRead:
-    """Copies device tensors to pinned memory and says when they have arrived. On the CPU they are there at once.
+    """Copies device tensors to pinned memory and says when they have arrived. On the CPU they are there at once, as are numbers
+    and arrays that were never elsewhere.
 
     Pinned memory is a must: a non-blocking copy to pageable memory may be read before it was written.
     """
 
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
-        self._host: list[Tensor | None] = []
+    def __init__(self, tensors: Sequence[Tensor | np.ndarray | float | None]) -> None:
+        self._host: list[Any] = []
         events: dict[torch.device, Any] = {}
         for tensor in tensors:
-            if tensor is None or tensor.device.type == "cpu":
+            if not isinstance(tensor, Tensor) or tensor.is_cpu:
                 self._host.append(tensor)
                 continue
             host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
@@ -34,6 +36,10 @@ class PendingRead:
         self._events = [torch.Event(device) for device in events]
         for event in self._events:
             event.record()
+
+    @property
+    def is_on_host(self) -> bool:
+        return not self._events
 
     def ready(self) -> bool:
         return all(event.query() for event in self._events)
@@ -45,9 +51,9 @@ class PendingRead:
     def numbers(self) -> list[float | None]:
         """Of tensors with one element each; call it when ready, or it waits."""
         self.wait()
-        return [None if host is None else float(host.item()) for host in self._host]
+        return [float(host.item()) if isinstance(host, Tensor) else host for host in self._host]
 
     def arrays(self) -> list[Any]:
         """numpy arrays; call it when ready, or it waits."""
         self.wait()
-        return [None if host is None else host.numpy() for host in self._host]
+        return [host.numpy() if isinstance(host, Tensor) else host for host in self._host]

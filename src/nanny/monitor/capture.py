@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .updates import UpdateProbe
 
 Site = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
 Sites = list[Site]
+SiteColumns = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]  # the same, column by column
 STATS = ("count", "min", "max", "norm", "mean")
 
 
@@ -37,7 +39,7 @@ class Bits:
 class GradientRead:
     """Gradients read at one moment, all times `scale` if that is given."""
 
-    sites: Sites
+    sites: SiteColumns
     counts: tuple[int, ...] = ()
     read: PendingRead | None = None  # [3, n]: sum of squares, min, max
     rows: RowBuffer | None = None  # on traced steps, with histograms
@@ -58,7 +60,7 @@ class StepCapture:
     reads: list[GradientRead] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
-    losses: list[Tensor] = field(default_factory=list)
+    losses: list[Tensor | float] = field(default_factory=list)
     windows: list[int] = field(default_factory=lambda: [0])  # where in `losses` those begin whose gradients add up
     updated: bool = False  # an optimizer was asked to step, of these parameters or of copies
     ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
@@ -80,6 +82,21 @@ class StepCapture:
     @property
     def backwards(self) -> int:
         return self.record.backwards
+
+    def facts(self) -> dict[str, Any]:
+        """What the host knows of the step so far, but for what always changes."""
+        return {**vars(self.record), "step": 0, "seconds": 0.0, "lr": 0.0}
+
+    def quiet_numbers(self) -> tuple[float, float] | None:
+        """Loss and gradient norm of a step all of which is on the host and in which nothing happened; None of any other."""
+        record, one = self.record, self.reads[0] if len(self.reads) == 1 else None
+        if record.traced or record.examined or self.scale is not None or self.found_inf or self.local is not None:
+            return None
+        if one is None or one.read is None or one.bad or not one.read.is_on_host or self.buffers is not None:
+            return None
+        losses = [loss for loss in self.losses if isinstance(loss, float)]
+        loss = self._loss(losses) if len(losses) == len(self.losses) else None
+        return None if loss is None else (loss, math.sqrt(one.read.arrays()[0][0].sum()))
 
     def begin_window(self) -> None:
         """Gradients of what comes next are not added to those that were there."""
@@ -154,7 +171,6 @@ class StepCapture:
     def _gradients(self, scales: Sequence[float | None]) -> SiteTable | None:
         if not self.reads:
             return None
-        sites: Sites = []
         columns: list[np.ndarray] = []
         histograms: list[np.ndarray] = []
         for one, pending, scale in zip(self.reads, self._pending["grads"], scales):
@@ -164,21 +180,24 @@ class StepCapture:
                 if histogram is not None and divide == 1.0:
                     histograms.append(histogram)
             else:
-                (squares, low, high), count, total = pending.arrays()[0], one.counts, 0.0
-            sites.extend(one.sites)
-            block = np.zeros((8, len(one.sites)))
-            block[0], block[1], block[2], block[4] = count, low, high, total
-            with np.errstate(invalid="ignore"):
-                np.sqrt(squares, out=block[3], casting="same_kind")
-                if divide != 1.0:
+                (squares, low, high), count, total = pending.arrays()[0], one.counts, None
+            block = np.zeros((8, len(count)))
+            block[0], block[1], block[2] = count, low, high
+            np.sqrt(squares, out=block[3], casting="same_kind")
+            if total is not None or divide != 1.0:
+                block[4] = 0.0 if total is None else total
+                with np.errstate(invalid="ignore"):
                     block[1:5] /= divide
-                block[4] /= block[0]
+                    block[4] /= block[0]
             for i, numbers in one.bad.items():
                 block[5:, i] = numbers
             columns.append(block)
         whole = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
         complete = len(histograms) == len(self.reads)
-        names, dtypes, shapes = zip(*sites)
+        if len(self.reads) == 1:
+            names, dtypes, shapes = self.reads[0].sites
+        else:
+            names, dtypes, shapes = (tuple(chain.from_iterable(parts)) for parts in zip(*(one.sites for one in self.reads)))
         bits = [one.bits.columns() for one in self.reads if one.bits is not None]
         compared = {name: np.concatenate([b[name] for b in bits]) for name in BITS} if len(bits) == len(self.reads) else {}
         return SiteTable(

@@ -7,7 +7,8 @@ import functools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, TypeVar, cast
 
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.checksum import checksum
-from ..measure.rows import RowBuffer, count_nonfinite, pack_gradients
+from ..measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradients
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
@@ -29,7 +30,7 @@ from ..watch.names import called_part, parts_of, root_name, unwrapped
 from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import bad_from_outside, first_nonfinite, singular_operation
-from .capture import Bits, GradientRead, Site, Sites, StepCapture, names_of
+from .capture import Bits, GradientRead, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
@@ -38,8 +39,10 @@ MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
 MOST_OPERATIONS_OF_A_LOSS = 8
 MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
+MOST_KNOWN = 64  # groups of gradients whose names and sizes are kept
 SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
+_GRAD, _IS_LEAF = (getattr(Tensor, name).__get__ for name in ("grad", "is_leaf"))
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -51,6 +54,16 @@ def guarded(method: F) -> F:
         return self.run(method, self, *args, **kwargs)
 
     return cast(F, wrapper)
+
+
+@dataclass(frozen=True)
+class KnownGradients:
+    """Gradients that were read together on the host, as they were: the next step's are most often alike."""
+
+    ids: list[int]  # of the parameters
+    absent: list[bool]  # those that had none
+    sites: SiteColumns
+    layout: HostLayout
 
 
 class Recorder:
@@ -148,7 +161,7 @@ class Recorder:
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
         self.invariants.know(self.models, self.parameters, self._owners)
-        self._sites: dict[str, tuple[int, torch.dtype, Site]] = {}  # gradients as they were, so that they are not named anew
+        self._known: dict[int, KnownGradients] = {}  # by their first parameter
 
     def open(self) -> None:
         if self.thread != get_ident() or not events.is_heard(self):
@@ -313,7 +326,7 @@ class Recorder:
         held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and is_readable(b)}
         return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
 
-    def _read_gradients(self, parameters: Iterable[Tensor], scale: Tensor | None) -> None:
+    def _read_gradients(self, parameters: Sequence[Tensor], scale: Tensor | None) -> None:
         """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible."""
         capture = self.capture
         if capture is None:
@@ -324,6 +337,8 @@ class Recorder:
             capture.read.clear()
         if self.when_read is not None:
             self.when_read()
+        if not capture.record.traced and not capture.read and self._read_as_before(capture, parameters, scale):
+            return
         groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
         for p in parameters:
             name = self.parameters.get(id(p))
@@ -335,35 +350,63 @@ class Recorder:
             if not is_readable(grad):
                 continue
             capture.read.add(name)
-            known, count = self._sites.get(name), grad.numel()
-            if known is None or known[0] != count or known[1] is not grad.dtype:
-                known = self._sites[name] = (count, grad.dtype, (name, short_dtype(grad.dtype), tuple(grad.shape)))
             sites, grads = groups.get(grad.device) or groups.setdefault(grad.device, ([], []))
-            sites.append(known[2])
+            sites.append((name, short_dtype(grad.dtype), tuple(grad.shape)))
             grads.append(grad)
-        for sites, grads in groups.values():
+        for device, (sites, grads) in groups.items():
+            names, dtypes, shapes = zip(*sites)
             if capture.record.traced:
                 rows = RowBuffer(HISTOGRAM_SAMPLE)
                 rows.add_all(grads)
-                one = GradientRead(sites, rows=rows, scale=scale)
+                one = GradientRead((names, dtypes, shapes), rows=rows, scale=scale)
                 if self.replicas is not None and capture.synced:
-                    one.bits = self._bits(dict(zip(names_of(sites), grads)))
-                bad = [i for i in range(len(grads)) if rows.is_bad(i)]
-            else:
-                counts, read = pack_gradients(grads)
-                one = GradientRead(sites, counts=counts, read=read, scale=scale)
-                bad = (
-                    np.flatnonzero(~np.isfinite(read.arrays()[0]).all(axis=0)).tolist()
-                    if transfer.reads_freely(grads[0].device)
-                    else []
-                )
-            one.bad = {i: count_nonfinite(grads[i]) for i in bad}
-            capture.reads.append(one)
-            if bad and capture.graph is not None and capture.record.autopsy is None:
-                capture.record.singular = singular_operation(capture.graph, self.parameters)
-                capture.graph = None
-            if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
-                self.when_bad_gradients()
+                    one.bits = self._bits(dict(zip(names, grads)))
+                self._add_read(capture, one, grads, [i for i in range(len(grads)) if rows.is_bad(i)])
+                continue
+            layout = HostLayout(grads) if transfer.reads_freely(device) else None
+            absent = [gradient_of(p) is None for p in parameters]
+            if layout is not None and layout.are_plain and len(absent) - sum(absent) == len(grads):
+                if len(self._known) >= MOST_KNOWN:
+                    self._known.clear()
+                ids = list(map(id, parameters))
+                self._known[ids[0]] = KnownGradients(ids, absent, (names, dtypes, shapes), layout)
+            self._read_untraced(capture, (names, dtypes, shapes), grads, scale, layout)
+
+    def _read_as_before(self, capture: StepCapture, parameters: Sequence[Tensor], scale: Tensor | None) -> bool:
+        """The gradients of these parameters, if they are like those of the last time; nothing is asked one by one in Python."""
+        known = self._known.get(id(parameters[0])) if parameters else None
+        if known is None or known.ids != list(map(id, parameters)) or not all(map(_IS_LEAF, parameters)):
+            return False
+        grads = list(map(_GRAD, parameters))
+        if [grad is None for grad in grads] != known.absent:
+            return False
+        if True in known.absent:
+            grads = [grad for grad in grads if grad is not None]
+        if not known.layout.fits(grads):
+            return False
+        capture.read.update(known.sites[0])
+        self._read_untraced(capture, known.sites, grads, scale, known.layout)
+        return True
+
+    def _read_untraced(
+        self, capture: StepCapture, sites: SiteColumns, grads: list[Tensor], scale: Tensor | None, layout: HostLayout | None
+    ) -> None:
+        counts, read = pack_gradients(grads, layout)
+        bad: list[int] = []
+        if layout is not None:
+            packed = read.arrays()[0]
+            if not math.isfinite(np.vdot(packed, packed)):  # one call that never warns; a number that overflows is looked at
+                bad = np.flatnonzero(~np.isfinite(packed).all(axis=0)).tolist()
+        self._add_read(capture, GradientRead(sites, counts=counts, read=read, scale=scale), grads, bad)
+
+    def _add_read(self, capture: StepCapture, one: GradientRead, grads: list[Tensor], bad: list[int]) -> None:
+        one.bad = {i: count_nonfinite(grads[i]) for i in bad}
+        capture.reads.append(one)
+        if bad and capture.graph is not None and capture.record.autopsy is None:
+            capture.record.singular = singular_operation(capture.graph, self.parameters)
+            capture.graph = None
+        if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
+            self.when_bad_gradients()
 
     def _scale_is_sought(self) -> bool:
         capture = self.capture
@@ -407,11 +450,13 @@ class Recorder:
         self._note("backward")
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
+        loss: Tensor | float | None = None
         if root.numel() == 1 and root.is_floating_point():
-            capture.losses.append(self._true_loss(capture, root))
+            loss = self._true_loss(capture, root)
+            capture.losses.append(loss)
             capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
         looks = transfer.reads_freely(root.device)
-        if looks and capture.record.autopsy is None and not _is_finite(root):
+        if looks and capture.record.autopsy is None and not _is_finite(loss if isinstance(loss, float) else root):
             capture.record.autopsy = self._autopsy(root, capture.packed)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
@@ -423,12 +468,12 @@ class Recorder:
             self.when_backward(looks and bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
         capture.record.backwards += 1
 
-    def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor:
+    def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
         scaled = _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
         if not scaled:
             capture.record.loss_factor = _factor_of(root)
-            return _copy_of(root)
+            return root.item() if transfer.reads_freely(root.device) else _copy_of(root)
         capture.backward_scaled, capture.record.loss_factor = True, None
         waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
         self._scaled = [*waiting, scaled[-1]]  # backward may run there once more
@@ -636,8 +681,10 @@ def _copy_of(loss: Tensor) -> Tensor:
     return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor | float) -> bool:
     """On the host."""
+    if isinstance(tensor, float):
+        return math.isfinite(tensor)
     is_number = tensor.numel() == 1 and tensor.is_floating_point()
     return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
 

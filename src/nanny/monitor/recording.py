@@ -146,6 +146,8 @@ class RunRecording:
             if new:
                 self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
             at = np.array([known[name] for name in table.names], dtype=np.int64)
+            if len(at) == len(known) and (at == np.arange(len(at))).all():
+                at = slice(None)
             self._last[kind] = table.names, at
         return at
 

@@ -32,12 +32,19 @@ _rules = Registry("nanny.monitor.rules")
 
 
 _once: set[str] = set()
+_needs: dict[str, tuple[str, ...]] = {}
+_all_needs: set[tuple[str, ...]] = set()
 
 
-def rule(code: str, severity: Severity, cause: str = "", once: bool = False) -> Any:
-    """`cause`: the one that the finding proves by itself; what to change stands on its page. `once`: told once in a run."""
+def rule(code: str, severity: Severity, cause: str = "", once: bool = False, needs: str = "") -> Any:
+    """`cause`: the one that the finding proves by itself; what to change stands on its page. `once`: told once in a run.
+
+    `needs`: what a step must have told, one of these, for the rule to have anything to say; it is not asked about others.
+    """
     if once:
         _once.add(code)
+    _needs[code] = tuple(needs.split())
+    _all_needs.add(_needs[code])
     return _rules.enter(code, severity=severity, fix=remedy_of(cause))
 
 
@@ -55,6 +62,7 @@ def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) ->
     """All findings of one step, the worst first. The history is updated afterwards, so rules compare with what was before."""
     if step.autopsy is not None:
         step = replace(step, between=modules_between(run.last_trace, step.autopsy.after))
+    has = {needs: not needs or any(getattr(step, name) for name in needs) for needs in _all_needs}
     found = [
         Finding(
             code=one.code,
@@ -69,8 +77,8 @@ def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) ->
             file=seen.where.rpartition(":")[0],
             line=int(seen.where.rpartition(":")[2]) if seen.where else None,
         )
-        for one in rules.values()
-        if one.code not in run.told
+        for code, one in rules.items()
+        if has[_needs[code]] and code not in run.told
         for seen in one.function(step, run)
     ]
     run.told |= _once & {f.code for f in found}

@@ -16,6 +16,16 @@ from typing import Any
 from ..core.finding import Finding, Severity
 from ..diagnose.verdict import Verdict
 
+_LIBRARIES = (
+    "wandb",
+    "torch.utils.tensorboard",
+    "tensorboardX",
+    "mlflow",
+    "trackio.context_vars",
+    "aim",
+    "opentelemetry.metrics",
+)
+
 
 class Trackers:
     """Asks at every step which trackers are open: they may come later than the nanny, and go earlier."""
@@ -34,6 +44,8 @@ class Trackers:
         self._steps += 1
         self._step = step
         self.verdict_is_due |= self._steps & (self._steps - 1) == 0  # also of a program that ends its tracker before us
+        if not _any_imported():
+            return
         numbers = {f"nanny/{name}": value for name, value in scalars.items()}
         self._tell(
             wandb=lambda run: run.log({**numbers, "nanny/step": step}, commit=False),  # the program's next log carries it
@@ -81,7 +93,7 @@ class Trackers:
 
     @property
     def any_open(self) -> bool:
-        return next(self._open(), None) is not None
+        return _any_imported() and next(self._open(), None) is not None
 
     def _tell(self, **say: Callable[[Any], Any]) -> None:
         for name, tracker in self._open():
@@ -146,6 +158,10 @@ class Trackers:
         if name not in self._gauges:
             self._gauges[name] = api.get_meter("nanny").create_gauge(f"nanny.{name}")
         return self._gauges[name]
+
+
+def _any_imported() -> bool:
+    return any(map(sys.modules.__contains__, _LIBRARIES))
 
 
 def _mlflow() -> Any:

@@ -26,6 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -63,7 +64,9 @@ MOST_DENSE_BURSTS = 20
 FORETELL_EVERY = 20  # steps, at traced ones: asking takes a few milliseconds
 MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
 LARGEST_STEP = 1 << 53  # of one that is larger its position stands
-EARLY_STEPS, FACTS_EVERY = 5, 50  # when the facts of the run are written down, beside traced and bad steps
+FIRST_AT_ONCE = 100  # steps; after that, steps in which nothing happens
+MOST_WAITING, LONGEST_WAIT = 16, 0.05  # are judged so many, or those of so many seconds, at a time
+EARLY_STEPS, FACTS_EVERY, FACTS_SECONDS = 5, 50, 0.5  # when the facts of the run are written down, beside traced and bad steps
 
 
 def should_trace(step: int, every: int, dense_until: int) -> bool:
@@ -137,6 +140,9 @@ class MixedPrecisionNanny:
         self._steps = self._traced = 0
         self._dense_until = self._dense_bursts = 0
         self._dumps: list[Path] = []
+        self._facts_written = 0.0
+        self._facts: dict[str, Any] = {}  # of the last step
+        self._is_tracked = False
         self._rng: torch.Tensor | None = None
         self._began: float | None = None
         self._ended = 0.0
@@ -276,7 +282,7 @@ class MixedPrecisionNanny:
             return
         self.end_step()
         self._attempt(self._close_examination)
-        self._attempt(self._recorder.run, self._finish)
+        self._attempt(self._recorder.run, self._finish, at_once=True)
         self._attempt(self._recorder.close)
         if self._recording is not None:
             self._attempt(self._note_exception, self._recording, error)
@@ -285,21 +291,44 @@ class MixedPrecisionNanny:
         recording.failed_with = f"{type(error).__name__}: {error}"[:500]
         recording.flush()
 
-    def _finish(self, wait: bool = False) -> None:
-        """Judges the steps whose numbers have arrived, in order."""
+    def _finish(self, wait: bool = False, at_once: bool = False) -> None:
+        """Judges the steps whose numbers have arrived, in order. Short steps in which nothing happens wait for each other: one
+        after the other they take a fifth of the time."""
         capture = self._recorder.take(last=wait)
         if capture is not None:
             self._waiting.append(capture)
+            few = len(self._waiting) < MOST_WAITING and capture.started - self._waiting[0].started < LONGEST_WAIT
+            if self._is_quiet(capture) and few and not wait and not at_once:
+                self._recorder.suspects = frozenset()
+                return
+        self._catch_up(wait)
+
+    def _is_quiet(self, capture: StepCapture) -> bool:
+        """Nothing is different from the step before, and loss and gradients are not far from what they have been lately."""
+        facts, before = capture.facts(), self._facts
+        self._facts = facts
+        losses, norms = self._history.losses.ranked, self._history.norms.ranked
+        numbers = capture.quiet_numbers()
+        if facts != before or numbers is None or self._is_tracked or self._steps <= FIRST_AT_ONCE or not losses or not norms:
+            return False
+        loss, norm = numbers
+        usual, usual_norm = losses[len(losses) // 2], norms[len(norms) // 2]
+        rise, ratio = (self._history.limits.loss_ratio - 1) / 2, self._history.limits.grad_ratio / 2
+        return loss - usual <= rise * abs(usual) and usual_norm / ratio <= norm <= usual_norm * ratio
+
+    def _catch_up(self, wait: bool = False) -> None:
         while self._waiting and (wait or self._waiting[0].ready()):
             self._judge(self._waiting.popleft().finished())
+        self._is_tracked = self._trackers.any_open
 
     def _judge(self, step: StepRecord) -> None:
         found = judge_step(step, self._history, self._rules)
         wrong = any(f.severity is Severity.ERROR for f in found)
         if self._recording is not None:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
-            if wrong or step.traced or step.examined or step.step < EARLY_STEPS or step.step % FACTS_EVERY == 0:
+            if wrong or step.traced or step.examined or step.step < EARLY_STEPS or self._are_facts_due(step.step):
                 self._recording.set_facts(self._history.facts)
+                self._facts_written = time.perf_counter()
             if step.traced and self._recorder.replicas is not None:
                 self._recording.set_replicas(self._recorder.replicas.groups, self._recorder.shards)
         if self._examiner is not None:
@@ -331,6 +360,9 @@ class MixedPrecisionNanny:
         self._say(one)
         self._call_back(warning)
 
+    def _are_facts_due(self, step: int) -> bool:
+        return step % FACTS_EVERY == 0 and time.perf_counter() - self._facts_written > FACTS_SECONDS
+
     def _explain(self) -> None:
         """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
         self._tries += 1
@@ -359,6 +391,8 @@ class MixedPrecisionNanny:
 
     def evidence(self) -> Evidence:
         """What was gathered so far, as `diagnose` reads it."""
+        if self.enabled and get_ident() == self._recorder.thread and not self._recorder.is_busy:
+            self._recorder.run(self._catch_up)
         return self._history.evidence(self.findings) if self.enabled else RunHistory().evidence(())
 
     def diagnoses(self) -> list[Diagnosis]:

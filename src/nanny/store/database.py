@@ -151,9 +151,18 @@ class WritingStore:
             self._put("histogram", sample.kind, int(sample.step), (None, *key, crc, packed), crc)
 
     def put_scalars(self, rows: Iterable[tuple[str, int, float]]) -> None:
+        run = self.run
+        new: list[tuple[Any, ...]] = []
         for name, step, value in rows:
-            (crc,) = scalar_crcs(self.run, name, [(step, value)])
-            self._put("scalar", name, step, (self.run, name, step, value, crc), crc)
+            (crc,) = scalar_crcs(run, name, [(step, value)])
+            key = (run, "scalar", name)
+            tally = self.tallies.get(key, Tally())
+            if step <= tally.newest:
+                self._put("scalar", name, step, (run, name, step, value, crc), crc)
+            else:
+                self.tallies[key] = tally.plus(crc, step)
+                new.append((run, name, step, value, crc))
+        self.db.executemany("INSERT INTO scalar VALUES (?, ?, ?, ?, ?)", new)
 
     def put_finding(self, row: tuple[Any, ...]) -> None:
         self._put_next("finding", row)

@@ -35,29 +35,34 @@ class ModelCall:
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
     ) -> None:
-        self.module, self.args, self.kwargs, self.has_modes = unwrapped(module), args, kwargs, has_modes
-        self._catches, self._is_compiled = catches, is_compiled(module)
+        self._called, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
+        self._catches = catches
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
         self.nodes: list[int] = []  # of the graph, by which an output is known when it is gone
         self._numbers: list[tuple[Tensor | None, int]] = []  # of the outputs that are small, and the version they had
         self._catching: list[Any] = []
         self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
-        self._versions = [t._version for t in self.inputs if not t.is_inference()]
-        self._random = torch.get_rng_state()
-        self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        inputs = self.inputs
+        self._versions = [t._version for t in inputs if not t.is_inference()]
+        self._random = torch.default_generator.get_state()
+        self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._grad = torch.is_grad_enabled()
-        devices = {t.device.type for t in self.inputs} | {"cpu"}
+        devices = {"cpu", *(t.device.type for t in inputs)}
         self._autocast = [
             (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
             for device in devices
-            if torch.amp.is_autocast_available(device)
+            if device == "cpu" or torch.amp.is_autocast_available(device)
         ]
+
+    @property
+    def module(self) -> nn.Module:
+        return unwrapped(self._called)
 
     @property
     def of_compiled(self) -> bool:
         """The model, or a part of it, was compiled."""
-        return self._is_compiled or any(map(is_compiled, self.module.modules()))
+        return is_compiled(self._called) or any(map(is_compiled, self.module.modules()))
 
     @property
     def inputs(self) -> list[Tensor]:

@@ -134,6 +134,8 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+_mode_of = torch._C._get_dispatch_mode
+_functorch_level = getattr(torch._C._functorch, "maybe_current_level", None)
 RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
 
 
@@ -141,10 +143,10 @@ def being_traced() -> bool:
     """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
     if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
         return True
-    if any(torch._C._get_dispatch_mode(key) is not None for key in RECORDING_MODES):
-        return True
-    level = getattr(torch._C._functorch, "maybe_current_level", None)
-    return level is not None and level() is not None
+    for key in RECORDING_MODES:
+        if _mode_of(key) is not None:
+            return True
+    return _functorch_level is not None and _functorch_level() is not None
 
 
 # Tensors whose values differ from their memory: inside a dispatch handler torch computes with the memory.

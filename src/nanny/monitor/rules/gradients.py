@@ -215,12 +215,14 @@ def _lasting(run: RunHistory, names: tuple[str, ...], norms: np.ndarray, norm: f
 
 def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
     """Layers far below their own median for several steps, while the whole is not."""
-    whole = deviation(run.norms, norm)
-    if step.grads is None or len(run.norms) < run.limits.baseline_steps or whole is None or whole.ratio < 0.1:
+    if step.grads is None or len(run.norms) < run.limits.baseline_steps:
         return
-    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
     at = run.grads.columns(step.grads.names)  # may make new ones, so it comes first
     low = run.grads.low_steps[at] + 1 >= run.limits.vanish_steps
+    whole = deviation(run.norms, norm) if low.any() else None
+    if whole is None or whole.ratio < 0.1:
+        return
+    norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
     vanished: list[tuple[float, float, str]] = []
     for i in np.flatnonzero(low & (norms > 0)):
         known = deviation(run.grads.past(step.grads.names[i]), float(norms[i]))
@@ -236,7 +238,7 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
         )  # fmt: skip
 
 
-@rule("DEAD_LAYER", Severity.WARNING)
+@rule("DEAD_LAYER", Severity.WARNING, needs="traced")
 def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A layer that runs and is trained has had gradients of exactly zero for several steps.
 
@@ -275,7 +277,7 @@ def dead_layer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )  # fmt: skip
 
 
-@rule("UNDERFLOW", Severity.WARNING)
+@rule("UNDERFLOW", Severity.WARNING, needs="zero_outputs output_grads outputs")
 def underflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Values that matter are below the normal range of fp16: they lose bits or become 0.
 

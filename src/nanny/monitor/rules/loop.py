@@ -14,7 +14,7 @@ from ..registry import Observation, rule
 from .ownership import breaches, evidence_of, named
 
 
-@rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True)
+@rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True, needs="breaches")
 def gradient_never_cleared(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The gradients of a step still hold those of the step before, on which the optimizer has stepped already.
 
@@ -36,7 +36,7 @@ _WHY_STALE = {
 }
 
 
-@rule("STEP_WITHOUT_BACKWARD", Severity.ERROR, cause="step_without_backward", once=True)
+@rule("STEP_WITHOUT_BACKWARD", Severity.ERROR, cause="step_without_backward", once=True, needs="breaches")
 def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer steps on gradients that no backward pass has made since its last step.
 
@@ -50,7 +50,7 @@ def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observa
             )  # fmt: skip
 
 
-@rule("BACKWARD_WITHOUT_STEP", Severity.ERROR, cause="backward_without_step", once=True)
+@rule("BACKWARD_WITHOUT_STEP", Severity.ERROR, cause="backward_without_step", once=True, needs="breaches")
 def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Gradients are computed and no optimizer steps on them: they are cleared before, or it never steps at all.
 
@@ -85,6 +85,9 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
     if not step.loss:
         return
     yield from _gone_with_its_loss(step.grads, step.loss, run)
+    norms = np.asarray(step.grads.columns["norm"])
+    if norms.all() and grad_norm(step):
+        return
     usual = deviation([abs(loss) for loss in run.losses], abs(step.loss))
     if usual is None or usual.ratio < run.limits.gone_loss:
         return
@@ -97,7 +100,6 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
             "data", value=0.0, evidence={"parameters": list(step.grads.names[:8]), "steps": len(run.norms)},
         )  # fmt: skip
         return
-    norms = np.asarray(step.grads.columns["norm"])
     layer = step.grads.names[0].rpartition(".")[0]
     own = {name.rpartition(".")[2]: i for i, name in enumerate(step.grads.names) if name.rpartition(".")[0] == layer}
     if {"weight", "bias"} <= own.keys() and norms[own["weight"]] == 0 and norms[own["bias"]] > 0 and not was_zero[own["weight"]]:
@@ -114,9 +116,10 @@ def _gone_with_its_loss(grads: SiteTable, loss: float, run: RunHistory) -> Itera
 
     A hinge that is met, or a reward of 0, comes slowly or again and again: its losses have been small, or of both signs, before.
     """
-    *before, last = list(run.losses) or [0.0]
-    before = before[-int(2 * run.limits.gone_history) :]
-    if last != 0 or len(before) < run.limits.gone_history:
+    if not run.losses or run.losses[-1] != 0:
+        return
+    before = list(run.losses)[:-1][-int(2 * run.limits.gone_history) :]
+    if len(before) < run.limits.gone_history:
         return
     were_zero = run.grads.zero_steps[run.grads.columns(grads.names)]
     usual = deviation(before, loss)
@@ -136,7 +139,7 @@ _WHENCE = {
 }
 
 
-@rule("SAME_BATCH_AGAIN", Severity.WARNING, cause="same_batch_again", once=True)
+@rule("SAME_BATCH_AGAIN", Severity.WARNING, cause="same_batch_again", once=True, needs="breaches")
 def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A DataLoader with many batches, or a draw by hand, gives the same one again and again.
 
@@ -154,7 +157,7 @@ def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]
             )  # fmt: skip
 
 
-@rule("MODE_MISMATCH", Severity.WARNING, cause="mode_mismatch", once=True)
+@rule("MODE_MISMATCH", Severity.WARNING, cause="mode_mismatch", once=True, needs="breaches")
 def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The model is trained in evaluation mode, or evaluated in train mode, and has layers to which that matters.
 

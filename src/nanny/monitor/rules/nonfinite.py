@@ -40,7 +40,7 @@ def _marks(culprit: Culprit) -> bool:
 _UNTOUCHED = "; loss and gradients are finite, so it has not reached them"
 
 
-@rule("NAN", Severity.ERROR)
+@rule("NAN", Severity.ERROR, needs="nonfinite")
 def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A NaN appeared where there was none before.
 
@@ -67,7 +67,7 @@ def nan(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("INF", Severity.ERROR)
+@rule("INF", Severity.ERROR, needs="nonfinite")
 def inf(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """An infinity appeared where there was none before.
 
@@ -84,7 +84,7 @@ def inf(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )  # fmt: skip
 
 
-@rule("OVERFLOW", Severity.ERROR, cause="activation_overflow_fp16")
+@rule("OVERFLOW", Severity.ERROR, cause="activation_overflow_fp16", needs="nonfinite")
 def overflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A module's output left the range of fp16 in the forward pass.
 
@@ -98,7 +98,7 @@ def overflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )  # fmt: skip
 
 
-@rule("INPUT_NONFINITE", Severity.ERROR, cause="data_nan")
+@rule("INPUT_NONFINITE", Severity.ERROR, cause="data_nan", needs="nonfinite")
 def input_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The data given to the model is not finite. Precision is not the cause.
 
@@ -108,7 +108,7 @@ def input_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         yield Observation(culprit.message, culprit.site, evidence=culprit.evidence)
 
 
-@rule("WEIGHT_NONFINITE", Severity.ERROR)
+@rule("WEIGHT_NONFINITE", Severity.ERROR, needs="nonfinite")
 def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A weight is NaN or infinite: an earlier update wrote it there, and nothing after it can be right.
 
@@ -123,7 +123,7 @@ def weight_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]
         yield Observation(culprit.message + since, culprit.site, evidence=culprit.evidence)
 
 
-@rule("NEAR_OVERFLOW", Severity.WARNING)
+@rule("NEAR_OVERFLOW", Severity.WARNING, needs="outputs")
 def near_overflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """An fp16 value stands close to 65504.
 
@@ -153,7 +153,7 @@ def _largest_fp16(table: SiteTable | None) -> Iterator[tuple[str, float]]:
             yield table.names[i], float(largest[i])
 
 
-@rule("BUFFER_NONFINITE", Severity.ERROR, cause="bn_stats_poisoned")
+@rule("BUFFER_NONFINITE", Severity.ERROR, cause="bn_stats_poisoned", needs="buffers")
 def buffer_nonfinite(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """A buffer (running mean or variance) turned NaN or infinite.
 

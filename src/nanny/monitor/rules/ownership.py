@@ -29,7 +29,7 @@ def evidence_of(breach: Breach) -> dict[str, object]:
     return {"names": list(breach.names), "count": breach.count, "steps": breach.steps, "traits": list(breach.traits)}
 
 
-@rule("STEP_CHANGES_NOTHING", Severity.ERROR, cause="step_changes_nothing", once=True)
+@rule("STEP_CHANGES_NOTHING", Severity.ERROR, cause="step_changes_nothing", once=True, needs="breaches")
 def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer steps, and no parameter of the model moves.
 
@@ -63,7 +63,7 @@ def _has_gradient(step: StepRecord, run: RunHistory) -> bool:
     return run.limits.still_gradient < rms < 1e15
 
 
-@rule("IN_NO_OPTIMIZER", Severity.WARNING, cause="in_no_optimizer", once=True)
+@rule("IN_NO_OPTIMIZER", Severity.WARNING, cause="in_no_optimizer", once=True, needs="breaches")
 def in_no_optimizer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Parameters that are trainable and get gradients belong to no optimizer, and never move.
 
@@ -77,7 +77,7 @@ def in_no_optimizer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
             )  # fmt: skip
 
 
-@rule("TRAINED_BUT_FROZEN", Severity.WARNING, cause="trained_but_frozen", once=True)
+@rule("TRAINED_BUT_FROZEN", Severity.WARNING, cause="trained_but_frozen", once=True, needs="breaches")
 def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """What is meant to be frozen moves: weights that the optimizer goes on with, or running statistics in train mode.
 
@@ -119,7 +119,7 @@ def _has_dead_output(traced: StepRecord | None) -> bool:
     return bool(((low == 0) & (high == 0)).any())
 
 
-@rule("NO_GRADIENT_ARRIVES", Severity.WARNING, cause="no_gradient_arrives", once=True)
+@rule("NO_GRADIENT_ARRIVES", Severity.WARNING, cause="no_gradient_arrives", once=True, needs="breaches")
 def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Parameters that are trainable and in an optimizer have had no gradient, or exactly 0, from the first step on.
 

@@ -11,7 +11,7 @@ from ..registry import Observation, rule
 from .ownership import breaches, evidence_of, named
 
 
-@rule("AUTOCAST_NOT_APPLIED", Severity.WARNING, cause="autocast_not_applied", once=True)
+@rule("AUTOCAST_NOT_APPLIED", Severity.WARNING, cause="autocast_not_applied", once=True, needs="breaches")
 def autocast_not_applied(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Low precision was meant, and the layers that it is for ran in FP32.
 

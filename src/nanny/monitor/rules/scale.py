@@ -26,7 +26,7 @@ def why_skipped(step: StepRecord) -> str:
     return "activations and loss are finite, only the scaled gradients overflow"
 
 
-@rule("STEP_SKIPPED", Severity.INFO)
+@rule("STEP_SKIPPED", Severity.INFO, needs="skipped")
 def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """GradScaler skipped the optimizer step because a gradient was not finite.
 
@@ -45,7 +45,7 @@ def step_skipped(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SCALE_DECLINE", Severity.ERROR)
+@rule("SCALE_DECLINE", Severity.ERROR, needs="skipped")
 def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Many skipped steps in a row, after the scaler had already found a working scale.
 
@@ -70,7 +70,7 @@ def scale_decline(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SCALE_COLLAPSE", Severity.ERROR)
+@rule("SCALE_COLLAPSE", Severity.ERROR, needs="skipped")
 def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss scale fell below 1 and the steps are still skipped.
 
@@ -93,7 +93,7 @@ def scale_collapse(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SCALE_PINNED", Severity.ERROR, cause="loss_scale_pinned")
+@rule("SCALE_PINNED", Severity.ERROR, cause="loss_scale_pinned", needs="skipped")
 def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Every step overflows and the loss scale does not move.
 
@@ -109,7 +109,7 @@ def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SKIP_RATE", Severity.WARNING)
+@rule("SKIP_RATE", Severity.WARNING, needs="skipped")
 def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """GradScaler skips far more steps than its own growth would explain.
 
@@ -153,7 +153,7 @@ def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         yield Observation(f"loss scale is {scale:g}, the first steps passed at {began:g}", "scaler", value=scale, limit=limit)
 
 
-@rule("CLIP_BEFORE_UNSCALE", Severity.ERROR, cause="clip_before_unscale")
+@rule("CLIP_BEFORE_UNSCALE", Severity.ERROR, cause="clip_before_unscale", needs="clipped_scaled")
 def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Gradients were clipped while still multiplied by the loss scale.
 
@@ -170,7 +170,7 @@ def clip_before_unscale(step: StepRecord, run: RunHistory) -> Iterator[Observati
         )
 
 
-@rule("STALE_GRADS", Severity.ERROR, cause="stale_inf_grads")
+@rule("STALE_GRADS", Severity.ERROR, cause="stale_inf_grads", needs="stale")
 def stale_grads(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Non-finite gradients of a former step were still there when backward began.
 

@@ -11,7 +11,7 @@ from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
 
 
-@rule("LOST_UPDATE", Severity.WARNING, cause="update_lost")
+@rule("LOST_UPDATE", Severity.WARNING, cause="update_lost", needs="updates")
 def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Most weights with a gradient were left bit-identical by the optimizer step.
 
@@ -39,7 +39,7 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     )
 
 
-@rule("EPS_UNDERFLOW", Severity.ERROR, cause="adam_eps_underflow_fp16")
+@rule("EPS_UNDERFLOW", Severity.ERROR, cause="adam_eps_underflow_fp16", needs="optimizers")
 def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer's eps is zero in the precision of its state.
 
@@ -57,7 +57,7 @@ def eps_underflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
             )  # fmt: skip
 
 
-@rule("EPS_DOMINATES", Severity.WARNING, cause="adam_eps_dominates")
+@rule("EPS_DOMINATES", Severity.WARNING, cause="adam_eps_dominates", needs="optimizers")
 def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer's eps is larger than the gradients it divides by.
 
@@ -76,7 +76,7 @@ def eps_dominates(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
             )
 
 
-@rule("STATE_STAGNATION", Severity.WARNING, cause="ema_stagnation")
+@rule("STATE_STAGNATION", Severity.WARNING, cause="ema_stagnation", needs="optimizers")
 def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The optimizer's moving average decays more slowly than its precision can express.
 
