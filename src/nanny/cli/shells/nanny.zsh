@@ -60,6 +60,7 @@ _shtab_nanny_alerts_options=(
   "--limit[at most N findings (text shows 50 unless told)]:N:"
   "--fail-on[exit code 1 if a finding is that bad]:SEVERITY:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -96,6 +97,7 @@ _shtab_nanny_check_options=(
   "--write-baseline[write today\'s findings as known]:FILE:"
   "--stdin-filename[what to call standard input]:NAME:"
   "--jobs[processes to use (all cores)]:N:"
+  "--no-cache[check every file again, also those that have not changed]"
   "--watch[check again when a file changes]"
   "(*):script, notebook, DeepSpeed\/Accelerate\/HF\/Lightning settings, folder, or -:"
 )
@@ -110,6 +112,7 @@ _shtab_nanny_compare_options=(
   "--layer[only layers whose name matches, such as \'encoder.\*\']:GLOB:"
   "--limit[rows of the table in text and markdown (default\: 15)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":the reference\: a number, or a path such as fp32\/metrics.db\:1:"
   ":the other run:"
 )
@@ -138,7 +141,7 @@ _shtab_nanny_diagnose_options=(
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--format[default\: text]:format:(text json markdown)"
-  "--lang[language of the remedy (default\: en)]:lang:(en zh)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   "--no-try[leave out what remedies did when they were tried on the bad step]"
 )
 
@@ -188,6 +191,7 @@ _shtab_nanny_export_options=(
   {-o,--out}"[folder (parquet\: or URL) to write into\; made if need be]:DIR:"
   "--as[number of the run in the dataset (default\: its own)]:N:"
   "--format[default\: csv]:format:(csv parquet tensorboard)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -201,6 +205,7 @@ _shtab_nanny_layer_options=(
   "--step[only these steps]:A:B:"
   "--limit[steps shown for each kind in text (default\: 12)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":the layer, or enough of its name:"
 )
 
@@ -282,6 +287,7 @@ _shtab_nanny_run_options=(
   "--dump-on-error[save the culprit\'s inputs and weights (training data\!) on an ERROR]"
   "--no-try[try no remedies, beside the run, on a step that went wrong]"
   "--ranks[ranks that write a record\: 0,7,64-71 or sample\:32 (default\: all)\; the others only watch]:WHO:"
+  "--on-finding[a command to run, or a URL to POST to, at each warning and error\: the alarm]:CMD:"
   "-m[what follows is a module, as in python -m]"
 )
 
@@ -294,6 +300,7 @@ _shtab_nanny_runs_options=(
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--verify[read every row of every run\; exit code 1 if one is lost]"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -305,6 +312,7 @@ _shtab_nanny_snapshot_options=(
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--force[replace what is there]"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":file or folder to write:"
 )
 
@@ -318,6 +326,7 @@ _shtab_nanny_sql_options=(
   "--limit[at most N rows (default\: 1000)]:N:"
   "--timeout[seconds (default\: 10)]:S:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":one SELECT statement:"
 )
 
@@ -333,6 +342,7 @@ _shtab_nanny_stats_options=(
   "--kind[only this kind]:kind:(output output_grad grad weight update buffer)"
   "--limit[rows of each table in text and markdown (default\: 12)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -343,6 +353,7 @@ _shtab_nanny_summary_options=(
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -355,6 +366,7 @@ _shtab_nanny_tail_options=(
   "--interval[seconds between two looks (default\: 1)]:S:"
   "--lines[steps shown of what has been]:N:"
   "--format[default\: text]:format:(text json)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -418,6 +430,7 @@ _shtab_nanny_whatif_options=(
   "--layer[only layers whose name matches, such as \'encoder.\*\']:GLOB:"
   "--limit[rows of the table in text and markdown (default\: 15)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
