@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +17,20 @@ settings.load_profile("shared machine")
 
 # One browser for all tests of a process: a second driver would not start.
 from browser import chromium  # noqa: E402, F401
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`representative(n)` on a test or a module: n of its cases, evenly spread, run in `make test`, all in `make test-all`."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        for node, mark in item.iter_markers_with_node("representative"):
+            name = node.nodeid if node is not item else item.nodeid.partition("[")[0]
+            groups.setdefault(f"{mark.args[0]} {name}", []).append(item)
+    for group, members in groups.items():
+        kept = int(group.partition(" ")[0])
+        quick = [item for item in members if item.get_closest_marker("slow") is None]
+        chosen = {i * len(quick) // kept for i in range(kept)}
+        for i, item in enumerate(quick):
+            if i not in chosen:
+                item.add_marker(pytest.mark.slow)

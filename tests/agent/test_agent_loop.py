@@ -64,6 +64,7 @@ def project(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_from_a_failed_run_to_the_guilty_line_with_the_server_alone(project):
     server = StdioServerParameters(command=sys.executable, args=["-m", "nanny.cli", "mcp", "--root", str(project)], cwd=project)
 

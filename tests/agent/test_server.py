@@ -93,7 +93,7 @@ def refused(project: Path, tool: str, folder: ReadableFolder | None = None, **ar
 # the protocol
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.slow)])
 def test_a_client_over_stdio_reaches_every_tool_prompt_and_resource(project, mode):
     async def walk(client: Client) -> None:
         listed = (await client.list_tools()).tools

@@ -164,6 +164,7 @@ def of_tree(tree: ast.Module, path: Path) -> set[tuple[int, str]]:
     return {(f.line or 0, f.code) for f in check_tree(tree, path.name, Options())}
 
 
+@pytest.mark.representative(60)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_comments_change_no_finding(path: Path):
     text = path.read_text()
@@ -172,18 +173,21 @@ def test_comments_change_no_finding(path: Path):
     assert reported(with_comments(text, WORDS), path.name) == expected
 
 
+@pytest.mark.representative(60)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_docstrings_change_no_finding(path: Path):
     text = path.read_text()
     assert of_tree(with_docstrings(text), path) == reported(text, path.name)
 
 
+@pytest.mark.representative(60)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_other_names_change_no_finding(path: Path):
     text = path.read_text()
     assert of_tree(renamed(text), path) == reported(text, path.name)
 
 
+@pytest.mark.representative(60)
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_the_speed_filters_change_no_finding(path: Path):
     text = path.read_text()

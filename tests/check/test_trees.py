@@ -115,6 +115,7 @@ def test_the_order_of_files_changes_nothing(tree):
     assert told(root, paths) == told(root, paths[::-1]) == told(root)
 
 
+@pytest.mark.representative(2)
 def test_the_size_of_batches_changes_nothing(tree, monkeypatch):
     root, _ = tree
     expected = told(root)
@@ -124,6 +125,7 @@ def test_the_size_of_batches_changes_nothing(tree, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.representative(3)
 @pytest.mark.parametrize("jobs", [2, 5])
 def test_the_number_of_processes_changes_nothing(tree, monkeypatch, jobs):
     root, _ = tree

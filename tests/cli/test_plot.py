@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
     assert "name another folder with -o DIR" in err
 
 
+@pytest.mark.slow
 def test_a_nan_of_one_step_in_hundreds_is_still_red_in_the_heat_map(tmp_path, capsys):
     layers = {f"layer.{i}": (0.0, -8.0) for i in range(2)}
     quiet = Recipe(layers, steps=700, trace_every=1)

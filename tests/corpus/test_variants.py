@@ -23,12 +23,14 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize(("program", "variant"), QUESTIONS["diagnose"])
 def test_a_variant_has_the_same_diagnosis(program: Program, variant: Variant):
     with varied(program, variant) as (training, name):
         assert mistake("diagnose", program, training, variant.dtype, name) == ""
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize(("program", "variant"), QUESTIONS["examine"])
 def test_a_variant_has_the_same_hazard(program: Program, variant: Variant):
     with varied(program, variant) as (training, name):
@@ -36,6 +38,7 @@ def test_a_variant_has_the_same_hazard(program: Program, variant: Variant):
         assert mistake("examine", any_kind, training, variant.dtype, name) == ""
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize(("program", "variant"), QUESTIONS["diff"])
 def test_a_variant_has_the_same_first_culprit(program: Program, variant: Variant):
     with varied(program, variant) as (training, name):

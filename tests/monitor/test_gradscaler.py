@@ -83,6 +83,7 @@ def run(
     return nanny, true
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("bad", [set(), {2, 4}], ids=["clean", "overflow"])
 @pytest.mark.parametrize("way", WAYS)
@@ -325,6 +326,7 @@ def test_a_scale_that_cannot_move_while_every_step_overflows_is_pinned(way):
     assert not said(nanny.findings, "SCALE_DECLINE")
 
 
+@pytest.mark.slow
 def test_skips_far_more_often_than_growth_explains_are_a_warning_then_an_error():
     few = scaled_run(GradScaler("cpu", init_scale=2.0**40), lambda s: s > 20 and s % 25 == 0, 260)
     assert the(few, "SKIP_RATE").severity is Severity.WARNING

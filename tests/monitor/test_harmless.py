@@ -99,6 +99,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
+@pytest.mark.representative(5)
 @pytest.mark.parametrize("interval", [1, 7])
 @pytest.mark.parametrize("amp", [None, BF16, FP16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -584,6 +585,7 @@ def test_backward_passes_behind_the_block_do_not_count_as_the_step_s_loss(tmp_pa
     assert list(scalar(tmp_path, "loss").values()) == pytest.approx(losses, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_nanny_that_is_never_closed_does_not_collect_what_happens_afterwards():
     model, other = mlp(4, 4, seed=1), mlp(4, 4, seed=2)
     optimizer = SGD(model.parameters(), lr=0.01)
@@ -797,6 +799,7 @@ def test_a_script_that_forgets_to_close_loses_nothing(tmp_path):
     assert "nanny summary" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_dies_in_a_step_keeps_its_own_traceback_and_what_was_recorded(tmp_path):
     done = script(TRAIN + "        if step == 3:\n            raise SystemError('mine')\n", tmp_path)
     assert done.returncode == 1

@@ -77,7 +77,9 @@ def findings(folder: Path) -> list[Finding]:
         return reader.findings(db, reader.pick_run(db, None).id)
 
 
-@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.slow), ("--amp",)], ids=["plain", "scaler"])
+@pytest.mark.parametrize(
+    "flags", [pytest.param((), marks=pytest.mark.slow), pytest.param(("--amp",), marks=pytest.mark.slow)], ids=["plain", "scaler"]
+)
 def test_a_healthy_script_prints_and_returns_what_it_does_alone(folder, flags):
     alone = run(folder, "train.py", *flags, "--exit", "x y")
     watched = run(folder, "-m", "nanny.cli", "run", "train.py", *flags, "--exit", "x y")
@@ -114,6 +116,7 @@ def test_modules_run_like_python_dash_m(folder):
     assert (folder / "nanny_logs" / "metrics.db").exists()
 
 
+@pytest.mark.slow
 def test_an_exception_of_the_script_reaches_the_user_and_the_record(folder):
     watched = run(folder, "-m", "nanny.cli", "run", "train.py", "--raise")
     assert watched.returncode == 1

@@ -171,6 +171,6 @@ HEALTHY = Recipe(layers={"stem": (0, -8), "body.0": (1, -9), "head": (2, -7)})
 def nanny(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """The command as a user types it."""
     return subprocess.run(
-        [sys.executable, "-m", "nanny.cli", *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-m", "nanny.cli", *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=400, check=False,
         env={**os.environ, **env},
     )  # fmt: skip

@@ -34,6 +34,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.representative(8)
 @pytest.mark.parametrize("target", HALF + FP8)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_gaussian_of_any_shape_raises_nothing(shape, target):
@@ -89,6 +90,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.representative(12)
 @pytest.mark.parametrize("target", HALF)
 @pytest.mark.parametrize("case", HEALTHY)
 def test_healthy_tensors_raise_nothing(case, target):
@@ -98,6 +100,7 @@ def test_healthy_tensors_raise_nothing(case, target):
 ORDINARY = ["Kaiming weights", "post-ReLU activations", "LayerNorm outputs", "one-hot targets", "images 0..255"]
 
 
+@pytest.mark.representative(8)
 @pytest.mark.parametrize("target", FP8)
 @pytest.mark.parametrize("case", ORDINARY)
 def test_fp8_is_coarse_but_ordinary_tensors_are_no_alarm(case, target):
