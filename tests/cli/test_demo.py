@@ -56,6 +56,10 @@ def test_the_demo_ends_with_a_page_and_the_line_to_serve_it(told):
     assert "nanny ui --db demo/nanny_logs" in text
 
 
+def test_a_mistake_of_the_loop_is_told_in_full_precision(told):
+    assert "GRADIENT_NEVER_CLEARED" in told[1].partition("zero_grad was forgotten")[2]
+
+
 def test_the_demo_shows_a_fix_as_a_patch(told):
     _, text = told
     assert "+        scaler.unscale_(optimizer)" in text.splitlines()

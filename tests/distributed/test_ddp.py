@@ -49,6 +49,12 @@ def test_replicas_that_agree_are_said_to_agree(job, capsys):
     assert "last compared at step 0" in text  # from the first update on they are meant to differ
 
 
+def test_ranks_that_are_given_the_same_batches_are_told(job, capsys):
+    data, text = summary(job[0], "same_batches", capsys)
+    assert "same_batch_again in data" in data["verdict"], text
+    assert "ranks train on the same batches" in text
+
+
 @pytest.mark.parametrize(
     ("name", "code", "cause"),
     [("bad_batch", "INPUT_NONFINITE", "data_nan"), ("bad_backward", "NAN", "singular_gradient")],

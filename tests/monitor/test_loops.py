@@ -1,4 +1,4 @@
-"""Silent mistakes of a loop: the programs of the pages, watched."""
+"""Silent mistakes of a loop: the programs of the pages, and further ways to make them, watched."""
 
 from __future__ import annotations
 
@@ -42,3 +42,103 @@ def test_the_program_of_a_page_is_told_and_the_repaired_one_is_not(name):
     assert told[0].step <= 20
     assert name in verdict
     assert [f.code for f in watched(repaired)[0]] == []
+
+
+HEAD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+def mlp(): return nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
+def draw(rows=8): x = torch.randn(rows, 6); return x, x[:, :1]
+def loss_of(m, x, y): return (m(x) - y).pow(2).mean()
+m = mlp()
+o = torch.optim.Adam(m.parameters(), lr=1e-2)
+"""
+# a mistake, the latest step at which it is to be told, the program, and the line that repairs it
+WAYS = {
+    "a second model, and the optimizer of the first": (
+        "IN_NO_OPTIMIZER", 60,
+        "for i in range(90):\n"
+        "    if i == 50: m = mlp()\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step()",
+        ("m = mlp()\n    loss", "m = mlp(); o = torch.optim.Adam(m.parameters(), lr=1e-2)\n    loss"),
+    ),
+    "gradients clipped to nothing": (
+        "STEP_CHANGES_NOTHING", 5,
+        "for i in range(30):\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); nn.utils.clip_grad_norm_(m.parameters(), 0.0); o.step()",
+        ("0.0)", "1.0)"),
+    ),
+    "frozen late, and moved on by what Adam remembers": (
+        "TRAINED_BUT_FROZEN", 120,
+        "for i in range(130):\n"
+        "    if i == 90: m[0].requires_grad_(False)\n"
+        "    o.zero_grad(set_to_none=False); loss_of(m, *draw()).backward(); o.step()",
+        ("set_to_none=False", "set_to_none=True"),
+    ),
+    "an optimizer that never steps": (
+        "BACKWARD_WITHOUT_STEP", 70,
+        "for i in range(40):\n    loss_of(m, *draw()).backward()\n    if i % 4 == 4: o.step(); o.zero_grad()",
+        ("i % 4 == 4", "i % 4 == 3"),
+    ),
+    "one of two optimizers that never steps": (
+        "BACKWARD_WITHOUT_STEP", 20,
+        "critic = mlp(); oc = torch.optim.Adam(critic.parameters(), lr=1e-2)\n"
+        "for i in range(40):\n"
+        "    x, y = draw(); o.zero_grad(); loss_of(m, x, y).backward(); o.step()\n"
+        "    oc.zero_grad(); loss_of(critic, x, y).backward()",
+        ("loss_of(critic, x, y).backward()", "loss_of(critic, x, y).backward(); oc.step()"),
+    ),
+    "accumulation that clears at each batch": (
+        "BACKWARD_WITHOUT_STEP", 10,
+        "for i in range(60):\n    o.zero_grad(); (loss_of(m, *draw()) / 4).backward()\n    if i % 4 == 3: o.step()",
+        ("o.zero_grad(); (loss_of(m, *draw()) / 4).backward()\n    if i % 4 == 3: o.step()",
+         "(loss_of(m, *draw()) / 4).backward()\n    if i % 4 == 3: o.step(); o.zero_grad()"),
+    ),
+    "a batch without a target": (
+        "GRADIENT_GONE_FOR_ONE_STEP", 41,
+        "for i in range(60):\n"
+        "    x, _ = draw(); counts = torch.full((8, 1), float(i != 40))\n"
+        "    loss = ((m(x) - 3).pow(2) * counts).sum() / counts.sum().clamp(min=1) + 0 * m[2].bias.sum()\n"
+        "    o.param_groups[0]['lr'] = 1e-4; o.zero_grad(); loss.backward(); o.step()",
+        ("i != 40", "i >= 0"),
+    ),
+    "a draw that is seeded anew": (
+        "SAME_BATCH_AGAIN", 20,
+        "data = torch.randn(500, 6)\n"
+        "g = torch.Generator()\n"
+        "for i in range(30):\n"
+        "    g.manual_seed(7); x = data[torch.randperm(500, generator=g)[:16]]\n"
+        "    loss = loss_of(m, x, x[:, :1]); o.zero_grad(); loss.backward(); o.step()",
+        ("manual_seed(7)", "manual_seed(i)"),
+    ),
+    "an index that stands still": (
+        "SAME_BATCH_AGAIN", 20,
+        "data = torch.randn(500, 6)\nat = 0\n"
+        "for i in range(30):\n"
+        "    x = data[at : at + 16]\n"
+        "    loss = loss_of(m, x, x[:, :1]); o.zero_grad(); loss.backward(); o.step()",
+        ("data[at : at + 16]", "data[at : at + 16]; at += 16"),
+    ),
+    "autocast around the batch": (
+        "AUTOCAST_NOT_APPLIED", 10,
+        "for i in range(20):\n"
+        "    with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+        "        x, y = draw()\n"
+        "    out = m(x)\n"
+        "    loss = (out.float() - y).pow(2).mean(); o.zero_grad(); loss.backward(); o.step()",
+        ("    out = m(x)", "        out = m(x)"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_make_it_is_told_once_and_early(way):
+    code, latest, program, (wrong, right) = WAYS[way]
+    assert wrong in program
+    told = [f for f in watched(HEAD + program)[0] if f.code == code]
+    assert len(told) == 1
+    assert told[0].step is not None
+    assert told[0].step <= latest
+    assert [f.code for f in watched(HEAD + program.replace(wrong, right))[0]] == []

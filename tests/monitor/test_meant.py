@@ -593,6 +593,99 @@ def a_loss_that_reaches_zero() -> Loop:
     return model, step
 
 
+@meant
+def rows_of_the_whole_data_set_chosen_anew() -> Loop:
+    """The same numbers in a new tensor at each step, by a mask that stays."""
+    x, y = batch(0, 64)
+    mask, model = x[:, 0] > 1, mlp()
+    optimizer = Adam(model.parameters(), lr=1e-3)
+
+    def step(i: int) -> None:
+        optimizer.zero_grad()
+        F.mse_loss(model(x[mask]), y[mask]).backward()
+        optimizer.step()
+
+    return model, step
+
+
+@meant
+def a_grid_made_anew() -> Loop:
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = Adam(model.parameters(), lr=1e-3)
+
+    def step(i: int) -> None:
+        t = torch.linspace(0, 1, 32).unsqueeze(1)
+        optimizer.zero_grad()
+        F.mse_loss(model(t), t.sin() + 0.01 * torch.rand(32, 1)).backward()
+        optimizer.step()
+
+    return model, step
+
+
+@meant
+def a_second_pass_on_the_same_batch() -> Loop:
+    """Sharpness-aware: the first gradients are cleared on purpose."""
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+
+    def step(i: int) -> None:
+        x, y = batch(i)
+        F.mse_loss(model(x), y).backward()
+        moves = [0.01 * p.grad for p in model.parameters()]
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves):
+                p += move
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        with torch.no_grad():
+            for p, move in zip(model.parameters(), moves):
+                p -= move
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+@meant
+def gradients_gathered_by_hand() -> Loop:
+    """Clipped by sample: each backward pass is cleared, and the sum is put back."""
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+
+    def step(i: int) -> None:
+        x, y = batch(i, 4)
+        sums = [torch.zeros_like(p) for p in model.parameters()]
+        for k in range(4):
+            optimizer.zero_grad()
+            F.mse_loss(model(x[k : k + 1]), y[k : k + 1]).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for total, p in zip(sums, model.parameters()):
+                total += p.grad
+        for total, p in zip(sums, model.parameters()):
+            p.grad = total
+        optimizer.step()
+
+    return model, step
+
+
+@meant
+def frozen_with_zeros_left() -> Loop:
+    """Plain SGD: an old gradient of zeros moves nothing, and is no layer that is dead."""
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    frozen_at = 60
+
+    def step(i: int) -> None:
+        if i == frozen_at:
+            model[0].requires_grad_(False)
+        x, y = batch(i)
+        optimizer.zero_grad(set_to_none=False)
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    return model, step
+
+
 def is_silent(model: nn.Module, step: Callable[[int], Any], interval: int = 100) -> None:
     nanny = watch(model, interval=interval)
     for i in range(STEPS):

@@ -208,6 +208,28 @@ def mend_it(folder: Path) -> None:
         print(f"Not shown: {error}")
 
 
+def forget_to_clear(steps: int = 12) -> None:
+    import torch
+    from torch import nn
+
+    from ..monitor.watch import MixedPrecisionNanny
+
+    chapter("9. A mistake of the loop, in FP32: zero_grad was forgotten")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, examine="off") as nanny:
+        for step in range(steps):
+            with nanny.step(step):
+                x = torch.randn(32, 2)
+                loss = nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
+                loss.backward()
+                optimizer.step()
+            if step % 4 == 3:
+                print(f"  step {step:3d}  loss {loss.item():.4g}")
+    print(f"\n{render_text(nanny.findings)}")
+
+
 def chapter(title: str) -> None:
     print(f"\n=== {title}\n", flush=True)
 
@@ -247,5 +269,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name_the_cause(logs)
     draw_it(folder, logs)
     mend_it(folder)
+    with one_thread():
+        forget_to_clear()
     print(f"\nYour own run, without changing it: {nanny()} run train.py")
     return 0

@@ -261,7 +261,7 @@ class Limits:
     idle_steps: float = _limit(128, "loops", "a choice: a branch that is not called may be called later")
     lost_steps: float = _limit(6, "loops", "a choice: backward passes for nothing, and half of all")
     never_passes: float = _limit(256, "loops", "a choice: accumulation over more, before the first step, is unheard of")
-    never_at_end: float = _limit(16, "loops", "a choice: so many backward passes, and the run ends without a step")
+    never_at_end: float = _limit(16, "loops", "a choice: so many backward passes, and the run ends, or others step, without one")
     stale_steps: float = _limit(3, "loops", "a choice: one step without a gradient is an odd batch")
     mode_steps: float = _limit(3, "loops", "a choice: three trained steps in evaluation mode")
     same_batches: float = _limit(8, "loops", "by chance 6e-5, for a data set of four different samples")

@@ -70,7 +70,7 @@ def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool
     }
     failure = str(lead.run.meta.get("failure") or "")
     evidence = stored_evidence(sick.db, sick.run)
-    joint = tuple(f for f in found if f.code == "RANKS_APART")  # in no file, but between them
+    joint = tuple(f for f in found if f.rank is None and f.code in ("RANKS_APART", "SAME_BATCH_AGAIN"))  # between the files
     evidence = replace(evidence, findings=(*evidence.findings, *joint))
     return verdict_of(
         evidence if tried else evidence.without_trials(),

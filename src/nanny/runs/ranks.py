@@ -1,4 +1,4 @@
-"""Replicas that should be alike, compared bit by bit from the files of their ranks: `RANKS_APART`.
+"""Replicas that should be alike and batches that should not, compared bit by bit from the files of their ranks.
 
 Each rank writes a checksum of its weights, and of its gradients as the optimizer gets them, at the steps that it traces. Nobody
 asks another rank for anything while training runs.
@@ -15,11 +15,13 @@ import numpy as np
 from ..core.finding import Finding, Severity
 from ..core.registry import Pages, docstring_page
 from ..diagnose.knowledge import remedy_of
+from ..diagnose.run import stored_evidence
 from ..store import reader
 from ..store.packing import BITS, unpack_bits
 from .source import Source
 
 PAGES: Pages = {}
+MOST_ASKED = 8  # ranks of a group, for their batches
 KINDS = (("weight", "weights"), ("grad", "gradients after reduction"))  # of one step, in the order of time
 Sums = Mapping[str, tuple[int, int]]  # parameter -> checksum, group
 
@@ -48,6 +50,7 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     if len(sources) < 2:
         return Apart()
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
+    same = tuple(_same_batches(sources, groups))
     by_moment: dict[tuple[int, int, int], dict[int, Sums]] = {}
     for source in sources:
         for moment in _moments(source):
@@ -65,10 +68,31 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
                 elif is_known or trained_alike.knows(kind, name):
                     bad.setdefault(name, values)
         if bad:
-            return Apart(compared, step, (_finding(step, kind, bad, compared, last),))
+            return Apart(compared, step, (_finding(step, kind, bad, compared, last), *same))
         if compared:
             parameters, last = compared, step
-    return Apart(parameters, last)
+    return Apart(parameters, last, same)
+
+
+def _same_batches(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Finding]:
+    """Replicas that were given the same batch at the first look and at the last, and not the same one at both."""
+    by_rank = {source.run.rank: source for source in sources}
+    for group in dict.fromkeys(group for known in groups.values() for group in known):
+        told = [stored_evidence(by_rank[r].db, by_rank[r].run).facts for r in sorted(group)[:MOST_ASKED] if r in by_rank]
+        told = [f for f in told if f.first.setup is not None]
+        looks = {(a.batch, b.batch, f.count("setup")) for f in told if (a := f.first.setup) and (b := f.latest.setup)}
+        if len(told) > 1 and len(looks) == 1:
+            first, last, _ = next(iter(looks))
+            if first and last and first != last:
+                yield Finding(
+                    "SAME_BATCH_AGAIN",
+                    Severity.WARNING,
+                    f"{len(told)} ranks train on the same batches: bit for bit alike at the first look and at the last",
+                    remedy_of("same_batch_again"),
+                    site="data",
+                    step=told[0].first_steps.get("setup"),
+                    evidence={"ranks": sorted(group)[: len(told)]},
+                )
 
 
 def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | None:

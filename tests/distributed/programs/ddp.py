@@ -100,6 +100,7 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
     yield "unused", Loop(rank, wrap={"find_unused_parameters": True})
     yield "accumulated", Loop(rank, accumulate=3)
     yield "local_steps", Loop(rank, local_steps=True)
+    yield "same_batches", Loop(FIRST)  # a sampler that is not split
     yield "bad_batch", Loop(rank, spoil=nan_here)
     yield "bad_backward", Loop(rank, loss=root_of_zero)
     yield "bypassed", Loop(rank, forward=lambda wrapped, x: wrapped.module(x))

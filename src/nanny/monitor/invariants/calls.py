@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,15 @@ class ThisStep:
     probes: list[UpdateProbe] = field(default_factory=list)
 
 
+@dataclass
+class Idle:
+    """An optimizer that clears gradients and has not stepped, while another one steps."""
+
+    optimizer: weakref.ref[Optimizer]
+    holds: bool = False  # gradients, when the other one stepped
+    lost: int = 0  # times that it cleared them
+
+
 class Calls:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
@@ -59,6 +69,7 @@ class Calls:
         self._has_optimizer: bool | None = None  # that could have; it may be gone when the run ends
         self._first: list[tuple[Tensor, Tensor]] = []  # parameters and what they were
         self._wasted = Wasted(watched)
+        self._idle: dict[int, Idle] = {}  # optimizers that clear and have not stepped
 
     def before_backward(self, step: ThisStep, root: Tensor, made: Sequence[ModelCall]) -> None:
         watched = self._watched
@@ -89,6 +100,10 @@ class Calls:
 
     def cleared(self, step: ThisStep, optimizer: Optimizer) -> None:
         """By an optimizer of these models."""
+        if id(optimizer) not in self._watched.known and self._watched.is_early:
+            idle = self._idle.setdefault(id(optimizer), Idle(weakref.ref(optimizer)))
+            idle.lost += idle.holds
+            idle.holds = False
         if step.backwards and not step.stepped:
             step.thrown_away += 1
             self._wasted.cleared()
@@ -100,6 +115,12 @@ class Calls:
         one.steps += 1
         step.stepped, step.closure, self._pending, step.thrown_away = True, step.closure or has_closure, False, 0
         self._first = []
+        for key, idle in list(self._idle.items()) if self._watched.is_early else ():
+            owner = idle.optimizer()
+            if owner is None or key in self._watched.known:
+                del self._idle[key]
+            else:
+                idle.holds = idle.holds or any_gradient(few_of(parameters_of(owner), FEW))
         if has_closure:
             one.backwards, one.held, one.uncleared, one.gradients = 0, False, 0, None
             return
@@ -173,6 +194,11 @@ class Calls:
                 yield watched.breach("no_backward", [], times, self._looked, (trait,))
         if self._lost and (watched.known or self._has_optimizer):
             yield watched.breach("no_step", [], self._lost, self._passes, () if watched.known else ("never",))
+        for idle in self._idle.values():
+            owner = idle.optimizer()
+            if owner is not None and idle.lost:
+                names = [watched.parameters[id(p)] for p in parameters_of(owner) if id(p) in watched.parameters]
+                yield watched.breach("no_step", names, idle.lost, idle.lost, ("idle",))
         if self._wasted.steps > 2:
             yield watched.breach("no_step", [], self._wasted.lost, self._wasted.passes)
         yield from self.of_never(last)

@@ -57,6 +57,14 @@ def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observa
     Why: the batch was paid for and nothing was learned from it. Accumulation that clears at every batch keeps the last one only.
     """
     for one in breaches(step, "no_step"):
+        if "idle" in one.traits:
+            if one.steps >= run.limits.never_at_end:
+                yield Observation(
+                    f"the gradients of {named(one)} were cleared {one.steps} times by their optimizer, which has never stepped",
+                    one.names[0] if one.names else "optimizer", value=float(one.steps), limit=run.limits.never_at_end,
+                    evidence=evidence_of(one), where=one.where,
+                )  # fmt: skip
+            continue
         needed = {"kept": run.limits.never_passes, "ended": run.limits.never_at_end}.get("".join(one.traits))
         if needed is not None:
             if one.steps >= needed:
