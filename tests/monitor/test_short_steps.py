@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import resource
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -199,3 +201,26 @@ def test_what_is_asked_for_between_two_steps_is_up_to_date(patient):
                 optimizer.step()
         nanny.begin_step(LAST)
         assert nanny.evidence().facts.steps == LAST
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_resident_memory_is_flat_over_twenty_thousand_steps(tmp_path):
+    """But for the curves of the run, which end at 20,000 points: 16 bytes each, five of them."""
+
+    def megabytes() -> float:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x = torch.randn(16, 8)
+    with watch(model, optimizer, interval=1000, output_dir=tmp_path) as nanny:
+        for i in range(20_000):
+            if i == 4000:
+                early = megabytes()
+            with nanny.step(i):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        assert megabytes() - early < 6.0
