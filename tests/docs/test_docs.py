@@ -238,3 +238,11 @@ def test_every_page_for_users_is_in_both_languages() -> None:
 def test_the_site_shows_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
     assert {page.removeprefix("docs/") for page in SITE if "docs/" in page} <= {*re.findall(r"([\w.-]+\.md)$", nav, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", SITE)
+def test_names_of_findings_exist(page: str) -> None:
+    known = {*re.findall(r"^## (\w+)$", (ROOT / "docs/rules.md").read_text(encoding="utf-8"), re.MULTILINE)}
+    families = {code.split("_")[0] for code in known}
+    named = {code for code in inline_code(page) if re.fullmatch(r"[A-Z]+(_[A-Z]+)+", code) and code.split("_")[0] in families}
+    assert named <= known
