@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 USABLE := $(VENV)/.usable
 READY := $(VENV)/.ready
+SITE := $(VENV)/.site
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-matrix lint bench docs browser clean
+.PHONY: demo test test-all test-matrix lint bench docs site browser clean
 
 # What a user has: nanny and what it needs, without the tools of its developers.
 $(USABLE): pyproject.toml constraints.txt
@@ -23,6 +24,10 @@ $(READY): $(USABLE)
 	@echo "... and the tools of its developers"
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(READY)
+
+$(SITE): $(USABLE)
+	@$(PIP) --no-build-isolation -e '.[site]'
+	@touch $(SITE)
 
 demo: $(USABLE)
 	@$(BIN)/nanny demo
@@ -51,6 +56,10 @@ browser:
 
 docs: $(READY)
 	$(BIN)/python docs/generate.py
+
+# The pages of docs/, README and the causes, as HTML in build/site.
+site: $(SITE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist demo nanny_logs .mypy_cache .pytest_cache .ruff_cache .hypothesis

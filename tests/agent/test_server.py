@@ -404,7 +404,7 @@ _BLOCK = re.compile(r"```(json|toml)\n(.*?)```", re.DOTALL)
 
 
 def documented_commands(page: str) -> list[list[str]]:
-    """The command lines that the clients' settings in a README would start."""
+    """The command lines that the clients' settings in a page would start."""
     found = []
     for language, text in _BLOCK.findall((REPOSITORY / page).read_text(encoding="utf-8")):
         settings = json.loads(text) if language == "json" else tomllib.loads(text)
@@ -413,7 +413,7 @@ def documented_commands(page: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+@pytest.mark.parametrize("page", ["docs/agents.md", "docs/agents.zh-CN.md"])
 def test_each_documented_client_configuration_starts_the_server(page, project):
     from nanny.agent.server import _parser
 
@@ -422,7 +422,7 @@ def test_each_documented_client_configuration_starts_the_server(page, project):
     for command, name, *flags in commands:
         assert (Path(command).name, name) == ("nanny", "mcp")
         assert _parser().parse_args(flags).root
-    assert commands == documented_commands("README.md")
+    assert commands == documented_commands("docs/agents.md")
 
 
 def test_the_skill_names_commands_and_tools_that_exist():
