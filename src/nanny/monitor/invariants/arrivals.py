@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor, nn
 
@@ -77,8 +77,11 @@ class Arrivals:
             return
         kinds: dict[str, list[str]] = {}
         prefixes = tuple(prefix for _, prefix in watched.models if prefix)
-        own = {name for name in self.arrived if not name.startswith(prefixes)}  # of the model without a prefix
+        own = any(not name.startswith(prefixes) for name in self.arrived)  # of the model without a prefix
+        reached = modules_of(self.arrived)
         for name, looks in self._missing.items():
+            if looks < self._looks:
+                continue
             inside = name.rpartition(".")[0]
             site = inside or self._root_site
             kind = "ran" if site in self._ran else "without_grad" if site in self._ran_without_grad else "idle"
@@ -86,8 +89,8 @@ class Arrivals:
                 kind = "unread"
             chosen = any(name.startswith(f"{expert}.") for expert in self.experts)
             # else it is a bias that cancels out, or a parameter that is left over
-            alone = not any(other.startswith(f"{inside}.") if inside else other in own for other in self.arrived)
-            if looks >= self._looks and alone and not chosen:
+            alone = inside not in reached if inside else not own
+            if alone and not chosen:
                 kinds.setdefault(kind, []).append(name)
         for kind, names in kinds.items():
             traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
@@ -96,6 +99,17 @@ class Arrivals:
     @property
     def _root_site(self) -> str:
         return type(unwrapped(self._watched.models[0][0])).__name__ if self._watched.models else ""
+
+
+def modules_of(names: Iterable[str]) -> set[str]:
+    """The modules that these parameters are in, with those around them."""
+    found: set[str] = set()
+    for name in names:
+        module = name.rpartition(".")[0]
+        while module and module not in found:
+            found.add(module)
+            module = module.rpartition(".")[0]
+    return found
 
 
 def is_unread(models: Sequence[tuple[nn.Module, str]], site: str) -> bool:
