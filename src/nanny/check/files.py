@@ -217,12 +217,14 @@ def merged(config: Config, overrides: Config) -> Config:
 
 def _one_for_each_place(findings: Iterable[Finding]) -> list[Finding]:
     """A file that several others import is seen by each of their batches; the worst of what they say about a place stays."""
-    from .engine import worse
-
     unique: dict[tuple[object, ...], Finding] = {}
     for finding in findings:
         place = (finding.file, finding.cell, finding.line, finding.column, finding.code)
-        unique[place] = worse(unique.get(place), finding)
+        if place in unique:
+            from .engine import worse
+
+            finding = worse(unique[place], finding)
+        unique[place] = finding
     return list(unique.values())
 
 
@@ -237,8 +239,6 @@ def _is_path(text: str) -> bool:
 def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Mapping[str, str], cache: Cache | None) -> Report:
     """The files of one configuration, in this process or, if there are many, in several; known ones and those that name
     nothing of mixed precision are only read."""
-    from .interpreter.source import says_half
-
     project = [found.path for found in found_files if found.kind == "python"]
     sources = Sources(project, texts, config)
     keys = Keys(project, config.exclude, config.root, config.device, config.amp_dtype) if cache is not None else None
@@ -247,7 +247,7 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
         text = sources.read(found.path) if found.kind == "python" else None
         if isinstance(text, Text):
             known = _known(found.path, sources, cache, keys) if cache is not None and keys is not None else None
-            if known is None and not found.named and not says_half(text.text):
+            if known is None and not found.named and not _is_worth_parsing(text.text):
                 known = Checked([], {})
                 if cache is not None and keys is not None:
                     cache.put(keys.of(found.path, sources.digest(found.path)), known)
@@ -273,6 +273,12 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
         for path in {path for checked in report.checked.values() for path in checked.read}:
             cache.put_imports(keys.of(path, sources.digest(path), "imports"), report.imports.get(path, {}))
     return report
+
+
+def _is_worth_parsing(text: str) -> bool:
+    from .interpreter.source import says_half  # not needed where everything is known
+
+    return says_half(text)
 
 
 def _known(path: str, sources: Sources, cache: Cache, keys: Keys) -> Checked | None:

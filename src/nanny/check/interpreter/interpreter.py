@@ -221,7 +221,6 @@ class Interpreter:
         self.follows_imports = True
         self.modules: dict[str, WalkedFile | None] = {}
         self.traces: list[Trace] = []
-        self.is_deep = False
         self.statements = 0  # a generated monster must not hang the check
         self.instances: dict[tuple[object, ...], Value] = {}  # as they were when built
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
@@ -1120,12 +1119,7 @@ class Interpreter:
         thing.is_built = True
         init = info.find("__init__")
         if init is not None:
-            saved, is_too_deep = frame.at, len(frame.at.stack) >= MAX_DEPTH and not self.is_deep
-            if is_too_deep:  # what an object holds must be known, however deep it is made; but once is enough
-                frame.at, self.is_deep = frame.inside(stack=()), True
             self.follow(frame, init, [value, *args], kwargs, node)
-            if is_too_deep:
-                frame.at, self.is_deep = saved, False
             return
         fields = [s.target.id for s in info.node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
         thing.attrs.update({**dict(zip(fields, args)), **{name: kwargs[name] for name in fields if name in kwargs}})
