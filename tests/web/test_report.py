@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -217,6 +218,62 @@ def test_five_thousand_modules_are_a_tree_and_not_a_barcode(tmp_path, chromium):
         assert page.locator("#tree-space .tree-row").last.inner_text().split("\n")[1] == "499"
         page.click("#map")
         page.wait_for_function("() => heat !== null && document.getElementById('heat-figure').data.length > 0")
+
+
+def test_back_takes_a_click_back_and_the_finding_is_in_the_link(opened):
+    page = opened.page
+    page.locator("#findings li").first.locator("button").click()
+    assert "finding=0" in page.url
+    there = page.evaluate("() => state.step")
+    page.locator("#findings li").nth(1).locator("button").click()
+    assert page.evaluate("() => state.step") != there
+    page.go_back()
+    page.wait_for_function("(step) => state.step === step && state.finding === 0", arg=there)
+
+
+def test_figures_have_names_words_keys_and_can_be_taken_along(opened):
+    page = opened.page
+    for name in ("curves", "heat", "histogram"):
+        place = page.locator(f"#{name}-figure")
+        assert place.get_attribute("aria-label")
+        assert page.locator(f"#{place.get_attribute('aria-describedby')}").text_content()
+    page.locator("#curves-figure").focus()
+    before = page.evaluate("() => state.step")
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("() => state.step") == before - 1
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("() => state.site") == "head.out"
+    with page.expect_download() as saved:
+        page.click("#curves .save button:has-text('CSV')")
+    lines = Path(saved.value.path()).read_text().splitlines()
+    assert lines[0] == "curve,step,value"
+    assert lines[1].startswith("loss,0,2.")
+    page.locator("body").press("?")
+    assert page.locator("#help").is_visible()
+    page.locator("#help button").click()
+
+
+@pytest.mark.slow
+def test_on_a_phone_nothing_is_wider_than_the_screen(sick, chromium):
+    with watched_page(chromium, viewport={"width": 390, "height": 844}) as watched:
+        watched.page.goto(sick.as_uri())
+        page = watched.drawn()
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        assert page.evaluate("() => getComputedStyle(document.querySelector('#whatif thead')).display") == "none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(sick, chromium, scheme):
+    """With AXE=/path/to/axe.min.js (npm pack axe-core); the script is not ours to ship."""
+    script = os.environ.get("AXE")
+    if not script:
+        pytest.skip("name axe-core's script with AXE=/path/to/axe.min.js")
+    with watched_page(chromium, color_scheme=scheme, bypass_csp=True) as watched:
+        watched.page.goto(sick.as_uri())
+        page = watched.drawn()
+        page.evaluate(Path(script).read_text(encoding="utf-8"))
+        assert page.evaluate("async () => (await axe.run()).violations.map((found) => found.id)") == []
 
 
 def test_an_address_restores_what_was_chosen(chromium, sick):

@@ -80,11 +80,11 @@ def _chinese(text: str) -> str:
         return text[:start] + _chinese(text.strip()) + text[start + len(text.strip()) :]
     if text in whole:
         return whole[text]
-    near = [entry for entry in gapped if entry.key in text]
-    found = next((match for entry in near if (match := _filled(entry, entry.pattern, text))), "")
-    if not found and text[-1] == ".":
+    if text[-1] == ".":
         shorter = _chinese(text[:-1])
         return text if shorter == text[:-1] else f"{shorter}。"
+    near = [entry for entry in gapped if entry.key in text]
+    found = next((match for entry in near if (match := _filled(entry, entry.pattern, text))), "")
     found = found or _by_clauses(text, every=True)
     found = found or next((match for entry in near if (match := _filled(entry, entry.loose, text))), "")
     return found or _by_clauses(text) or text

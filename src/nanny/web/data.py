@@ -27,6 +27,7 @@ from ..core.terminal import visible
 from ..diagnose import knowledge
 from ..diagnose.describe import trial_in_words
 from ..diagnose.records import Diagnosis
+from ..diagnose.text import render_markdown
 from ..diagnose.verdict import Verdict
 from ..runs.alerts import findings_of, job_verdict, repeats
 from ..runs.card import cards
@@ -202,7 +203,22 @@ def _layers(source: Source, found: Mapping[str, KindMatrices], shares: bool) -> 
 
 def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
     one = summary.diagnosis
-    return [] if one is None else [{**finite(one.to_json()), **_tried(one), "pages": _cause_pages(one.cause)}]
+    return (
+        []
+        if one is None
+        else [
+            {
+                **finite(one.to_json()),
+                **_tried(one),
+                "pages": _cause_pages(one.cause),
+                "markdown": _markdown(summary.verdict, one),
+            }
+        ]
+    )
+
+
+def _markdown(verdict: Verdict, one: Diagnosis) -> dict[str, str]:
+    return {lang: render_markdown(verdict, one.in_language(lang), language=lang) for lang in LANGUAGES}
 
 
 def _tried(one: Diagnosis) -> dict[str, Any]:

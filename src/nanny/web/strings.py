@@ -150,6 +150,15 @@ _TABLE: dict[str, tuple[str, str]] = {
     "expected": ("expected around step {0}", "预计在第 {0} 步前后"),
     "whatif": ("What if it ran in another format?", "换一种格式会怎样？"),
     "whatif.long": ("The run is too long to work this out for the page. Type:", "运行太长，页面中未计算。请输入："),
+    "outcome": ("outcome", "结果"),
+    "as markdown": ("copy as Markdown", "复制为 Markdown"),
+    "help": ("Keys", "快捷键"),
+    "help.text": (
+        "n / p: next, previous finding. ← / →: previous, next step. ↑ / ↓ in a plot: previous, next layer. "
+        "/: search layers. In the tree: arrows walk and fold, Enter chooses. ?: this help.",
+        "n / p：下一个、上一个发现。← / →：上一步、下一步。图中的 ↑ / ↓：上一层、下一层。"
+        "/：搜索层。树中：方向键移动与折叠，Enter 选择。?：本帮助。",
+    ),
     "survives": ("would survive", "可以"),
     "survives losses": ("with losses", "有损失"),
     "dies": ("would not survive", "不行"),

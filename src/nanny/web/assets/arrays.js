@@ -58,6 +58,9 @@ function shortened(text, width) {
   return `${text.slice(0, head)}…${text.slice(text.length - (width - 1 - head))}`;
 }
 
+// Of a layer's name the end tells it apart.
+const tailOf = (text, width) => (text.length <= width ? text : `…${text.slice(text.length - width + 1)}`);
+
 // Plotly reads a little HTML in texts; names of layers are not meant as any.
 const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\s+/g, " ");
 

@@ -11,7 +11,8 @@ const state = {
   step: null, site: null, kind: null, quantity: "headroom", format: null, filter: "", range: null, order: "forward", map: "",
   finding: null, severity: "", code: "", search: "",
 };
-const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search"];
+const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search", "finding", "range"];
+const atStart = { ...state };
 
 function t(key, ...values) {
   return (CONFIG.strings[language][key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
@@ -41,25 +42,28 @@ const fill = (id, ...children) => document.getElementById(id).replaceChildren(..
 
 // State
 
+// A click that leads elsewhere can be taken back with the browser's Back.
 function update(change) {
+  const moves = ["step", "site", "kind", "finding"].some((name) => name in change && change[name] !== state[name]);
   Object.assign(state, change);
-  writeHash();
+  writeHash(moves);
   redraw(Object.keys(change));
 }
 
-function writeHash() {
+function writeHash(moves = false) {
   const words = new URLSearchParams();
   for (const name of IN_HASH) if (state[name] !== null && state[name] !== "") words.set(name, state[name]);
   if (chosenLanguage) words.set("lang", language);
-  history.replaceState(null, "", `#${words}`);
+  if (`#${words}` !== location.hash) history[moves ? "pushState" : "replaceState"](null, "", `#${words}`);
 }
 
 function readHash() {
   const words = new URLSearchParams(location.hash.slice(1));
   for (const name of IN_HASH) {
-    if (!words.has(name)) continue;
-    const value = words.get(name);
-    state[name] = name === "step" ? (Number.isFinite(Number(value)) ? Number(value) : null) : value;
+    const value = words.get(name), number = value === null || value === "" ? NaN : Number(value);
+    if (name === "step" || name === "finding") state[name] = Number.isFinite(number) ? number : null;
+    else if (name === "range") state.range = value && value.split(",").length === 2 && value.split(",").every((end) => Number.isFinite(Number(end))) ? value.split(",").map(Number) : null;
+    else state[name] = value ?? atStart[name];
   }
 }
 
@@ -199,6 +203,8 @@ function drawWords() {
   drawDiagnoses();
   drawComparison();
   drawRanks();
+  fill("help", make("h2", {}, t("help")), t("help.text").split(/(?<=[.。]) ?/).filter(Boolean).map((text) => make("p", {}, text)),
+    make("form", { method: "dialog" }, make("button", {}, t("close"))));
   setUpSections();
   setUpFindings();
   drawControls();
@@ -346,12 +352,28 @@ async function start() {
   drawWhatif();
 }
 
+// The next step that has a loss or a sample, or the next layer.
+function neighbour(what, direction) {
+  const names = page.kinds[state.kind]?.names ?? [], steps = (page.curves.loss ?? Object.values(page.curves)[0])?.steps ?? [];
+  const list = what === "step" ? steps : names;
+  if (!list.length) return;
+  const found = what === "step" ? list.findLastIndex((step) => step <= (state.step ?? -Infinity)) : rowOf(names, state.site);
+  update({ [what]: list[Math.min(list.length - 1, Math.max(0, found + direction))], finding: null });
+}
+
 document.addEventListener("keydown", (event) => {
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) || event.ctrlKey || event.metaKey || event.altKey || !page) return;
   if (event.key === "/") {
     event.preventDefault();
     document.querySelector("#controls input[type=search]")?.focus();
   }
+  if (event.key === "?") {
+    event.preventDefault();
+    document.getElementById("help").showModal();
+  }
+  const inFigure = event.target.closest?.(".figure"), sideways = { ArrowLeft: -1, ArrowRight: 1 }[event.key], across = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  if (sideways && (inFigure || event.target === document.body)) event.preventDefault(), neighbour("step", sideways);
+  if (across && inFigure) event.preventDefault(), neighbour("site", across);
   const direction = { n: 1, j: 1, p: -1, k: -1 }[event.key];
   if (direction) nextFinding(direction);
 });

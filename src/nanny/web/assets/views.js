@@ -1,7 +1,8 @@
 "use strict";
 // The three linked plots. Each draws from `page` (decoded data) and `state` (what is chosen), and reports clicks and zooms.
 
-const LEFT = 168, RIGHT = 100, CELL = 2, MAP_ROWS = 60;
+const SMALL = matchMedia("(max-width: 640px)").matches;
+const LEFT = SMALL ? 76 : 168, RIGHT = SMALL ? 44 : 100, CELL = 2, MAP_ROWS = 60; // a phone's width is for the plot
 const SETTINGS = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let linking = false;
@@ -56,7 +57,11 @@ function drawCurves() {
   if (!page.steps) return Promise.resolve();
   const layout = themed(figure.layout);
   layout.annotations.push(...lastValues(layout));
-  for (const label of layout.annotations) if (label.xanchor === "right") label.text = plain(t(label.name));
+  for (const label of layout.annotations) {
+    if (label.xanchor !== "right") continue;
+    label.text = plain(t(label.name));
+    if (SMALL) Object.assign(label, { xanchor: "left", xshift: 4, y: 1, yanchor: "top", font: { size: 11 } }); // no room beside the axis
+  }
   for (const axis of Object.values(layout)) if (axis && axis.type === "log") Object.assign(axis, logTicks(axis, figure.data));
   layout.shapes = curveShapes();
   const data = figure.data.map((trace) => ({ ...trace, ...curvePoints(trace.meta), ...lineLook(trace) }));
@@ -324,7 +329,7 @@ function crossPoints(grid, range, height) {
 function layerTicks(matrix, rows, height) {
   const every = Math.max(1, Math.ceil((rows.length * 14) / height)), tickvals = [], ticktext = [];
   for (let i = 0; i < rows.length; i += every) {
-    tickvals.push(i), ticktext.push(plain(shortened(matrix.names[rows[i]], 23)));
+    tickvals.push(i), ticktext.push(plain(tailOf(matrix.names[rows[i]], SMALL ? 9 : 23)));
   }
   return { tickmode: "array", tickvals, ticktext, tickfont: { size: 11 } };
 }

@@ -157,7 +157,11 @@ function drawDiagnoses() {
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
         known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
-      show ? make("div", { class: "bar" }, make("button", { on: { click: show } }, t("show"))) : null);
+      make("div", { class: "bar" }, show ? make("button", { on: { click: show } }, t("show")) : null,
+        make("button", { id: "markdown", on: { click: (event) => {
+          navigator.clipboard?.writeText(d.markdown[language]);
+          event.target.textContent = t("copied");
+        } } }, t("as markdown"))));
   }));
 }
 
@@ -231,12 +235,51 @@ function setUpSections() {
   document.getElementById("histogram").hidden = !layers;
   fill("curves", make("h2", {}, t("curves")), make("p", { class: "quiet" }, t(page.steps ? "curves.hint" : "empty")),
     page.comparison ? make("p", { class: "quiet" }, t("compare.legend", page.comparison.other.id)) : null,
-    make("div", { id: "curves-figure", class: "figure" }));
+    figure("curves"));
   fill("heat", make("h2", {}, t("heat")), make("div", { id: "heat-bar", class: "bar" }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
-    make("p", { id: "heat-message", class: "quiet" }), make("div", { id: "heat-figure", class: "figure hatched" }));
+    make("p", { id: "heat-message", class: "quiet" }), figure("heat", "hatched"));
   fill("histogram", make("h2", {}, t("histogram"), " ", make("span", { id: "histogram-title", class: "site" })),
     make("p", { class: "quiet" }, t("histogram.hint")), make("p", { id: "place" }), make("p", { id: "histogram-message", class: "quiet" }),
-    make("div", { id: "histogram-figure", class: "figure" }), make("p", { id: "histogram-note", class: "quiet" }));
+    figure("histogram"), make("p", { id: "histogram-note", class: "quiet" }));
+}
+
+// A figure has a name, words for who does not see it, keys, and can be taken along.
+function figure(name, look = "") {
+  const save = (form) => make("button", { class: "small", "aria-label": `${t(name)}: ${form}`, on: { click: () => saveFigure(name, form) } }, form);
+  return make("div", {}, make("div", { id: `${name}-figure`, class: `figure ${look}`, role: "group", tabindex: "0", "aria-label": t(name), "aria-describedby": `${name}-words` }),
+    make("p", { id: `${name}-words`, class: "unseen" }, figureWords(name)),
+    make("div", { class: "bar save" }, save("PNG"), save("SVG"), save("CSV")));
+}
+
+function figureWords(name) {
+  if (name !== "curves") return `${t(`${name}.hint`)} ${verdictSentence()}`;
+  return Object.entries(page.curves).filter(([, curve]) => curve.values.length)
+    .map(([key, curve]) => `${t(key)}: ${short(curve.values[0])} → ${short(curve.values.at(-1))}`).join("; ");
+}
+
+function download(name, address) {
+  make("a", { href: address, download: `nanny-run-${page.run.id}-${name}` }).click();
+}
+
+async function saveFigure(name, form) {
+  const place = document.getElementById(`${name}-figure`);
+  if (form !== "CSV") return download(`${name}.${form.toLowerCase()}`, await Plotly.toImage(place, { format: form.toLowerCase(), width: place.clientWidth, height: place.clientHeight, scale: 2 }));
+  return download(`${name}.csv`, `data:text/csv;charset=utf-8,${encodeURIComponent((await figureRows(name)).map((row) => row.map(csvCell).join(",")).join("\n"))}`);
+}
+
+const csvCell = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).replace(/"/g, '""')}"` : value);
+
+async function figureRows(name) {
+  if (name === "curves") return [["curve", "step", "value"], ...Object.entries(page.curves).flatMap(([key, curve]) => curve.steps.map((step, i) => [key, step, curve.values[i]]))];
+  if (name === "heat") {
+    const quantities = quantitiesOf(state.kind), quantity = quantities.includes(state.quantity) ? state.quantity : quantities[0];
+    const matrix = await matrixOf(state.kind, quantity), columns = matrix.reach.length / 2, value = quantity === "headroom" ? "absmax" : quantity;
+    return [["layer", "step", value], ...matrix.names.flatMap((layer, row) => [...Array(columns).keys()]
+      .filter((column) => matrix.codes[row * columns + column]).map((column) => [layer, stepsOf(matrix, row, column).step, valueText(matrix.codes[row * columns + column])]))];
+  }
+  const { matrix } = shown, columns = matrix.reach.length / 2, order = (bin) => (bin === 0 ? "zero" : bin === matrix.bins - 1 ? "not finite" : matrix.lowest + bin - 1);
+  return [["step", "binary order", "share"], ...[...Array(columns).keys()].flatMap((column) => [...Array(matrix.bins).keys()]
+    .filter((bin) => matrix.codes[bin * columns + column]).map((bin) => [stepsOf(matrix, 0, column).step, order(bin), shareOf(matrix.codes[bin * columns + column])]))];
 }
 
 function drawControls() {
@@ -302,14 +345,14 @@ function drawWhatif() {
   const rows = whatif.formats.map((f) => {
     const [key, look, sign] = word(f), title = page.formats.find((form) => form.name === f.dtype).title;
     const why = f.reasons.length ? f.reasons : [f.verdict];
-    return make("tr", {}, make("td", { class: "strong" }, title), make("td", { class: `${look} whole` }, `${sign} ${t(key)}`),
-      make("td", {}, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
+    return make("tr", {}, make("td", { class: "strong", "data-head": t("format") }, title), make("td", { class: `${look} whole`, "data-head": t("outcome") }, `${sign} ${t(key)}`),
+      make("td", { "data-head": t("best scale") }, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
       make("td", {}, why.map((text) => make("div", {}, said(text))), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, said(text)))));
   });
   const note = whatif.note === "long" ? t("whatif.long") : said(whatif.note);
   fill("whatif", make("h2", {}, t("whatif")), note ? make("p", { class: "quiet" }, note, " ", make("code", {}, whatif.command)) : null,
-    rows.length ? make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
-      ["format", "", "best scale", "why"].map((key) => make("th", {}, key && t(key))))), make("tbody", {}, rows))) : null,
+    rows.length ? make("div", { class: "scroll" }, make("table", { class: "cards" }, make("thead", {}, make("tr", {},
+      ["format", "outcome", "best scale", "why"].map((key) => make("th", { scope: "col" }, t(key))))), make("tbody", {}, rows))) : null,
     common.length ? make("p", { class: "quiet" }, `${t("for all")} ${common.map(said).join(" · ")}`) : null);
 }
 
