@@ -328,7 +328,8 @@ class RunHistory:
         if not bad and not loss_bad and not step.skipped:
             return
         self._facts = replace(self._facts, bad_steps=self._facts.bad_steps + 1)
-        if len(self._facts.incidents) >= MOST_INCIDENTS:
+        searches = step.skipped and not loss_bad and not step.bad_calls  # for a loss scale: leaves room for what comes of itself
+        if len(self._facts.incidents) >= (MOST_INCIDENTS // 2 if searches else MOST_INCIDENTS):
             return
         culprit = culprit_of(replace(step, skipped=False, between=()))
         nan = False

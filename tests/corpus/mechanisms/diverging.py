@@ -46,6 +46,22 @@ def rate_of_a_larger_batch(fixed: bool = False, dtype: torch.dtype = torch.float
     return supervised(model, optimizer, batch, F.mse_loss, dtype, scaler)
 
 
+def rate_behind_a_scale_search(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """The loss is a thousandfold, and so is the rate: the scale is searched for, then the first updates throw the weights."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4 if fixed else 0.1)
+    scaler = GradScaler("cpu", enabled=dtype == torch.float16)
+
+    def batch(i: int) -> list[Tensor]:
+        x = noise(32, 8, key=(311, i))
+        return [x, (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()]
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return 1000 * F.cross_entropy(out, y)
+
+    return supervised(model, optimizer, batch, loss, dtype, scaler)
+
+
 def one_wrong_reading(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
     """One target of 30 million, in thousandths instead of units, at step 25: that update alone ends the training."""
     model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 1))
@@ -151,6 +167,7 @@ def rates_of_a_growing_count(fixed: bool = False, dtype: torch.dtype = torch.flo
 PROGRAMS = [
     *planted(explodes_within_the_first_steps, "lr_too_high", *LR, precision_caused=False, shows=grown),
     *planted(rate_of_a_larger_batch, "lr_too_high", *LR, precision_caused=False, shows=grown, steps=30),
+    *planted(rate_behind_a_scale_search, "lr_too_high", *LR, precision_caused=False, shows=grown, steps=24),
     *planted(one_wrong_reading, "data_outlier", "data", "data:target", precision_caused=False, shows=grown, steps=40),
     *planted(one_wrong_feature, "data_outlier", "data", "data:input", precision_caused=False, shows=grown, steps=40),
     *healthy(reward_that_is_maximised, tools="diagnose monitor examine", survives=None, steps=60),

@@ -36,6 +36,19 @@ def attention_scores(fixed: bool = False, dtype: torch.dtype = FP16) -> Training
     return attending(Attention(0.5 if fixed else 300.0), dtype)
 
 
+class IntoMemory(Attention):
+    """baddbmm into memory that nobody has written: with beta=0 it is not read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (part(x) * self.gain for part in (self.q, self.k))
+        memory = x.new_tensor([math.nan]).to(q.dtype).expand(len(x), x.shape[1], x.shape[1])
+        return torch.baddbmm(memory.contiguous(), q, k.transpose(-2, -1), beta=0).softmax(-1) @ self.v(x)
+
+
+def scores_into_unwritten_memory(fixed: bool = False, dtype: torch.dtype = FP16) -> Training:
+    return attending(IntoMemory(0.5 if fixed else 300.0), dtype)
+
+
 def loss_in_half(fixed: bool = False, dtype: torch.dtype = FP16) -> Training:
     model = Between(nn.Identity())
     x, y = noise(8, 16), 500 * noise(8, 4, key=2)
@@ -147,6 +160,7 @@ PROGRAMS = [
     *planted(
         loud_layer, "activation_overflow_fp16", "fault", steps=8, survives=False, hazards="overflow", findings="NAN OVERFLOW"
     ),
+    *planted(scores_into_unwritten_memory, "attention_logit_overflow_fp16", "fault", steps=8, hazards="overflow"),
     *planted(attention_scores, "attention_logit_overflow_fp16", "fault", steps=8, hazards="overflow", findings="OVERFLOW"),
     *planted(
         loss_in_half,
