@@ -159,7 +159,8 @@ def setup_text(setup: Setup) -> str:
     """`trains 6.9M of 7M parameters in 74 of 77 tensors, train mode, bf16 in 31 of 38 modules`."""
     part = f"{size(setup.trained_elements)} of {size(setup.elements)} parameters in {setup.trained} of {setup.tensors} tensors"
     whole = f"all {size(setup.elements)} parameters in {counted(setup.tensors, 'tensor')}"
-    told = [f"trains {whole if setup.trained == setup.tensors else part}"]
+    seen = f"trains {whole if setup.trained == setup.tensors else part}"
+    told = [seen if setup.trained else f"{size(setup.elements)} parameters, of which none was seen to train"]
     if setup.training is not None:
         told.append("train mode" if setup.training else "evaluation mode")
     if setup.modules and setup.low_modules:
