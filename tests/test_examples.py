@@ -31,7 +31,7 @@ def test_unscaled_attention_is_diagnosed_down_to_its_line(tmp_path):
     ("example", "cause", "culprit"),
     [
         ("trainer_callback.py", "activation_overflow_fp16", "encode"),
-        ("lightning_callback.py", "bf16_update_lost", "net.0.weight"),
+        ("lightning_callback.py", "update_lost", "net.0.weight"),
         ("accelerate_loop.py", "data_nan", "data:input"),
         ("fabric_loop.py", "lr_too_high", "optimizer.lr"),
     ],

@@ -22,7 +22,7 @@ LOOPS = ("plain", "recipe")
 CAUSES = {
     "overflow": ("activation_overflow_fp16", "blocks.1.up"),
     "clip": ("clip_before_unscale", "loop:clip"),
-    "lost": ("bf16_update_lost", ""),
+    "lost": ("update_lost", ""),
     "lr": ("lr_too_high", "optimizer.lr"),
     "data": ("data_nan", "data:input"),
 }
