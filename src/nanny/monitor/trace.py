@@ -157,7 +157,8 @@ class StepTrace:
             self.root_inputs.update(fingerprints((args, kwargs)))
         if isinstance(module, LOWERED):
             out = next(float_leaves(output), None)
-            if out is not None:
+            kept_wide = out is not None and isinstance(module, nn.RNNBase) and out.device.type == "cpu" and out.dtype not in LOW
+            if out is not None and not kept_wide:  # the CPU's autocast leaves recurrent layers alone
                 elements = sum(p.numel() for p in module.parameters(recurse=False))
                 self.products.setdefault(name, (short_dtype(out.dtype), elements))
 

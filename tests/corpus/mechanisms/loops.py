@@ -68,6 +68,7 @@ class Actor(nn.Module):
 def one_state_at_a_time(dtype: torch.dtype = torch.bfloat16) -> Training:
     """A policy that acts on one state per call, with dropout before the ReLU: most units are off in any one call."""
     model = Actor()
+    model.value.requires_grad_(False)  # nobody asks it here
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     def step(i: int) -> Tensor:

@@ -107,6 +107,8 @@ class Movement:
             keys = {name: key for key, name in watched.parameters.items()}
             self._unowned = {name: seen for name, seen in looked.items() if keys[name] not in owned}
         self._owns_nothing = owned.isdisjoint(watched.parameters)
+        if self._owns_nothing and looked and watched.has_masters():
+            self._unowned = {}
 
     def _look_at_frozen(self, mine: list[Tensor]) -> None:
         frozen = [p for p in mine if not p.requires_grad and is_readable(p)]

@@ -95,8 +95,17 @@ class Watched:
         return [] if optimizer is None else [p for p in parameters_of(optimizer) if id(p) in self.parameters and p.requires_grad]
 
     def owned(self) -> set[int]:
+        return {id(p) for p in self._optimized()}
+
+    def _optimized(self) -> list[Tensor]:
         references = [*(one.optimizer for one in self.known.values()), *self.others.values()]
-        return {id(p) for reference in references if (o := reference()) is not None for p in parameters_of(o)}
+        return [p for reference in references if (o := reference()) is not None for p in parameters_of(o)]
+
+    def has_masters(self) -> bool:
+        """Is there an optimizer of other tensors, of the shapes of ours, that get gradients? Then ours may be copies of them."""
+        shapes = {p.shape for held in self.owners.values() if (p := held()) is not None}
+        theirs = (p for p in self._optimized() if id(p) not in self.parameters)
+        return any(p.shape in shapes and gradient_of(p) is not None for p in theirs)
 
     def search(self) -> None:
         """For optimizers that have not stepped yet."""
