@@ -67,7 +67,7 @@ def code_from_pipe(seed: int) -> Program:
 @program("third_code_from_a_huge_binary_file", "third code")
 def code_from_binary(seed: int) -> Program:
     with open("huge.py", "wb") as out:
-        out.truncate(3 << 30)  # sparse: takes no room on the disk, but all of it in memory
+        out.truncate(1 << 30)  # sparse: takes no room on the disk, but all of it in memory
     return _on(_from_source(os.path.abspath("huge.py")), extra=lambda: os.unlink("huge.py"))
 
 
