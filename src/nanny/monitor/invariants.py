@@ -586,7 +586,8 @@ class Draws:
 
 def _batches_of(iterator: Any) -> int:
     """Of one pass; 0: not known. A sampler of the program is not asked: some draw their batches to answer."""
-    asked = sampler = getattr(iterator, "_index_sampler", None)
+    asked: Any = getattr(iterator, "_index_sampler", None)
+    sampler = asked
     while sampler is not None:
         if not getattr(getattr(type(sampler), "__len__", None), "__module__", "").startswith("torch."):
             return 0 if getattr(iterator, "_num_yielded", 0) > 1 else 1
