@@ -354,16 +354,18 @@ def short_memory(seed: int) -> Program:
     made = training(model, lambda i: model(torch.ones(8192, 64) * (float("nan") if i == 3 else 1)).square().mean(), steps=5)
 
     def loop(watch: Any) -> None:
-        for i in range(5):
-            if i == 1:
-                with open("/proc/self/statm") as lines:
-                    size = int(lines.read().split()[0]) * resource.getpagesize()
-                before = resource.getrlimit(resource.RLIMIT_AS)
-                resource.setrlimit(resource.RLIMIT_AS, (size + (130 << 20), before[1]))
-            with watch.step(i):
-                value = made.step(i)
-            made.see(value)
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        try:
+            for i in range(5):
+                if i == 1:
+                    with open("/proc/self/statm") as lines:
+                        size = int(lines.read().split()[0]) * resource.getpagesize()
+                    resource.setrlimit(resource.RLIMIT_AS, (size + (130 << 20), before[1]))
+                with watch.step(i):
+                    value = made.step(i)
+                made.see(value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
     made.loop = loop
     return made
