@@ -15,12 +15,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
 from torch.nn.modules import module as modules
 
 COMPILED = "a compiled function was called in it, and torch's compiler may not see who watches"
+
+
+_frames = torch._C._dynamo.eval_frame
+can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
+
+
+def skip_frames(code: CodeType, and_what_it_calls: bool = False) -> None:
+    """Called from a compiled program: torch's compiler must leave this function of ours alone, and what it calls."""
+    if can_skip_frames:
+        skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
+        _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(skip, skip if and_what_it_calls else default))
 
 
 class Part(Protocol):
