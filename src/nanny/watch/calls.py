@@ -87,9 +87,9 @@ class ModelCall:
         self.outputs = [weakref.ref(t) for t in found]
         self.nodes = [t.grad_fn._sequence_nr() if t.grad_fn is not None else -1 for t in found]
         if not any(t.is_inference() for t in found):
-            with (
+            with (  # not operations of the program
                 _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
-            ):  # not the program's operations
+            ):
                 self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
