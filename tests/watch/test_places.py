@@ -259,3 +259,14 @@ def test_wrappers_are_left_out_of_the_names():
     with Places(model) as where, PlacesOfOps(where) as places:
         step(model)
     assert places.sites("addmm", "forward") == ["embed", "blocks.0.fc", "blocks.1.fc"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_code_that_claims_to_come_from_a_pipe_has_a_line_but_no_text(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")  # nobody writes: to open it waits for ever
+    made: dict = {}
+    exec(compile("def double(x):\n    return x * 2\n", str(tmp_path / "pipe.py"), "exec"), made)
+    with Places(None) as where, PlacesOfOps(where) as ops:
+        made["double"](torch.ones(2))
+    ((_, place),) = [found for found in ops.seen if found[0] == "mul"]
+    assert (place.line, place.source) == (2, "")

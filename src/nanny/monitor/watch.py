@@ -463,8 +463,8 @@ class MixedPrecisionNanny:
         self._failure = f"{type(error).__name__}: {error}"
         if self._strict:
             raise error
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
+        frame, line = list(traceback.walk_tb(error.__traceback__))[-1]  # extract_tb would read the files of the program
+        where = f"{Path(frame.f_code.co_filename).name}:{line}"
         self._warn(f"the nanny failed and has left the run, which is not affected: {self._failure} ({where})")
 
     @property

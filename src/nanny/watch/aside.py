@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -23,11 +24,27 @@ from torch.nn.modules import module as modules
 COMPILED = "a compiled function was called in it, and torch's compiler may not see who watches"
 
 
+_frames = torch._C._dynamo.eval_frame
+can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
+
+
+def skip_frames(code: CodeType, and_what_it_calls: bool = False) -> None:
+    """Called from a compiled program: torch's compiler must leave this function of ours alone, and what it calls."""
+    if can_skip_frames:
+        skip, default = _frames._FrameAction.SKIP, _frames._FrameAction.DEFAULT
+        _frames.set_code_exec_strategy(code, _frames._FrameExecStrategy(skip, skip if and_what_it_calls else default))
+
+
 class Part(Protocol):
     def go_aside(self, why: str) -> None: ...
     def come_back(self) -> None: ...
     def before_backward(self) -> str:
         """Why nothing may be on in the backward pass that begins; empty: it may."""
+
+    def step_out(self) -> bool:
+        """For one call that cannot bear a mode: whether there is one to be taken away, until `step_in`."""
+
+    def step_in(self) -> None: ...
 
 
 class ModuleHooks:
@@ -65,6 +82,12 @@ class ModuleHooks:
     def before_backward(self) -> str:
         return ""
 
+    def step_out(self) -> bool:
+        return False
+
+    def step_in(self) -> None:
+        pass
+
     def __bool__(self) -> bool:
         return bool(self._handles)
 
@@ -76,8 +99,10 @@ class _Door:
         self._owner, self._name, self._make = owner, name, make
         self._original: Any = None
         self._wrapped: Any = None
+        self._inherits = False
 
     def open(self) -> None:
+        self._inherits = isinstance(self._owner, type) and self._name not in vars(self._owner)
         self._original = getattr(self._owner, self._name, None)
         if self._original is not None:
             self._wrapped = functools.wraps(self._original)(self._make(self._original))
@@ -85,7 +110,10 @@ class _Door:
 
     def close(self) -> None:
         if self._original is not None and getattr(self._owner, self._name) is self._wrapped:  # not if others have wrapped ours
-            setattr(self._owner, self._name, self._original)
+            if self._inherits:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._original)
 
 
 _parts: list[Part] = []
@@ -213,6 +241,22 @@ def _backward(original: Any) -> Any:
     return _engine_run_backward
 
 
+def _new_tensor(original: Any) -> Any:
+    """`Subclass(2, 3)` and torch's CausalBias: torch cannot make a subclass of what has been through a dispatch mode."""
+
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is torch.Tensor or not torch._C._len_torch_dispatch_stack():
+            return original(cls, *args, **kwargs)
+        stepped_out = [part for part in tuple(_parts) if part.step_out()]
+        try:
+            return original(cls, *args, **kwargs)
+        finally:
+            for part in reversed(stepped_out):
+                part.step_in()
+
+    return __new__
+
+
 _COMPILER_DOORS = (  # torch's wrapper of a compiled function goes in through the first and out through the second; nobody else
     _Door(torch._C._functorch, "get_dynamic_layer_stack_depth", _entered),
     _Door(torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth", _left),
@@ -220,4 +264,5 @@ _COMPILER_DOORS = (  # torch's wrapper of a compiled function goes in through th
 _OTHER_DOORS = (  # closed inside a compiled function: its frames must not meet them
     _Door(modules, "_has_any_global_hook", _asked_for_hooks),  # a compiled module asks, and warns
     _Door(torch.autograd, "_engine_run_backward", _backward),
+    _Door(torch.Tensor, "__new__", _new_tensor),
 )

@@ -14,11 +14,12 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .names import is_compiled, unwrapped
 from .op_stream import has_other_modes
@@ -91,7 +92,10 @@ class ModelCall:
         self.outputs = [weakref.ref(t) for t in found]
         self.nodes = [t.grad_fn._sequence_nr() if t.grad_fn is not None else -1 for t in found]
         if not any(t.is_inference() for t in found):
-            self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
+            with (  # not operations of the program
+                _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+            ):
+                self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
             if self._catches and tensor.grad_fn is not None and tensor.numel() <= MOST_ELEMENTS:

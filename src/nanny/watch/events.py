@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from .aside import skip_frames
 from .tensors import in_backward
 
 
@@ -243,18 +244,24 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     def given(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
         return args[position] if len(args) > position else kwargs.get(name)
 
+    def notify(callback: Any, *about: Any) -> None:
+        callback(*about)
+
+    skip_frames(notify.__code__, and_what_it_calls=True)
+
     def wrapper(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             def wrapped(*args: Any, **kwargs: Any) -> Any:
                 if torch.compiler.is_compiling():
                     return original(*args, **kwargs)
                 if before is not None:
-                    before(args, kwargs)
+                    notify(before, args, kwargs)
                 result = original(*args, **kwargs)
                 if after is not None:
-                    after(result, args, kwargs)
+                    notify(after, result, args, kwargs)
                 return result
 
+            skip_frames(wrapped.__code__)
             return wrapped
 
         return make

@@ -40,7 +40,10 @@ class MemoryBudget:
 def used_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
-    return _pages(1)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def free_bytes(device: torch.device) -> int:
@@ -53,14 +56,6 @@ def free_bytes(device: torch.device) -> int:
 _UNLIMITED = 1 << 62
 
 
-def _pages(which: int) -> int:
-    """Of this process: 0 its addresses, 1 what is in memory."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[which]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
 def _free_in_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -69,13 +64,19 @@ def _free_in_machine() -> int:
         return _UNLIMITED
 
 
+def _most_addresses() -> int:
+    """What this process has had at a time: a step that gave its memory back will want it again."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmPeak"))
+
+
 def _free_in_process() -> int:
     try:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        return _UNLIMITED if limit == resource.RLIM_INFINITY else limit - _pages(0)
-    except (ImportError, OSError, ValueError):
+        return _UNLIMITED if limit == resource.RLIM_INFINITY else limit - _most_addresses()
+    except (ImportError, OSError, ValueError, StopIteration):
         return _UNLIMITED
 
 

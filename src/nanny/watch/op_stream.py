@@ -38,8 +38,6 @@ from .tensors import RECORDING_MODES, has_storage, in_backward, tensors_in
 
 _C = torch._C
 _NOT_YET: Any = object()
-_frames = _C._dynamo.eval_frame
-_can_skip_frames = hasattr(_frames, "set_code_exec_strategy")  # private; tests/watch/test_op_stream.py fails if it goes
 _STAND_INS = _C._TorchDispatchModeKey.FAKE
 
 
@@ -112,7 +110,7 @@ class _OpStream(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not _can_skip_frames  # True, torch's default, imports the compiler (seconds) at the first operation
+        return not aside.can_skip_frames  # True, torch's default, imports the compiler (seconds) at the first operation
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -216,6 +214,15 @@ class _OpStream(TorchDispatchMode):
             self._is_aside = False
             self.push()
 
+    def step_out(self) -> bool:
+        if threading.get_ident() != self._thread or not self.is_on():
+            return False
+        self.pop()
+        return True
+
+    def step_in(self) -> None:
+        self.push()
+
     def before_backward(self) -> str:
         if threading.get_ident() != self._thread or in_backward():
             return ""
@@ -223,9 +230,7 @@ class _OpStream(TorchDispatchMode):
         return self._not_in_backward if self.consumers else ""
 
 
-if _can_skip_frames:  # called from a compiled model: torch's compiler must leave us, and what we call, alone
-    _skip = _frames._FrameAction.SKIP
-    _frames.set_code_exec_strategy(_OpStream.__torch_dispatch__.__code__, _frames._FrameExecStrategy(_skip, _skip))
+aside.skip_frames(_OpStream.__torch_dispatch__.__code__, and_what_it_calls=True)
 
 _of_thread = threading.local()
 _joined: dict[int, _OpStream] = {}  # by the identity of the consumer

@@ -14,11 +14,13 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import stat
 import sys
 import sysconfig
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from types import CodeType, FrameType
@@ -43,6 +45,7 @@ _node = torch._C._current_autograd_node
 
 _NO_TASK = -1
 _MOST_KEPT = 1 << 17  # operations and module calls that are remembered for backward: some hundred steps of a common model
+_LARGEST_SOURCE = 16 << 20
 _LONGEST_SOURCE = 300  # characters of a line that is shown
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NANNY = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -384,8 +387,17 @@ def _line_of(code: CodeType, instruction: int) -> int | None:
     return next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
 
 
+def _text_of(file: str, line: int) -> str:
+    """Code may claim to come from anything: a pipe would be waited for, a device or a dump read to its end."""
+    with suppress(OSError, ValueError):  # what is not there linecache may know all the same
+        status = os.stat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_SOURCE:
+            return ""
+    return linecache.getline(file, line)
+
+
 def _source_of(code: CodeType, instruction: int, line: int | None) -> str:
-    text = linecache.getline(code.co_filename, line).rstrip() if line is not None else ""
+    text = _text_of(code.co_filename, line).rstrip() if line is not None else ""
     bare = text.lstrip()
     if not bare or len(bare) > _LONGEST_SOURCE or not bare.isprintable():
         return ""

@@ -91,7 +91,7 @@ def has_storage(tensor: Tensor) -> bool:
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Not a stand-in of a tracer, a batch of vmap, a lazy or nested one."""
+    """Not a stand-in of a tracer, a batch of vmap, a lazy, nested or masked one (which warns of what it cannot do)."""
     with torch._C.DisableTorchFunction():  # a subclass, or a mode, is not to see that we ask
         return _is_readable(tensor)
 
@@ -99,7 +99,7 @@ def is_readable(tensor: Tensor) -> bool:
 def _is_readable(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_nested:
         return False
-    if is_lazy(tensor) or type(tensor).__name__ == "FakeTensor" or _is_functorch_wrapped(tensor):
+    if is_lazy(tensor) or type(tensor).__name__ in ("FakeTensor", "MaskedTensor") or _is_functorch_wrapped(tensor):
         return False
     if tensor.numel() == 0:
         return False

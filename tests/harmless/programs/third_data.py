@@ -322,6 +322,56 @@ def batch_changed(seed: int) -> Program:
     return made
 
 
+@program("third_sampler_draws_its_batches_when_measured", "third data")
+def measured(seed: int) -> Program:
+    class Buckets(torch.utils.data.Sampler):
+        """As samplers by length do: how many batches there are is known once they are drawn."""
+
+        def draw(self) -> list[list[int]]:
+            order = torch.randperm(12).tolist()
+            return [order[i : i + 3] for i in range(0, 12, 3)]
+
+        def __iter__(self) -> Any:
+            return iter(self.draw())
+
+        def __len__(self) -> int:
+            return len(self.draw())
+
+    return _over(DataLoader(_Rows(), batch_sampler=Buckets()))
+
+
+@program("third_modes_of_the_user_around_the_drawing", "third data")
+def modes_around(seed: int) -> Program:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    notes: list[str] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            notes.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    class Operations(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            notes.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    made = _over(DataLoader(_Rows(), 2), extra=lambda: notes)
+    rows = iter(DataLoader(_Rows(), 2))
+    inner = made.loop
+
+    def loop(watch: Any) -> None:
+        with Functions(), Operations():
+            next(rows)
+        with watch.step(0), Functions(), Operations():
+            next(rows)
+        inner(watch)
+
+    made.loop = loop
+    return made
+
+
 # autocast
 
 

@@ -67,7 +67,7 @@ def code_from_pipe(seed: int) -> Program:
 @program("third_code_from_a_huge_binary_file", "third code")
 def code_from_binary(seed: int) -> Program:
     with open("huge.py", "wb") as out:
-        out.truncate(3 << 30)  # sparse: takes no room on the disk, but all of it in memory
+        out.truncate(1 << 30)  # sparse: takes no room on the disk, but all of it in memory
     return _on(_from_source(os.path.abspath("huge.py")), extra=lambda: os.unlink("huge.py"))
 
 
@@ -354,16 +354,18 @@ def short_memory(seed: int) -> Program:
     made = training(model, lambda i: model(torch.ones(8192, 64) * (float("nan") if i == 3 else 1)).square().mean(), steps=5)
 
     def loop(watch: Any) -> None:
-        for i in range(5):
-            if i == 1:
-                with open("/proc/self/statm") as lines:
-                    size = int(lines.read().split()[0]) * resource.getpagesize()
-                before = resource.getrlimit(resource.RLIMIT_AS)
-                resource.setrlimit(resource.RLIMIT_AS, (size + (130 << 20), before[1]))
-            with watch.step(i):
-                value = made.step(i)
-            made.see(value)
-        resource.setrlimit(resource.RLIMIT_AS, before)
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        try:
+            for i in range(5):
+                if i == 1:
+                    with open("/proc/self/statm") as lines:
+                        size = int(lines.read().split()[0]) * resource.getpagesize()
+                    resource.setrlimit(resource.RLIMIT_AS, (size + (130 << 20), before[1]))
+                with watch.step(i):
+                    value = made.step(i)
+                made.see(value)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
 
     made.loop = loop
     return made

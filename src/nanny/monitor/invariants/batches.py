@@ -70,10 +70,7 @@ class Draws:
 
     def add(self, iterator: Any, batch: Any) -> None:
         self.workers = int(getattr(iterator, "_num_workers", 0))
-        try:
-            self.batches = len(iterator._index_sampler)
-        except (TypeError, AttributeError, NotImplementedError):
-            self.batches = 0
+        self.batches = batches_of(iterator)
         sums = fingerprints(batch)
         if not sums:
             return
@@ -90,6 +87,20 @@ class Draws:
     def _new_round(self) -> bool:
         """All workers have given this one, and it is the next one's turn."""
         return self.workers > 1 and len(set(self._before)) == 1
+
+
+def batches_of(iterator: Any) -> int:
+    """Of one pass; 0: not known. A sampler of the program is not asked: some draw their batches to answer."""
+    asked: Any = getattr(iterator, "_index_sampler", None)
+    sampler = asked
+    while sampler is not None:
+        if not getattr(getattr(type(sampler), "__len__", None), "__module__", "").startswith("torch."):
+            return 0 if getattr(iterator, "_num_yielded", 0) > 1 else 1
+        sampler = getattr(sampler, "sampler", None)
+    try:
+        return len(asked)
+    except (TypeError, AttributeError, NotImplementedError):
+        return 0
 
 
 class Given:
