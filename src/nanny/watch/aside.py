@@ -241,6 +241,17 @@ def _backward(original: Any) -> Any:
     return _engine_run_backward
 
 
+def _exporting(original: Any) -> Any:
+    def export(*args: Any, **kwargs: Any) -> Any:
+        _go_aside(COMPILED)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _come_back()
+
+    return export
+
+
 def _new_tensor(original: Any) -> Any:
     """`Subclass(2, 3)` and torch's CausalBias: torch cannot make a subclass of what has been through a dispatch mode."""
 
@@ -265,4 +276,5 @@ _OTHER_DOORS = (  # closed inside a compiled function: its frames must not meet 
     _Door(modules, "_has_any_global_hook", _asked_for_hooks),  # a compiled module asks, and warns
     _Door(torch.autograd, "_engine_run_backward", _backward),
     _Door(torch.Tensor, "__new__", _new_tensor),
+    _Door(torch.export, "export", _exporting),
 )
