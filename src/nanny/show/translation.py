@@ -42,6 +42,7 @@ def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
     for english, chinese in zip(lines[::2], lines[1::2]):
         parts = re.split(r"\{\d\}", english)
         whole[english] = chinese
+        whole.setdefault(english.removesuffix("."), chinese.removesuffix("。"))
         if len(parts) > 1:
             fixed = list(map(re.escape, parts))
             pattern = re.compile(fixed[0] + "".join(map(_gap, parts, parts[1:])), re.DOTALL)
