@@ -105,6 +105,7 @@ class Limits:
         5, "loss-scaling", "counts only after the first good step: a healthy start from 2**24 skips 6",
         quoted="5 decreases in a row at any time",
     )  # fmt: skip
+    scale_searches: float = _limit(2, "loss-scaling", "a choice: one may be a restart by hand while the first search went on")
     scale_low_warn: float = _limit(
         128, "loss-scaling", "where steps once passed at a higher one; which scale is healthy depends on the gradients",
         quoted="128; 1024",

@@ -209,6 +209,7 @@ class RunHistory:
         self.scales: deque[float] = deque(maxlen=depth)
         self.first_good_scale: float | None = None  # at which a step passed
         self.pinned = 0  # skips in a row that left the scale as it was
+        self.searches_begun = 0  # anew, from a higher scale, before the last one had let a step through
         self.last_skipped = False
         self.same_loss = 0  # steps in a row with a bit-identical loss
         self.loss_high = 0
@@ -436,10 +437,11 @@ class RunHistory:
         if step.scale is None or not step.stepped:
             return
         self.pinned = self.pinned + 1 if self.is_pinned(step) else 0
+        self.searches_begun += self.is_begun_anew(step)
         if step.skipped:
             self.skips_in_row += 1
         else:
-            self.skips_in_row = 0
+            self.skips_in_row = self.searches_begun = 0
             self.stepped_once = True
             self.first_good_scale = self.first_good_scale or step.scale
         if self.stepped_once:
@@ -452,6 +454,9 @@ class RunHistory:
         return (
             step.skipped and self.last_skipped and step.scale is not None and bool(self.scales) and step.scale >= self.scales[-1]
         )
+
+    def is_begun_anew(self, step: StepRecord) -> bool:
+        return self.is_pinned(step) and step.scale is not None and step.scale > self.scales[-1]
 
 
 def _finite(value: float | None) -> bool:

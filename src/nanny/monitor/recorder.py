@@ -123,6 +123,8 @@ class Recorder:
             self.failed(error)
             return None
         finally:
+            if self.invariants.given.must_end:
+                self.invariants.given.end_look()
             self._busy = 0
             self.seconds += time.perf_counter() - started
 

@@ -110,12 +110,14 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
         return
     stuck = [i for i in range(1, len(scales)) if skipped[i] and skipped[i - 1] and scales[i] >= scales[i - 1]]
     bad_forward = [i for i in facts.incidents if i.loss is not None and not math.isfinite(i.loss)]
-    if len(stuck) < 2 or len(stuck) < 0.5 * float(sum(skipped)) or len(bad_forward) > 0.5 * len(facts.incidents):
+    begun_anew = [i for i in stuck if scales[i] > scales[i - 1]] if all(skipped) else []  # and no search has come to an end
+    is_stuck = len(stuck) >= 2 and len(stuck) >= 0.5 * float(sum(skipped))
+    if not (is_stuck or len(begun_anew) >= 2) or len(bad_forward) > 0.5 * len(facts.incidents):
         return
     if facts.count("stale") >= len(stuck):
         return
     scalers, given, calls = facts.count("new_scaler"), facts.count("scale_given"), facts.latest.calls
-    made = scalers > 1 and scalers >= 0.5 * facts.count("scale")
+    made = scalers > 1 and (scalers >= 0.5 * facts.count("scale") or len(begun_anew) >= 2)
     how = (
         f"{scalers} GradScaler objects in {facts.count('scale')} steps: it is made anew each time"
         if made
@@ -129,7 +131,9 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
         culprit="scaler" if made else "scaler.update" if "update" not in calls or facts.count("scale_given") else "scaler.scale",
         confidence=CERTAIN,
         evidence=(
-            f"{int(sum(skipped))} of {len(skipped)} steps skipped while the scale stayed at {scales[-1]:g}",
+            f"{int(sum(skipped))} of {len(skipped)} steps skipped while the scale stayed at {scales[-1]:g}"
+            if is_stuck
+            else f"all {len(skipped)} steps skipped, and the scale was put back to {max(scales):g} again and again",
             how,
             "loss and activations are finite: only the scaled gradients overflow",
         ),

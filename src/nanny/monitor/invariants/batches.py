@@ -118,6 +118,7 @@ class Given:
         self._looks = 0
         self._read: list[tuple[int, ...]] = []
         self._source: Source | None = None
+        self.must_end = False
 
     def add(self, made: Sequence[ModelCall]) -> None:
         given = [t for call in made for t in call.inputs][:4]
@@ -167,7 +168,11 @@ class Given:
         return self._source is not None
 
     def end_look(self, *_: Any) -> None:
+        if op_stream.is_set_aside():  # what is off for a moment cannot be taken away: `recorder.run` does it behind that
+            self.must_end = True
+            return
         source, self._source = self._source, None
+        self.must_end = False
         if source is not None:
             op_stream.leave(source)
 

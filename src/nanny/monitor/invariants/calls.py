@@ -66,6 +66,7 @@ class Calls:
         self._lost = self._passes = self._again = self._empty = self._cleared = self._looked = 0
         self._unconnected = 0
         self._never = 0  # backward passes so far, if no optimizer has stepped
+        self._asks_scaler = False  # it may refuse every step, and says so itself
         self._has_optimizer: bool | None = None  # that could have; it may be gone when the run ends
         self._first: list[tuple[Tensor, Tensor]] = []  # parameters and what they were
         self._wasted = Wasted(watched)
@@ -135,6 +136,7 @@ class Calls:
     def before_scaler_step(self, step: ThisStep) -> None:
         """The scaler may refuse the step; the gradients were not for nothing."""
         step.stepped, self._pending, step.thrown_away = True, False, 0
+        self._asks_scaler = True
 
     def _look_at_gradients(self, step: ThisStep, one: Stepping, mine: list[Tensor]) -> None:
         holding = [p for p in mine if (g := gradient_of(p)) is not None and is_readable(g)]
@@ -156,7 +158,7 @@ class Calls:
 
     def count(self, step: ThisStep, record: StepRecord) -> None:
         is_early, known = self._watched.is_early, self._watched.known
-        self._never = 0 if known else self._never + step.backwards
+        self._never = 0 if known or self._asks_scaler else self._never + step.backwards
         if not known and self._has_optimizer is None and (self._never > FEW or self._lost):
             self._watched.search()
             self._has_optimizer = not self._watched.owned().isdisjoint(self._watched.parameters)
