@@ -109,8 +109,8 @@ def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
     elif run.is_begun_anew(step) and run.searches_begun + 1 >= run.limits.scale_searches:
         yield Observation(
-            f"{run.skips_in_row + 1} steps in a row skipped, and the loss scale was put back to {step.scale:g} before it had fallen "
-            "far enough",
+            f"{run.skips_in_row + 1} steps in a row skipped, and the loss scale was put back to {step.scale:g} "
+            "before it had fallen far enough",
             "scaler",
             value=step.scale,
             evidence={"overflowed": bad_sites(step.grads)},
