@@ -203,6 +203,7 @@ def test_the_tree_is_walked_folded_and_searched_with_keys(opened):
     assert [text.split("\n")[1] for text in page.locator("#tree-space .tree-row").all_inner_texts()] == ["head.out"]
 
 
+@pytest.mark.slow
 def test_five_thousand_modules_are_a_tree_and_not_a_barcode(tmp_path, chromium):
     layers = {f"net.layers.{i // 10}.part{i % 10}": (i % 5, -8.0) for i in range(5000)}
     write_report(tmp_path / "report.html", record(tmp_path, Recipe(layers=layers, steps=2, trace_every=1)))
