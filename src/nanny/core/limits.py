@@ -266,6 +266,7 @@ class Limits:
     stale_steps: float = _limit(3, "loops", "a choice: one step without a gradient is an odd batch")
     mode_steps: float = _limit(3, "loops", "a choice: three trained steps in evaluation mode")
     same_batches: float = _limit(8, "loops", "by chance 6e-5, for a data set of four different samples")
+    same_draws: float = _limit(15, "loops", "a choice: who draws by hand may try a loop on one batch first; longer than a trial")
     gone_history: float = _limit(10, "loops", "a choice: steps with a gradient before the one without")
     gone_loss: float = _limit(1e-3, "loops", "of its median: a loss that is nearly 0 may have no gradient")
     gone_small: float = _limit(0.5, "loops", "of its median: a loss that falls to 0 by itself is smaller before")

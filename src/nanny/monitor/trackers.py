@@ -36,6 +36,7 @@ class Trackers:
         self._step = 0
         self._left: set[str] = set()
         self._writers: dict[str, weakref.ref[Any]] = {}
+        self._looked: dict[str, int] = {}
         self._gauges: dict[str, Any] = {}
         self._defined: weakref.WeakSet[Any] = weakref.WeakSet()
         self.verdict_is_due = False
@@ -145,11 +146,12 @@ class Trackers:
         return run if getattr(run, "_resources", None) is not None else None
 
     def _alive(self, name: str, kinds: tuple[type, ...]) -> Any:
-        """The program's own, of a library that has no active one; looked for at steps 1, 2, 4, 8 ..."""
+        """The program's own, of a library that has no active one; looked for at steps 1, 2, 4, 8 ..., each time once."""
         known = self._writers.get(name)
         found = None if known is None else known()
-        if found is None and kinds and self._steps & (self._steps - 1) == 0:
-            found = next((one for one in gc.get_objects() if issubclass(type(one), kinds)), None)
+        if found is None and kinds and self._steps & (self._steps - 1) == 0 and self._looked.get(name) != self._steps:
+            self._looked[name] = self._steps
+            found = next((one for one in gc.get_referrers(*_with_subclasses(kinds)) if isinstance(one, kinds)), None)
             if found is not None:
                 self._writers[name] = weakref.ref(found)
         return found
@@ -158,6 +160,12 @@ class Trackers:
         if name not in self._gauges:
             self._gauges[name] = api.get_meter("nanny").create_gauge(f"nanny.{name}")
         return self._gauges[name]
+
+
+def _with_subclasses(kinds: tuple[type, ...]) -> Iterator[type]:
+    for kind in kinds:
+        yield kind
+        yield from _with_subclasses(tuple(kind.__subclasses__()))
 
 
 def _any_imported() -> bool:

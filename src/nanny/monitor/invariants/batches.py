@@ -18,7 +18,7 @@ from ...watch.tensors import tensors_in
 from ..trace import StepTrace, fingerprints, version_of
 from .watched import Watched
 
-SUSPICIOUS = 6  # steps with the same numbers in new tensors, until somebody looks where they come from
+SUSPICIOUS = 12  # steps with the same numbers in new tensors, until somebody looks where they come from
 MOST_LOOKS = 3
 SETTLED = 8  # steps
 SMALL_PART = 8  # a slice of less than this part of its memory is a batch, not a data set

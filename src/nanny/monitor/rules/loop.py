@@ -155,13 +155,15 @@ def same_batch_again(step: StepRecord, run: RunHistory) -> Iterator[Observation]
     steps draw from generators that were seeded alike, or an index stands still.
     """
     for one in breaches(step, "same_batch"):
-        if one.steps >= run.limits.same_batches:
+        by_hand = len(one.traits) > 1
+        limit = run.limits.same_draws if by_hand else run.limits.same_batches
+        if one.steps >= limit:
             whole = f" of {one.count}" if one.count else ""
             workers = int(one.traits[0])
             by = f"; {workers} workers give the same" if workers > 1 else _WHENCE.get(one.traits[-1], "")
             yield Observation(
                 f"{one.steps} batches{whole} in a row were bit for bit one that came just before{by}",
-                "data", value=float(one.steps), limit=run.limits.same_batches, evidence=evidence_of(one),
+                "data", value=float(one.steps), limit=limit, evidence=evidence_of(one),
             )  # fmt: skip
 
 
