@@ -77,7 +77,8 @@ def converged_to_almost_zero(dtype: torch.dtype = torch.float16) -> Training:
 def tiny_steps_on_fp32_masters(dtype: torch.dtype = torch.bfloat16) -> Training:
     """Fine-tuning at 1e-6: the weights are fp32, so each step arrives, although bf16 would not show it."""
     model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 1))
-    return usual(model, torch.optim.AdamW(model.parameters(), lr=1e-6), lambda i: table(0), squares(model), dtype)
+    batch = table(0)
+    return usual(model, torch.optim.AdamW(model.parameters(), lr=1e-6), lambda i: batch, squares(model), dtype)
 
 
 def bf16_weights_with_steps_that_arrive(dtype: torch.dtype = torch.bfloat16) -> Training:
