@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer, SparseAdam
 from training import above_info, autocast, mlp, regression, train, watch
 
-pytestmark = pytest.mark.representative(14)
+pytestmark = pytest.mark.representative(10)
 
 FP16, BF16 = torch.float16, torch.bfloat16
 STEPS = 80

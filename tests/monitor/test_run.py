@@ -88,6 +88,7 @@ def test_a_healthy_script_prints_and_returns_what_it_does_alone(folder, flags):
     assert [f for f in findings(folder) if f.severity > Severity.INFO] == []
 
 
+@pytest.mark.slow
 def test_every_step_of_the_script_is_recorded_under_its_own_number(folder):
     run(folder, "-m", "nanny.cli", "run", "--trace-interval", "5", "train.py", "--amp")
     with reader.reading(folder / "nanny_logs" / "metrics.db") as db:

@@ -69,6 +69,7 @@ def shaken() -> RunHistory:
 UNSAID = {"nonfinite": {"loss": 1.0, "bad_calls": (), "grads": table(1.0, 1.0)}}
 
 
+@pytest.mark.representative(10)
 @pytest.mark.parametrize("code", [code for code in all_rules() if _needs[code]])
 def test_a_rule_has_nothing_to_say_without_what_it_needs(code):
     unsaid: dict[str, object] = {}

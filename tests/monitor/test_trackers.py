@@ -46,6 +46,7 @@ def test_tensorboard_is_told_steps_findings_and_the_verdict(tmp_path):
     assert b"step 0: " in seen.Tensors("nanny/findings/text_summary")[0].tensor_proto.string_val[0]
 
 
+@pytest.mark.slow
 def test_opentelemetry_has_a_gauge_for_each_number_and_an_event_for_each_finding(monkeypatch):
     from opentelemetry import _logs, metrics
     from opentelemetry.sdk._logs import LoggerProvider

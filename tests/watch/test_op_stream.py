@@ -236,7 +236,8 @@ def unwatched() -> str:
     return recurrent("plain")
 
 
-@pytest.mark.parametrize("tool", ["twins", *(pytest.param(t, marks=pytest.mark.slow) for t in ("own", "compare", "nan"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["twins", "own", "compare", "nan"])
 def test_a_recurrent_layer_in_bf16_lives_and_trains_bit_identically(tool, unwatched):
     # on processors with AVX-512 its backward reads a workspace that oneDNN laid out for bf16
     assert recurrent(tool) == unwatched

@@ -475,6 +475,7 @@ def test_codes_in_the_browser_mean_the_same_values(opened):
     assert np.allclose(values, [65504, 2.0**-24], rtol=0.003)
 
 
+@pytest.mark.slow
 def test_between_two_samples_the_nearer_one_is_described(opened):
     column = "(step) => columnAt({ steps: [0, 48, 49, 60], bounds: [0, 1, 3, 4], reach: new Array(6) }, step)"
     steps = (0, 20, 47, 48, 49, 53, 55, 1e9, math.inf)
