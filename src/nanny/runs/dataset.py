@@ -25,12 +25,10 @@ from ..core.finding import Finding, NannyError, Severity
 from ..store import reader
 from ..store.encode import from_json, to_json
 from ..store.files import store_name
-from ..store.packing import BITS, unpack_bits
 from .snapshot import copy_store
 
 MOST_APART = 8  # ranks that differ are opened, at most
 MEMORY = "700MB"  # that DuckDB may take; then it goes to the disk
-KINDS = ("weight", "grad")  # checksums of one step, in the order of time
 
 _TEXT, _WHOLE, _REAL = "string", "int64", "float64"
 RUN = {
@@ -180,20 +178,13 @@ def _write_table(place: Place, name: str, columns: Mapping[str, str], rows: Iter
 
 def checksums(source: Any) -> Iterator[tuple[Any, ...]]:
     """What tells replicas apart: a row per parameter that is to be compared, of each traced step."""
-    db, run = source.db, source.run.id
-    updates = {int(step): int(n) for step, n in zip(*reader.scalars(db, run, ["updates"]).get("updates", ((), ())))}
+    from .ranks import moments
+
     groups = [min(ranks) for ranks in source.run.meta.get("replicas") or ()]
-    for position, kind in enumerate(KINDS):
-        names = [site.name for site in reader.sites(db, run, kind)]
-        read = [reader.samples(db, run, kind, stat) for stat in (*BITS, "min", "max")]
-        matrices = [matrix for _, matrix in read]
-        for i, step in enumerate(read[0][0].tolist()):
-            if step not in updates:
-                continue
-            words, numbers = unpack_bits(*(matrix[i] for matrix in matrices[:3]))
-            finite = np.isfinite(matrices[3][i]) & np.isfinite(matrices[4][i])
-            for j in np.flatnonzero((numbers > 0) & (numbers <= len(groups)) & finite).tolist():
-                yield step, position, updates[step], names[j], int(words[j].view(np.int64)), groups[int(numbers[j]) - 1]
+    for moment in moments(source):
+        for name, (word, group) in moment.sums.items():
+            if 0 < group <= len(groups):
+                yield moment.step, moment.kind, moment.updates, name, int(np.uint64(word).view(np.int64)), groups[group - 1]
 
 
 @contextlib.contextmanager

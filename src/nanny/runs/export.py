@@ -60,8 +60,8 @@ def tables(source: Source, in_dataset: bool = False) -> Iterator[tuple[str, list
     """
     db, run = source.db, source.run.id
     yield "scalars", ["name", "step", "value"], _scalar_rows(source)
-    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "rank", "times", "evidence", "file", "line"]
-    names[8] = "seen_on" if in_dataset else "rank"
+    names = ["step", "severity", "code", "site", "value", "limit", "message", "hint", "times", "evidence", "file", "line"]
+    names.insert(8, "seen_on" if in_dataset else "rank")
     yield "findings", names, _finding_rows(source)
     kinds = reader.kinds(db, run)
     sites = [(kind, i, site) for kind in kinds for i, site in enumerate(reader.sites(db, run, kind))]
@@ -95,7 +95,7 @@ def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
     tensors = _extra("tensorboard.compat.proto.tensor_pb2", "tensorboard")
     types = _extra("tensorboard.compat.proto.types_pb2", "tensorboard")
     files = _extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
-    writer = files.EventFileWriter(str(folder), filename_suffix=f".nanny.monitor.command{source.run.id}")
+    writer = files.EventFileWriter(str(folder), filename_suffix=f".nanny{source.run.id}")
     clock = _clock(source)
     count = 0
     for tag, step, value in _tensorboard_scalars(source):
@@ -111,7 +111,7 @@ def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
         writer.add_event(events.Event(wall_time=clock(step), step=step, summary=proto.Summary(value=[value])))
         count += 1
     writer.close()
-    return [(str(path), count) for path in sorted(folder.glob(f"*.nanny.monitor.command{source.run.id}"))]
+    return [(str(path), count) for path in sorted(folder.glob(f"*.nanny{source.run.id}"))]
 
 
 def _extra(name: str, form: str) -> Any:

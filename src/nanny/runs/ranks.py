@@ -53,7 +53,7 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     same = tuple(_same_batches(sources, groups))
     by_moment: dict[tuple[int, int, int], dict[int, Sums]] = {}
     for source in sources:
-        for moment in _moments(source):
+        for moment in moments(source):
             by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment.sums
     trained_alike = _Agreement()
     parameters, last = 0, None
@@ -142,7 +142,7 @@ def _replicas(
     yield from ((bool(alike), values) for alike, values in sets.items() if len(values) > 1)
 
 
-def _moments(source: Source) -> Iterator[Moment]:
+def moments(source: Source) -> Iterator[Moment]:
     db, run = source.db, source.run.id
     before = {int(step): int(n) for step, n in zip(*reader.scalars(db, run, ["updates"]).get("updates", ((), ())))}
     for position, (kind, _) in enumerate(KINDS):
