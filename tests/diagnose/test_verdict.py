@@ -19,7 +19,7 @@ from nanny.diagnose import verdict as verdicts
 from nanny.diagnose.evidence import Evidence, RunFacts
 from nanny.diagnose.records import Diagnosis
 from nanny.diagnose.verdict import Verdict, finding_of, verdict_of
-from nanny.runs.source import open_job
+from nanny.runs.opening import open_job
 from nanny.runs.summary import summarize
 
 CAUSE = Diagnosis(

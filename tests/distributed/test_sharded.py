@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nanny import cli
-from nanny.runs.source import open_job
+from nanny.runs.opening import open_job
 from nanny.runs.summary import summarize
 
 from .job import run_job

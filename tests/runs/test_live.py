@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nanny.core.step import RunInfo
-from nanny.runs.source import open_job
+from nanny.runs.opening import open_job
 from nanny.runs.summary import summarize
 from nanny.store.writer import RunWriter
 from runs.query_recordings import CULPRIT, HEALTHY, nanny, record

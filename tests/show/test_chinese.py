@@ -20,7 +20,7 @@ from nanny.show.translation import translate
 SOURCE = Path(nanny.__file__).parent
 SPEAKERS = (
     "monitor/rules", "examine/hazards", "diagnose/causes", "diagnose/describe.py", "diagnose/verdict.py", "diagnose/text.py",
-    "runs/text.py",
+    "runs/text",
 )  # fmt: skip
 ENGLISH = re.compile(r"[A-Za-z]+(?:,? [a-z]+){3,}")
 CODE = re.compile(r"`[^`]*`|nanny [a-z].*|--\w+")

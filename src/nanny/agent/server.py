@@ -130,9 +130,9 @@ def _add_resources(server: Any, tools: Tools) -> None:
 
     @server.resource("nanny://run/{run}/summary", name="summary", description="The verdict on a run", mime_type="text/markdown")
     def summary(run: int) -> str:
-        from ..runs.source import open_job
+        from ..runs.opening import open_job
         from ..runs.summary import summarize
-        from ..runs.text import summary_answer
+        from ..runs.text.summary import summary_answer
         from ..show.tables import render_answer
 
         with open_job(tools.folder.store(None), run) as (sources, notes):

@@ -19,10 +19,12 @@ from ..diagnose.verdict import cause_in_words
 from ..runs.alerts import find_alerts
 from ..runs.compare import compare_runs
 from ..runs.layer import KindHistory, layer_history
+from ..runs.opening import open_job, open_run
 from ..runs.runs import ListedRun, list_runs
-from ..runs.source import open_job, open_run, step_range
+from ..runs.source import step_range
 from ..runs.summary import Summary, curve_stats, summarize
-from ..runs.text import comparison_verdict, what_if_headline, what_if_reasons, what_if_remarks
+from ..runs.text.compare import comparison_verdict
+from ..runs.text.what_if import what_if_headline, what_if_reasons, what_if_remarks
 from ..runs.what_if import judge_in_format
 from .folder import ReadableFolder
 from .results import (

@@ -16,7 +16,7 @@ from ..core.command_line import add_language, add_run, command_parser
 from ..core.finding import NannyError
 from ..core.terminal import say
 from ..runs.card import card_svg
-from ..runs.source import open_job
+from ..runs.opening import open_job
 from ..runs.summary import summarize
 
 

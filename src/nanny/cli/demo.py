@@ -21,9 +21,9 @@ from ..core.command_line import Parser
 from ..core.finding import NannyError
 from ..runs.card import card_svg
 from ..runs.diagnose import main as diagnose
-from ..runs.source import open_job
+from ..runs.opening import open_job
 from ..runs.summary import summarize
-from ..runs.text import summary_answer
+from ..runs.text.summary import summary_answer
 from ..show.findings import render_text
 from ..show.tables import render_answer
 from ..show.term import wants_colour, width_of

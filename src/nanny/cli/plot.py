@@ -25,7 +25,8 @@ from ..runs.alerts import findings_of, sort_by_step
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.layer import chosen_name
 from ..runs.matrices import ABSENT, KindMatrices, Matrix, error_matrix, matrices_of
-from ..runs.source import Source, open_run, title_of
+from ..runs.opening import open_run
+from ..runs.source import Source, title_of
 from ..show import plots
 from ..store import reader
 

@@ -37,7 +37,7 @@ def tell_end(store: Path, run: int) -> None:
     """A run that is healthy has nothing to tell, and gets no picture."""
     from ..runs.card import card_svg
     from ..runs.diagnose import told_lines
-    from ..runs.source import open_job
+    from ..runs.opening import open_job
     from ..runs.summary import summarize
     from ..show.tables import Line, lines_text
     from ..show.term import wants_colour, width_of

@@ -2,7 +2,8 @@
 
     nanny summary --db nanny_logs/metrics.db
 
-Here are only their arguments: each asks a function of this room, and `text` shows what it returns. Nothing here imports torch.
+Here are only their arguments: each asks a function of this room, and its file in `text/` shows what that returns. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..core.terminal import say
 from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
 from ..show.term import wants_colour, width_of
 from ..store.damage import Damage, damage_sentence
-from . import text
-from .source import open_job, open_named, open_run, step_range, title_of
+from .opening import open_job, open_named, open_run
+from .source import step_range, title_of
 
 FILES_SHOWN = 20
 KINDS = ("output", "output_grad", "grad", "weight", "update", "buffer")
@@ -38,13 +39,15 @@ def _nothing_more(parser: argparse.ArgumentParser) -> None:
 
 def _summary(args: argparse.Namespace) -> Answer:
     from .summary import summarize
+    from .text.summary import summary_answer
 
     with open_job(args.db, args.run, args.damage) as (sources, notes):
-        return text.summary_answer(summarize(sources, notes), terminal_language(args.lang))
+        return summary_answer(summarize(sources, notes), terminal_language(args.lang))
 
 
 def _alert_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = text.ALERTS_SHOWN
+    from .text.alerts import ALERTS_SHOWN as shown
+
     parser.add_argument("--severity", type=Severity.parse, help="info, warning or error: this severity and above")
     parser.add_argument("--code", action="append", help="only this code (may be repeated)")
     parser.add_argument("--step", type=step_range, metavar="A:B", help="only these steps: 100, 100:200, 100: or :200")
@@ -55,6 +58,7 @@ def _alert_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _alerts(args: argparse.Namespace) -> Answer:
     from .alerts import find_alerts
+    from .text.alerts import alerts_answer
 
     with open_job(args.db, args.run, args.damage) as (sources, notes):
         filters = {"severity": args.severity, "codes": args.code or (), "steps": args.step, "layer": args.layer}
@@ -63,11 +67,12 @@ def _alerts(args: argparse.Namespace) -> Answer:
             from ..show.pages import page_of
 
             page_of(code)
-        return text.alerts_answer(found, args.limit, in_blocks=args.format == "text", fail_on=args.fail_on)
+        return alerts_answer(found, args.limit, in_blocks=args.format == "text", fail_on=args.fail_on)
 
 
 def _stats_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = text.STATS_SHOWN
+    from .text.stats import STATS_SHOWN as shown
+
     parser.add_argument("--step", type=whole, metavar="N", help="the step (default: the last one that was traced in full)")
     parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
     parser.add_argument("--kind", choices=KINDS, help="only this kind")
@@ -76,13 +81,15 @@ def _stats_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _stats(args: argparse.Namespace) -> Answer:
     from .stats import stats_at
+    from .text.stats import stats_answer
 
     with open_run(args.db, args.run, damage=args.damage) as source:
-        return text.stats_answer(stats_at(source, args.step, kind=args.kind, layer=args.layer), args.limit)
+        return stats_answer(stats_at(source, args.step, kind=args.kind, layer=args.layer), args.limit)
 
 
 def _layer_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = text.STEPS_SHOWN
+    from .text.layer import STEPS_SHOWN as shown
+
     parser.add_argument("name", metavar="NAME", help="the layer, or enough of its name")
     parser.add_argument("--kind", choices=KINDS, help="only this kind")
     parser.add_argument("--step", type=step_range, metavar="A:B", help="only these steps")
@@ -91,9 +98,10 @@ def _layer_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _layer(args: argparse.Namespace) -> Answer:
     from .layer import layer_history
+    from .text.layer import layer_answer
 
     with open_run(args.db, args.run, damage=args.damage) as source:
-        return text.layer_answer(layer_history(source, args.name, kind=args.kind, steps=args.step), args.limit)
+        return layer_answer(layer_history(source, args.name, kind=args.kind, steps=args.step), args.limit)
 
 
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,14 +110,16 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _runs(args: argparse.Namespace) -> Answer:
     from .runs import list_runs, verify_runs
+    from .text.runs import runs_answer, verified_answer
 
     if args.verify:
-        return text.verified_answer(verify_runs(args.db, args.run))
-    return text.runs_answer(list_runs(args.db, args.run, args.damage), args.db)
+        return verified_answer(verify_runs(args.db, args.run))
+    return runs_answer(list_runs(args.db, args.run, args.damage), args.db)
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = text.COMPARED_SHOWN
+    from .text.compare import COMPARED_SHOWN as shown
+
     parser.add_argument("run_a", metavar="RUN_A", help="the reference: a number, or a path such as fp32/metrics.db:1")
     parser.add_argument("run_b", metavar="RUN_B", help="the other run")
     parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
@@ -118,15 +128,17 @@ def _compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _compare(args: argparse.Namespace) -> Answer:
     from .compare import compare_runs
+    from .text.compare import comparison_answer
 
     if args.run is not None:
         raise NannyError("`nanny compare` takes the numbers of both runs, RUN_A and RUN_B; leave --run out")
     with open_named(args.run_a, args.db, damage=args.damage) as a, open_named(args.run_b, args.db, damage=args.damage) as b:
-        return text.comparison_answer(compare_runs(a, b, args.layer), args.limit, args.db)
+        return comparison_answer(compare_runs(a, b, args.layer), args.limit, args.db)
 
 
 def _what_if_arguments(parser: argparse.ArgumentParser) -> None:
-    shown = text.OUTCOMES_SHOWN
+    from .text.what_if import OUTCOMES_SHOWN as shown
+
     parser.add_argument("--dtype", required=True, choices=TARGETS, help="the format to imagine")
     parser.add_argument("--scale", type=float, metavar="S", help="a fixed loss scale, a power of two (default: the best one)")
     parser.add_argument("--layer", metavar="GLOB", help=LAYERS)
@@ -134,10 +146,11 @@ def _what_if_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _what_if(args: argparse.Namespace) -> Answer:
+    from .text.what_if import what_if_answer
     from .what_if import judge_in_format
 
     with open_run(args.db, args.run, damage=args.damage) as source:
-        return text.what_if_answer(judge_in_format(source, format_of(args.dtype), args.scale, args.layer), args.limit)
+        return what_if_answer(judge_in_format(source, format_of(args.dtype), args.scale, args.layer), args.limit)
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -215,6 +228,8 @@ def _tail_arguments(parser: argparse.ArgumentParser) -> None:
 def _tail(args: argparse.Namespace) -> Answer:
     """Prints as it goes; what is left to say at the end is the answer."""
     from .tail import follow
+    from .text.alerts import finding_lines
+    from .text.tail import end_text, step_text
 
     in_json = args.format == "json"
     with open_run(args.db, args.run, live=True, damage=args.damage) as source:
@@ -227,13 +242,13 @@ def _tail(args: argparse.Namespace) -> Answer:
                 if in_json:
                     say(to_text(item if isinstance(item, dict) else finding_object(item), None))
                 else:
-                    lines = [Line(text.step_text(item))] if isinstance(item, dict) else text.finding_lines(item)
+                    lines = [Line(step_text(item))] if isinstance(item, dict) else finding_lines(item)
                     _print(Answer(lines=lines), lang=terminal_language(args.lang))
         except StopIteration as end:
             if in_json:
                 say(to_text({"status": end.value}, None))
                 return Answer()
-            return Answer(lines=[Line(text.end_text(end.value))], next=[source.command("summary")])
+            return Answer(lines=[Line(end_text(end.value))], next=[source.command("summary")])
         except KeyboardInterrupt:
             return Answer(next=[] if in_json else [source.command("summary")])
 

@@ -22,10 +22,14 @@ from typing import Any
 import numpy as np
 
 from ..core.finding import Finding, NannyError, Severity
+from ..diagnose.verdict import first_culprit
 from ..store import reader
 from ..store.encode import from_json, to_json
 from ..store.files import store_name
+from .alerts import sort_by_step
+from .ranks import moments
 from .snapshot import copy_store
+from .source import Source
 
 MOST_APART = 8  # ranks that differ are opened, at most
 MEMORY = "700MB"  # that DuckDB may take; then it goes to the disk
@@ -176,10 +180,8 @@ def _write_table(place: Place, name: str, columns: Mapping[str, str], rows: Iter
     return count
 
 
-def checksums(source: Any) -> Iterator[tuple[Any, ...]]:
+def checksums(source: Source) -> Iterator[tuple[Any, ...]]:
     """What tells replicas apart: a row per parameter that is to be compared, of each traced step."""
-    from .ranks import moments
-
     groups = [min(ranks) for ranks in source.run.meta.get("replicas") or ()]
     for moment in moments(source):
         for name, (word, group) in moment.sums.items():
@@ -227,9 +229,6 @@ def all_findings(tables: Tables) -> list[Finding]:
 
 
 def _first_in_trouble(found: Sequence[Finding]) -> int | None:
-    from ..diagnose.verdict import first_culprit
-    from .alerts import sort_by_step
-
     first = first_culprit(sort_by_step(found))
     return None if first is None else first.rank
 

@@ -12,7 +12,7 @@ from ..diagnose.text import diagnosis_block, render_markdown
 from ..show.tables import Line, lines_text
 from ..show.term import wants_colour, width_of
 from ..show.translation import translate, translate_line
-from .source import open_job
+from .opening import open_job
 from .summary import Summary, summarize
 
 

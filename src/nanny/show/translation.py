@@ -29,7 +29,6 @@ _ANYTHING = "(.+)"  # ... but what stands behind a colon may be a whole sentence
 class _Entry:
     key: str  # the longest part of the English that is fixed: what is not in a text cannot match it
     pattern: re.Pattern[str]
-    loose: re.Pattern[str]
     chinese: str
 
 
@@ -46,8 +45,7 @@ def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
         if len(parts) > 1:
             fixed = list(map(re.escape, parts))
             pattern = re.compile(fixed[0] + "".join(map(_gap, parts, parts[1:])), re.DOTALL)
-            loose = re.compile("(.+?)".join(fixed), re.DOTALL)
-            gapped.append((sum(map(len, parts)), _Entry(max(parts, key=len), pattern, loose, chinese)))
+            gapped.append((sum(map(len, parts)), _Entry(max(parts, key=len), pattern, chinese)))
     return whole, [entry for _, entry in sorted(gapped, key=lambda pair: -pair[0])]
 
 
@@ -85,14 +83,13 @@ def _chinese(text: str) -> str:
         shorter = _chinese(text[:-1])
         return text if shorter == text[:-1] else f"{shorter}。"
     near = [entry for entry in gapped if entry.key in text]
-    found = next((match for entry in near if (match := _filled(entry, entry.pattern, text))), "")
+    found = next((match for entry in near if (match := _filled(entry, text))), "")
     found = found or _by_clauses(text, every=True)
-    found = found or next((match for entry in near if (match := _filled(entry, entry.loose, text))), "")
     return found or _by_clauses(text) or text
 
 
-def _filled(entry: _Entry, pattern: re.Pattern[str], text: str) -> str:
-    found = pattern.fullmatch(text)
+def _filled(entry: _Entry, text: str) -> str:
+    found = entry.pattern.fullmatch(text)
     return "" if found is None else entry.chinese.format(*(_chinese(group) for group in found.groups()))
 
 

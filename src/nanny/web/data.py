@@ -34,9 +34,12 @@ from ..runs.card import cards
 from ..runs.compare import compare_runs
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import KindMatrices, error_matrix, matrices_of
-from ..runs.source import Source, open_job, open_named
+from ..runs.opening import open_job, open_named
+from ..runs.source import Source
 from ..runs.summary import Summary, summarize
-from ..runs.text import comparison_lines, how_it_died, next_commands, what_if_reasons, what_if_remarks, what_if_verdict
+from ..runs.text.compare import comparison_lines
+from ..runs.text.summary import next_commands
+from ..runs.text.what_if import how_it_died, what_if_reasons, what_if_remarks, what_if_verdict
 from ..runs.wall import Wall, wall_of
 from ..runs.what_if import judge_in_format
 from ..show.translation import translate

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.finding import NannyError
 from ..diagnose.verdict import Verdict, severity_counts
-from ..runs.source import open_job
+from ..runs.opening import open_job
 from ..runs.summary import RankState, summarize
 from ..show.spark import sparkline
 from ..store import reader

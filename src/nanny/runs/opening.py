@@ -1,0 +1,134 @@
+"""Opens the run that a question is about, or all ranks of its job: a store of its own, or a dataset of many ranks.
+
+Every question of this room takes an open run, so all answers given inside one `open_run` or `open_job` are of one moment,
+whatever training adds meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shlex
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ..core.finding import NannyError
+from ..store.damage import Damage
+from ..store.files import find_stores
+from ..store.reader import RunRow, one_moment, pick_run, reading, runs
+from .dataset import is_dataset, open_dataset
+from .source import MOST_DIGITS, Source
+
+SLOW_START = 600.0  # seconds that ranks of one job may start apart
+
+
+@contextlib.contextmanager
+def open_run(db_path: str | None, number: int | None, *, live: bool = False, damage: Damage | None = None) -> Iterator[Source]:
+    """The run of this number, or the newest, in the first store that the path leads to; `live` sees what is added later.
+
+    A damaged store is an error, unless `damage` is given to note it in: then what can be read is.
+    """
+    _check_number(number)
+    if db_path is not None and is_dataset(db_path):
+        with _open_ranks(db_path, number, only_first=True) as sources:
+            yield sources[0]
+        return
+    path = find_stores(db_path)[0]
+    with reading(path, damage) as db, contextlib.nullcontext() if live else one_moment(db):
+        yield Source(path, db, pick_run(db, number), _flags(db_path, number))
+
+
+def _check_number(number: int | None) -> None:
+    if number is not None and abs(number) >= 10**MOST_DIGITS:
+        raise NannyError("there is no run of a number with so many digits; `nanny runs` lists the runs")
+
+
+@contextlib.contextmanager
+def open_named(text: str, db_path: str | None, beside: Source | None = None, damage: Damage | None = None) -> Iterator[Source]:
+    """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not.
+
+    `beside` is an open run of the store at hand: then `3` is read through its connection, and is of its moment.
+    """
+    path, colon, number = text.rpartition(":")
+    for digits in (text, number):
+        if digits.isdecimal():
+            _check_number(int(digits[: MOST_DIGITS + 1]))
+    if text.isdecimal() and beside is not None:
+        yield Source(beside.path, beside.db, pick_run(beside.db, int(text)), _flags(db_path, int(text)))
+        return
+    if text.isdecimal():
+        target: tuple[str | None, int | None] = (db_path, int(text))
+    elif colon and number.isdecimal() and path:
+        target = (path, int(number))
+    else:
+        target = (text, None)
+    with open_run(*target, damage=damage) as source:
+        yield source
+
+
+@contextlib.contextmanager
+def open_job(db_path: str | None, number: int | None, damage: Damage | None = None) -> Iterator[tuple[list[Source], list[str]]]:
+    """The run as above, then the runs of the other ranks that trained with it; and notes on ranks that cannot be read.
+
+    Ranks write a file each. Runs in them belong together if they are of the same size of job, were alive at the same time (give
+    or take a slow start) and no other run of the first store started closer.
+    """
+    _check_number(number)
+    if db_path is not None and is_dataset(db_path):
+        with _open_ranks(db_path, number) as sources:
+            yield sources, []
+        return
+    first, *others = find_stores(db_path)
+    with contextlib.ExitStack() as stack:
+        db = _enter(stack, first, damage)
+        run = pick_run(db, number)
+        starts = [row.started for row in runs(db)]
+        sources = [Source(first, db, run, _flags(db_path, number))]
+        notes = []
+        for path in others if run.world_size > 1 else []:
+            try:
+                other = _enter(stack, path, damage)
+                members = [row for row in runs(other) if _together(run, row) and _nearest(starts, row.started) == run.started]
+                members = [pick_run(other, row.id) for row in members[-1:]]
+            except NannyError as error:
+                notes.append(str(error))
+                continue
+            if members and members[0].rank not in {source.run.rank for source in sources}:
+                sources.append(Source(path, other, members[0], f" --db {shlex.quote(str(path))} --run {members[0].id}"))
+        yield sources, notes
+
+
+@contextlib.contextmanager
+def _open_ranks(url: str, number: int | None, only_first: bool = False) -> Iterator[list[Source]]:
+    with open_dataset(url, number, only_first) as (opened, found), contextlib.ExitStack() as stack:
+        sources = []
+        for path, run in opened.stores.values():
+            db = _enter(stack, path, None)
+            sources.append(Source(path, db, pick_run(db, run), _flags(url, found), url))
+        sources[0] = replace(sources[0], elsewhere=opened.elsewhere, ranks_in_dataset=opened.ranks)
+        yield sources
+
+
+def _enter(stack: contextlib.ExitStack, path: Path, damage: Damage | None) -> sqlite3.Connection:
+    db = stack.enter_context(reading(path, damage))
+    stack.enter_context(one_moment(db))
+    return db
+
+
+def _together(run: RunRow, other: RunRow) -> bool:
+    same_job = other.world_size == run.world_size and other.rank != run.rank
+    return same_job and other.started <= _end(run) + SLOW_START and run.started <= _end(other) + SLOW_START
+
+
+def _nearest(starts: list[float], start: float) -> float:
+    return min(starts, key=lambda other: abs(other - start))
+
+
+def _end(run: RunRow) -> float:
+    return math.inf if run.finished is None else run.finished
+
+
+def _flags(db_path: str | None, number: int | None) -> str:
+    return (f" --db {shlex.quote(db_path)}" if db_path else "") + (f" --run {number}" if number else "")
