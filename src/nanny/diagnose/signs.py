@@ -220,21 +220,23 @@ class Signs:
         """The loss jumps by orders behind an update like all others: the batch did it. And the weights are thrown away."""
         steps, losses = self.evidence.curve("loss")
         at, norms = self.evidence.curve("grad_norm")
-        known = {int(s): float(n) for s, n in zip(at, norms)}
-        for i in range(_SETTLED, len(losses)):
-            lately = losses[max(0, i - 20) : i]
-            if not np.isfinite(losses[i]) or not np.isfinite(lately).all():
-                return None
-            if losses[i] < self.limits.outlier_jump * float(np.abs(lately).max()):
-                continue
-            earlier = [known[int(s)] for s in steps[max(0, i - 20) : i] if int(s) in known]
-            if len(earlier) < _SETTLED or not earlier[-1] < self.limits.grad_ratio * float(np.median(earlier)):
-                return None
-            step = int(steps[i])
-            if self._rate_rose(step) or not self.carried_away(step, self.limits.runaway_loss, sure=True):
-                return None
-            return Outlier(step, float(losses[i]), float(np.abs(lately).max()), earlier[-1], float(np.median(earlier)))
-        return None
+        if len(losses) <= _SETTLED:
+            return None
+        sizes = np.concatenate([np.zeros(20), np.abs(losses)])
+        peaks = np.lib.stride_tricks.sliding_window_view(sizes, 20)[: len(losses)].max(axis=1)  # of the 20 losses before each
+        with np.errstate(invalid="ignore"):
+            calm = np.isfinite(losses) & np.isfinite(peaks) & (losses < self.limits.outlier_jump * peaks)
+        jumps = _SETTLED + np.flatnonzero(~calm[_SETTLED:])
+        if not len(jumps) or not math.isfinite(losses[jumps[0]]) or not math.isfinite(peaks[jumps[0]]):
+            return None
+        i, known = int(jumps[0]), dict(zip(at.tolist(), norms.tolist()))
+        earlier = [known[s] for s in steps[max(0, i - 20) : i].tolist() if s in known]
+        if len(earlier) < _SETTLED or not earlier[-1] < self.limits.grad_ratio * float(np.median(earlier)):
+            return None
+        step = int(steps[i])
+        if self._rate_rose(step) or not self.carried_away(step, self.limits.runaway_loss, sure=True):
+            return None
+        return Outlier(step, float(losses[i]), float(peaks[i]), earlier[-1], float(np.median(earlier)))
 
     def _rate_rose(self, step: int) -> bool:
         """The learning rate of the update before this step was above what it had been."""

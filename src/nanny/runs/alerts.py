@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from ..core.finding import Finding, Severity
-from ..diagnose.run import stored_evidence
 from ..diagnose.verdict import Verdict, finding_of, first_culprit, is_from_others, verdict_of
 from ..store import reader
 from .ranks import compare_ranks
@@ -69,9 +68,8 @@ def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool
         if first is not None and (f.step, f.severity) == (first.step, first.severity) and not is_from_others(f)
     }
     failure = str(lead.run.meta.get("failure") or "")
-    evidence = stored_evidence(sick.db, sick.run)
     joint = tuple(f for f in found if f.rank is None and f.code in ("RANKS_APART", "SAME_BATCH_AGAIN"))  # between the files
-    evidence = replace(evidence, findings=(*evidence.findings, *joint))
+    evidence = replace(sick.evidence, findings=(*sick.evidence.findings, *joint))
     return verdict_of(
         evidence if tried else evidence.without_trials(),
         steps=reader.steps(lead.db, lead.run.id),

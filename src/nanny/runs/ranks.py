@@ -15,7 +15,6 @@ import numpy as np
 from ..core.finding import Finding, Severity
 from ..core.registry import Pages, docstring_page
 from ..diagnose.knowledge import remedy_of
-from ..diagnose.run import stored_evidence
 from ..store import reader
 from ..store.packing import BITS, unpack_bits
 from .source import Source
@@ -78,7 +77,7 @@ def _same_batches(sources: Sequence[Source], groups: Mapping[int, Sequence[froze
     """Replicas that were given the same batch at the first look and at the last, and not the same one at both."""
     by_rank = {source.run.rank: source for source in sources}
     for group in dict.fromkeys(group for known in groups.values() for group in known):
-        told = [stored_evidence(by_rank[r].db, by_rank[r].run).facts for r in sorted(group)[:MOST_ASKED] if r in by_rank]
+        told = [by_rank[r].evidence.facts for r in sorted(group)[:MOST_ASKED] if r in by_rank]
         told = [f for f in told if f.first.setup is not None]
         looks = {(a.batch, b.batch, f.count("setup")) for f in told if (a := f.first.setup) and (b := f.latest.setup)}
         if len(told) > 1 and len(looks) == 1:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 import sqlite3
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from ..core.finding import Finding, NannyError
+from ..diagnose.evidence import Evidence
+from ..diagnose.run import stored_evidence
 from ..store.reader import RunRow
 
 MOST_DIGITS = 18  # of a number that SQLite can hold
@@ -27,6 +30,11 @@ class Source:
     def shown(self) -> str:
         """Where it lies, as it is typed: a dataset may have a URL."""
         return self.dataset or str(self.path)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """What the diagnosis rests on: read once, for an open run is of one moment."""
+        return stored_evidence(self.db, self.run)
 
     def command(self, *words: object) -> str:
         """A command that asks about this same run, to be copied from the terminal."""

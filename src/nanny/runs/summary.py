@@ -11,7 +11,6 @@ import numpy as np
 from ..core.finding import Finding, Severity
 from ..core.step import Setup
 from ..diagnose.records import Diagnosis
-from ..diagnose.run import stored_evidence
 from ..diagnose.verdict import Verdict, first_culprit, first_nonfinite, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step
@@ -138,8 +137,9 @@ def summarize(sources: Sequence[Source], notes: Sequence[str] = (), tried: bool 
 
 def _rank_state(source: Source) -> RankState:
     db, run = source.db, source.run.id
-    curves = reader.scalars(db, run, CURVES)
-    setup = stored_evidence(db, source.run).facts.latest.setup
+    known = source.evidence.scalars
+    curves = {name: known[name] for name in CURVES if name in known}
+    setup = source.evidence.facts.latest.setup
     return RankState(source, findings_of(source), curves, reader.steps(db, run), reader.dumps(db, run), setup)
 
 

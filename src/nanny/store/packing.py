@@ -6,7 +6,7 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -24,14 +24,13 @@ def row_crc(*values: str | float | None) -> int:
     return zlib.crc32(json.dumps(values, default=str).encode())  # a damaged column may hold bytes
 
 
-def scalar_crcs(run: int, name: str, points: Iterable[tuple[int, float | None]]) -> Iterator[int]:
+def scalar_crcs(run: int, name: str, points: Sequence[tuple[int, float | None]]) -> list[int]:
     """Of (step, value); -1 for what are no numbers."""
-    seed = _scalar_seed(run, name)
-    for step, value in points:
-        try:  # SQLite has no -0.0, and NULL for every NaN
-            yield zlib.crc32(_POINT.pack(step, math.nan if value is None or value != value else value + 0.0), seed)
-        except (struct.error, TypeError):
-            yield -1
+    seed, crc, pack, nan = _scalar_seed(run, name), zlib.crc32, _POINT.pack, math.nan
+    try:  # SQLite has no -0.0, and NULL for every NaN
+        return [crc(pack(step, nan if value is None or value != value else value + 0.0), seed) for step, value in points]
+    except (struct.error, TypeError):
+        return [-1] if len(points) == 1 else [one for point in points for one in scalar_crcs(run, name, [point])]
 
 
 @lru_cache(maxsize=256, typed=True)

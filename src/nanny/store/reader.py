@@ -235,7 +235,7 @@ def scalars(
     for name in scalar_names(db, run) if names is None else names:
         query = f"SELECT step, value, crc FROM scalar WHERE run = ? AND name = ?{between} ORDER BY step"
         rows = db.execute(query, (run, name, *bounds)).fetchall()
-        whole = [row for row, crc in zip(rows, scalar_crcs(run, name, (row[:2] for row in rows))) if row[2] == crc]
+        whole = [row for row, crc in zip(rows, scalar_crcs(run, name, [row[:2] for row in rows])) if row[2] == crc]
         if len(whole) < len(rows):
             note_damage(db, "scalar")
         if whole:
