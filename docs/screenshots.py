@@ -1,4 +1,5 @@
-"""The pictures in docs/images: a small transformer in fp16 that breaks, as its report shows it.
+"""The six pictures in docs/images: a small transformer in fp16 that breaks, as its report, a phone and its card show it, beside
+one that does not.
 
 For instance:
 
@@ -17,6 +18,7 @@ import torch
 from playwright.sync_api import Browser, sync_playwright
 from torch import Tensor, nn
 
+from nanny.cli.card import main as card
 from nanny.monitor.watch import MixedPrecisionNanny
 from nanny.web.report import write_report
 
@@ -56,7 +58,7 @@ class Model(nn.Module):
         return self.head(self.norm(h))
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, growth: float) -> None:
     """The gain of one layer norm grows a little at each step, until what squares its output leaves the range of fp16."""
     torch.manual_seed(0)
     model = Model()
@@ -66,7 +68,7 @@ def train(folder: Path) -> None:
         for step in range(STEPS):
             tokens = (torch.arange(17) * torch.randint(1, 5, (8, 1)) + torch.randint(TOKENS, (8, 1))) % TOKENS
             with torch.no_grad():
-                model.blocks[5].norm2.weight.mul_(1.045)
+                model.blocks[5].norm2.weight.mul_(growth)
             with nanny.step(step):
                 with torch.autocast("cpu", dtype=torch.float16):
                     logits = model(tokens[:, :-1])
@@ -77,11 +79,11 @@ def train(folder: Path) -> None:
                 scaler.update()
 
 
-def photograph(browser: Browser, report: Path, name: str, scroll: str = "", **options: str) -> None:
-    context = browser.new_context(viewport={"width": 1440, "height": 1000}, **options)  # type: ignore[arg-type]
+def photograph(browser: Browser, report: Path, name: str, scroll: str = "", width: int = 1440, **options: str) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 1000}, **options)  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(report.as_uri())
-    page.wait_for_selector("body[data-drawn=yes]")
+    page.wait_for_selector("body[data-drawn=yes]", timeout=300_000)
     if scroll:
         page.evaluate("(place) => document.querySelector(place).scrollIntoView()", scroll)
         page.wait_for_timeout(300)
@@ -97,13 +99,18 @@ def main() -> int:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         os.chdir(folder)  # the page shows the path as it was given
-        report = Path(folder) / "report.html"
-        train(Path("nanny_logs"))
+        report, beside = Path(folder) / "report.html", Path(folder) / "compare.html"
+        train(Path("nanny_logs"), growth=1.0)
+        train(Path("nanny_logs"), growth=1.045)
         write_report(report, Path("nanny_logs"))
+        write_report(beside, Path("nanny_logs"), compare="1")
+        card(["-o", str(IMAGES / "card.png")])
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         photograph(browser, report, "report.png", locale="en-US")
         photograph(browser, report, "report-layers.png", "#heat", locale="en-US")
         photograph(browser, report, "report-zh-dark.png", locale="zh-CN", color_scheme="dark")
+        photograph(browser, report, "report-phone.png", locale="en-US", width=390)
+        photograph(browser, beside, "compare.png", "#comparison", locale="en-US")
         browser.close()
     return 0
 

@@ -27,9 +27,9 @@ def chromium_path() -> str | None:
     return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
-    """The browser, for the tests of one file: its driver keeps an event loop running, and others need their own."""
+    """The browser, for the tests of one folder: its driver keeps an event loop running, and others need their own."""
     path = chromium_path()
     if path is None:
         warnings.warn(f"NO CHROMIUM, so no page is tested: {INSTALL}", stacklevel=1)

@@ -15,9 +15,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("shared machine")
 
-# One browser for all tests of a process: a second driver would not start.
-from browser import chromium  # noqa: E402, F401
-
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

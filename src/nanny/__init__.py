@@ -34,6 +34,7 @@ _HOME = {
     "compare_for_single_op": "ops.replay",
     "nan_inf_track_for_single_op": "ops.replay",
     "sanitize": "examine.run",
+    "live_cell": "web.notebook",
 }
 
 __all__ = sorted([*_HOME, "__version__"])

@@ -14,7 +14,8 @@ import torch
 
 from nanny import cli
 from nanny.core.limits import Limits
-from nanny.runs.compare import find_divergence, plain_name, step_noise
+from nanny.runs.compare import find_divergence, plain_name, ratio_matrix, step_noise
+from nanny.runs.opening import open_named
 from runs import query_recordings as q
 from runs.query_recordings import Recipe, nanny, record
 
@@ -213,3 +214,28 @@ def test_real_bf16_autocast_stays_with_fp32_and_weights_kept_in_bf16_part(
     swallowed = compare(1, 3, capsys, "--db", str(tmp_path))
     assert swallowed["same_start"] is True
     assert swallowed["parts"] is True
+
+
+def test_a_reference_that_broke_is_said_to_have_broken_and_not_to_be_met_again(tmp_path: Path, capsys: Any) -> None:
+    store = record(tmp_path, replace(BASE, loss_is_nan_from=80))
+    record(tmp_path, replace(BASE, final_loss=0.1))
+    found = compare(1, 2, capsys, "--db", str(store))
+    (loss,) = [curve for curve in found["curves"] if curve["name"] == "loss"]
+    assert loss["still_apart"]
+    assert any("the loss of A, the reference, is not finite from step 80 on" in note for note in found["notes"])
+
+
+def test_the_map_of_ratios_has_the_layers_of_the_run_and_its_distance_from_the_reference(tmp_path: Path) -> None:
+    store = record(tmp_path, BASE)
+    louder = {name: (low + 3, high) for name, (low, high) in BASE.layers.items()}
+    record(tmp_path, replace(BASE, layers=louder, nan_output=(40, "body")))
+    with open_named("1", str(store)) as a, open_named("2", str(store)) as b:
+        ratio = ratio_matrix(a, b, "output")
+        assert ratio is not None
+        sizes = ratio.keys
+        assert sizes.shape == (3, len(ratio.columns.steps))
+        broke = ratio.columns.steps.tolist().index(40)
+        assert np.isposinf(sizes[1, broke]), "B alone is not finite there"
+        finite = sizes[:, :broke]
+        assert np.all((finite > 4) & (finite < 16)), "three binary orders louder"
+        assert ratio_matrix(a, b, "no such kind") is None

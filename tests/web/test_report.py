@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from browser import Watched, watched_page
 from runs.query_recordings import HEALTHY, SICK, Recipe, nanny, record
 from show.test_chinese import BROKEN, english_in
@@ -263,28 +263,22 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(sick, chromium):
         assert page.evaluate("() => getComputedStyle(document.querySelector('#whatif thead')).display") == "none"
 
 
+def violations(page: Any) -> list[Any]:
+    """What axe-core's own rules, all of them, find on the page; the script comes with axe-playwright-python."""
+    found = Axe().run(page).response["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
+
+
+def test_axe_finds_nothing(opened):
+    assert violations(opened.page) == []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(sick, chromium, scheme):
-    """With AXE=/path/to/axe.min.js (npm pack axe-core); the script is not ours to ship."""
-    script = os.environ.get("AXE")
-    if not script:
-        pytest.skip("name axe-core's script with AXE=/path/to/axe.min.js")
-    with watched_page(chromium, color_scheme=scheme, bypass_csp=True) as watched:
+def test_axe_finds_nothing_on_a_dark_phone(sick, chromium):
+    size = {"width": 390, "height": 844}
+    with watched_page(chromium, color_scheme="dark", viewport=size) as watched:
         watched.page.goto(sick.as_uri())
-        page = watched.drawn()
-        page.evaluate(Path(script).read_text(encoding="utf-8"))
-        assert page.evaluate("async () => (await axe.run()).violations.map((found) => found.id)") == []
-
-
-def test_an_address_restores_what_was_chosen(chromium, sick):
-    with watched_page(chromium) as watched:
-        watched.page.goto(f"{sick.as_uri()}#step=30&site=stem&kind=output&quantity=headroom&format=bf16")
-        page = watched.drawn()
-        settled(page, 30)
-        assert page.locator("#histogram-title").inner_text() == "stem · outputs"
-        assert page.locator('[data-pick="quantity"]').input_value() == "headroom"
-        assert page.locator('[data-pick="format"]').input_value() == "bf16"
+        assert violations(watched.drawn()) == []
 
 
 def test_the_browser_reads_the_numbers_that_python_wrote(opened, sick):
@@ -399,11 +393,15 @@ def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, c
 
 
 @pytest.mark.parametrize(("lang", "locale"), [pytest.param("zh", "en-US", marks=pytest.mark.slow), (None, "zh-CN")])
-def test_the_page_speaks_chinese_if_told_to_or_if_the_browser_does(lang, locale, tmp_path, chromium):
+def test_the_page_speaks_chinese_if_asked_and_an_address_restores_what_was_chosen(lang, locale, tmp_path, chromium):
     write_report(tmp_path / "r.html", record(tmp_path, BROKEN), lang=lang)
     with watched_page(chromium, locale=locale) as watched:
-        watched.page.goto((tmp_path / "r.html").as_uri())
+        watched.page.goto(f"{(tmp_path / 'r.html').as_uri()}#step=30&site=stem&kind=output&quantity=headroom&format=bf16")
         page = watched.drawn()
+        settled(page, 30)
+        assert page.locator("#histogram-title").inner_text() == "stem · 输出"
+        assert page.locator('[data-pick="quantity"]').input_value() == "headroom"
+        assert page.locator('[data-pick="format"]').input_value() == "bf16"
         assert "不健康" in page.locator("h1").inner_text()
         assert page.evaluate("document.documentElement.lang") == "zh"
         texts = """() => { const copy = document.body.cloneNode(true);
@@ -427,6 +425,35 @@ def test_two_runs_show_where_they_part(tmp_path, chromium):
         assert "PART FIRST at step" in page.locator("#comparison").inner_text()
         other = page.evaluate("document.getElementById('curves-figure').data.find((t) => t.meta === 'other:loss').y.length")
         assert other == 200
+        assert page.locator('[data-pick="quantity"]').input_value() == "ratio"
+        assert page.evaluate("heat.quantity") == "ratio"
+        ratios = page.evaluate("[...new Set(heat.matrix.codes)].filter((code) => code > 0).map((code) => 2 ** log2Of(code))")
+        assert all(0.2 < ratio < 5 for ratio in ratios)
+        own, beside = page.evaluate("document.getElementById('histogram-figure').data.slice(1).map((trace) => trace.x)")
+        assert sum(own) == pytest.approx(1, rel=0.1)
+        assert sum(beside) == pytest.approx(1, rel=0.1)
+        assert "run 1 at the same step" in page.locator("#histogram-note").inner_text()
+
+
+def test_every_stretch_without_a_finite_loss_is_shaded_and_a_wide_loss_is_on_a_log_axis(opened):
+    page = opened.page
+    spans = "(curve) => badStretches(curve).map(([from, until]) => [from, until])"
+    curve = {"steps": [0, 1, 2, 3, 4, 5], "values": [1.0, None, 2.0, None, None, 3.0]}
+    assert page.evaluate(spans, curve) == [[1, 2], [3, 5]]
+    kind = "() => Object.entries(document.getElementById('curves-figure').layout).find(([name]) => name === 'yaxis2')[1].type"
+    assert page.evaluate(kind) == "linear"
+    page.get_by_label("loss axis").select_option("log")
+    page.wait_for_function(f"() => ({kind})() === 'log'")
+    assert "axis=log" in page.url
+    page.evaluate(
+        "() => { update({ axis: '' }); page.kept = page.curves.loss; page.curves.loss = { steps: [0, 1], values: [500, 1] }; }"
+    )
+    assert page.evaluate("() => isLossOnLog()")
+    page.evaluate("() => { page.curves.loss = page.kept; }")
+    lines = "() => document.getElementById('curves-figure').data.filter((trace) => trace.meta === 'loss').length"
+    page.get_by_label("smoothing").select_option("yes")
+    page.wait_for_function(f"() => ({lines})() === 2")
+    assert page.evaluate("() => averaged([1, NaN, 2])[2]") == pytest.approx(1.1)
 
 
 def test_zooming_one_plot_zooms_the_others(opened):

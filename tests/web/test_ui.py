@@ -200,6 +200,12 @@ def test_two_runs_of_one_file_can_be_compared(many):
     with serving(many) as client:
         page = client.json("/run/one/metrics.db/2/api/page?compare=1")
         assert page["comparison"]["other"]["id"] == 1
+        assert page["kinds"]["output"]["quantities"]["ratio"]["codes"]["shape"][0] == len(page["kinds"]["output"]["names"])
+        layer = "/run/one/metrics.db/2/api/histogram?compare=1&kind=output&site=head"
+        own, beside = client.json(layer), client.json(f"{layer}.out&of=reference")  # SICK has a layer that HEALTHY has not
+        assert own["shares"]
+        assert beside["shares"]
+        assert client.json(f"{layer}.out") is None
         boxes = [at["value"] for tag, at in Tags(client.ask("/")[1]).seen if tag == "input" and at.get("type") == "checkbox"]
         assert {"/run/one/metrics.db/1/", "/run/one/metrics.db/2/", "/run/ddp/metrics.db/1/"} <= set(boxes)
         reply, _ = client.ask("/compare?run=/run/one/metrics.db/2/&run=/run/ddp/metrics.db/1/")

@@ -179,4 +179,4 @@ def _outcome(trial: Trial) -> Iterator[tuple[str, ...]]:
 
 
 def _share(value: float) -> str:
-    return f"{100 * value:.2g} %" if value < 10 else f"{100 * value:.0f} %"
+    return f"{100 * value:.2g} %" if value < 0.1 else f"{100 * value:.0f} %"

@@ -17,8 +17,10 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.formats import FP32, Format, format_of
 from ..core.limits import Limits
+from ..diagnose.verdict import first_nonfinite
 from ..store import reader
 from .alerts import matches
+from .matrices import ABSENT, MOST_COLUMNS, Columns, Matrix, groups_of
 from .source import Source
 
 KINDS = ("output", "output_grad", "grad", "weight")  # in the order in which a step makes them
@@ -26,6 +28,7 @@ CURVES = ("loss", "grad_norm")
 _WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 MEDIAN_NOISE = 1.2533  # standard error of a median against that of a mean, of normal noise
 SIGMA_OF_MAD = 1.4826
+MOST_RATIO = 2.0**30  # what a picture tells apart
 SMALLEST = 2.0**-149  # stands for zero where logarithms are taken
 
 
@@ -99,6 +102,32 @@ def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits |
     first = min(apart, key=lambda p: (p.step, p.kind == "curve")) if apart else None
     steps = max(len(pair.steps) for pair in pairs)
     return RunComparison(a, b, steps, same_start, curves, layers, first, _notes(a, b, same_start, layers))
+
+
+def ratio_matrix(a: Source, b: Source, kind: str) -> Matrix | None:
+    """B / A of the rms of each site of B at the steps that both have: of a group of steps the one farthest from 1, and NaN where
+    B alone is not finite."""
+    pair = _layer_pair(a, b, kind, Limits(), None)
+    if pair is None:
+        return None
+    known, lost = np.isfinite(pair.a) & np.isfinite(pair.b), np.isfinite(pair.a) & np.isinf(pair.b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.clip(np.where(pair.a == pair.b, 1.0, pair.b / pair.a), 1 / MOST_RATIO, MOST_RATIO)
+    distance = np.where(lost, np.inf, np.where(known, np.abs(np.log2(ratio)), -1.0))
+    values = np.where(lost, np.inf, np.where(known, ratio, ABSENT)).astype(np.float32)
+    columns = Columns(pair.steps, groups_of(len(pair.steps), MOST_COLUMNS))
+    starts = columns.bounds[:-1]
+    worst = np.stack([start + distance[start:end].argmax(0) for start, end in zip(starts, columns.bounds[1:])])
+    sites = [plain_name(site.name) for site in reader.sites(b.db, b.run.id, kind)]
+    rows = {name: i for i, (name, _) in enumerate(pair.names)}
+    keys = np.full((len(sites), len(starts)), ABSENT, np.float32)
+    at = np.zeros((len(sites), len(starts)), np.uint16)
+    for row, name in enumerate(sites):
+        if name in rows:
+            column = rows[name]
+            keys[row] = values[worst[:, column], column]
+            at[row] = worst[:, column] - starts
+    return Matrix(columns, keys, None if len(starts) == len(pair.steps) else at)
 
 
 def plain_name(name: str) -> str:
@@ -196,7 +225,8 @@ def _compare_pair(pair: SeriesPair, limits: Limits, noise: str) -> list[Compared
                 last_a=last_a,
                 last_b=last_b,
                 last_ratio=_ratio(last_a, last_b),
-                still_apart=bool(abs(found.last_gap[i]) > found.floor[i]) or not math.isfinite(last_b),
+                still_apart=bool(abs(found.last_gap[i]) > found.floor[i])
+                or not (math.isfinite(last_a) and math.isfinite(last_b)),
                 last_step=int(pair.steps[-1]),
                 floor=float(found.floor[i]),
                 position=position,
@@ -244,6 +274,10 @@ def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[Compa
     out = []
     if same_start is False:
         out.append("the losses differ from the start: another seed, other data, skipped steps; only gaps above noise count")
+    losses = [reader.scalars(source.db, source.run.id, ["loss"]).get("loss") for source in (a, b)]
+    broke_a, broke_b = (first_nonfinite(loss) for loss in losses)
+    if broke_a is not None and (broke_b is None or broke_a < broke_b):
+        out.append(f"the loss of A, the reference, is not finite from step {broke_a} on: B cannot part from it behind that")
     rates = [reader.scalars(source.db, source.run.id, ["lr"]).get("lr") for source in (a, b)]
     if rates[0] is not None and rates[1] is not None:
         steps, i, j = np.intersect1d(rates[0][0], rates[1][0], return_indices=True)

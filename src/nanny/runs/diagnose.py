@@ -9,9 +9,9 @@ from ..core.command_line import add_format, add_language, add_run, command_parse
 from ..core.plain_json import to_text
 from ..core.terminal import say
 from ..diagnose.text import diagnosis_block, render_markdown
-from ..show.tables import Line, lines_text
+from ..show.tables import Line, lines_text, translate_line
 from ..show.term import wants_colour, width_of
-from ..show.translation import translate, translate_line
+from ..show.translation import translate
 from .opening import open_job
 from .summary import Summary, summarize
 

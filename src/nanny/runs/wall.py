@@ -65,7 +65,8 @@ class Wall:
     reach: Sequence[tuple[float, float]] = ()  # of each column on the step axis
     lowest: int = 0  # binary order of the first row of counts
     counts: Sequence[Sequence[int]] = ()  # [columns][orders]
-    nonfinite: Sequence[int] = ()  # per column
+    zeros: Sequence[int] = ()  # per column
+    nonfinite: Sequence[int] = ()
     limits: Sequence[Limit] = ()
     steps: tuple[int, int] | None = None
     impact: int | None = None  # the step at which it happened
@@ -80,7 +81,7 @@ class Wall:
 def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None) -> Wall:
     """`matrices` of the culprit's process, if they are at hand: reading them is a pass over all samples."""
     source, diagnosis, first = summary.culprit_rank.source, summary.diagnosis, summary.culprit
-    form = _format_of_run(source)
+    form = _format_of(source, diagnosis)
     steps = summary.culprit_rank.steps
     bad = _bad_operation(source, diagnosis)
     clearance, impact = None, None
@@ -119,13 +120,16 @@ def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: Expo
         reach=[(float(a), float(b)) for a, b in seen.columns.reach],
         lowest=seen.lowest,
         counts=counts[:, 1:-1].tolist(),
+        zeros=counts[:, 0].tolist(),
         nonfinite=counts[:, -1].tolist(),
         limits=_limits(source, kind, form, base.steps),
     )
 
 
-def _format_of_run(source: Source) -> Format:
-    return format_of(source.run.amp_dtype) if source.run.amp_dtype else FP32
+def _format_of(source: Source, diagnosis: Diagnosis | None) -> Format:
+    """The low format of the run: autocast's, else the one that the weights are kept in, as far as the diagnosis knows it."""
+    name = source.run.amp_dtype or ("" if diagnosis is None else diagnosis.format)
+    return format_of(name) if name else FP32
 
 
 def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | None:

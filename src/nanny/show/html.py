@@ -24,8 +24,8 @@ from ..core.finding import Finding, NannyError
 from ..core.plain_json import finite
 from .figures import EXTRA, figure_json
 from .findings import STYLES, place
-from .tables import Line, Table
-from .translation import translate, translate_figure, translate_line, translate_table
+from .tables import Line, Table, translate_line, translate_table
+from .translation import translate, translate_figure
 
 
 @dataclass(frozen=True)

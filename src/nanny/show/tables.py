@@ -15,6 +15,7 @@ from ..core.numbers import short, shortened
 from ..core.plain_json import to_text
 from ..core.terminal import visible
 from .term import DEFAULT_WIDTH, columns_of, painted, wrapped
+from .translation import translate
 
 FORMATS = ("text", "json", "csv", "markdown")
 NARROWEST = 16, 8  # columns of an elastic cell, before and after others are left out
@@ -90,10 +91,18 @@ def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour:
 
 
 def _translated(answer: Answer, lang: str) -> Answer:
-    from .translation import translate_line, translate_table
-
     lines = [line if line.whole else translate_line(line, lang) for line in answer.lines]
     return replace(answer, lines=lines, tables=[translate_table(table, lang) for table in answer.tables])
+
+
+def translate_line(line: Line, lang: str | None) -> Line:
+    return replace(line, text=translate(line.text, lang))
+
+
+def translate_table(table: Table, lang: str | None) -> Table:
+    columns = tuple(replace(column, title=translate(column.title or column.name, lang)) for column in table.columns)
+    rest, more, narrow = (translate(text, lang) for text in (table.rest, table.more, table.narrow))
+    return replace(table, columns=columns, title=translate(table.title, lang), rest=rest, more=more, narrow=narrow)
 
 
 def csv_text(table: Table) -> str:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import Any
-
-from .tables import Column, Line, Table
 
 _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, before a number
 
@@ -108,20 +106,6 @@ def _by_clauses(text: str, every: bool = False) -> str:
         if shown != inner and not (every and unknown):
             return chinese.join(shown) + ("）" if closes else "")
     return ""
-
-
-def translate_line(line: Line, lang: str | None) -> Line:
-    return replace(line, text=translate(line.text, lang))
-
-
-def translate_table(table: Table, lang: str | None) -> Table:
-    columns = tuple(replace(column, title=translate(_head(column), lang)) for column in table.columns)
-    rest, more, narrow = (translate(text, lang) for text in (table.rest, table.more, table.narrow))
-    return replace(table, columns=columns, title=translate(table.title, lang), rest=rest, more=more, narrow=narrow)
-
-
-def _head(column: Column) -> str:
-    return column.title or column.name
 
 
 def _label(text: str, lang: str | None) -> str:

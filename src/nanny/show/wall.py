@@ -25,6 +25,7 @@ PANEL, EDGE = 846, 1168
 LEVELS = 6  # of darkness
 ROOM = 3  # binary orders above and below what is drawn
 MOST_ORDERS = 60
+ALL_ZERO_ORDERS = 14  # above the floor, where there is nothing but zeros to draw
 WIDEST = 0.02  # of the axis, for one column of samples
 _STYLE = """
 .paper{fill:#fff}.ink{fill:#1a2230}.soft{fill:#5b6675}.grid{stroke:#dfe4ea}.cell{fill:#2c6fbb}.code{fill:#f3f5f8}
@@ -58,6 +59,7 @@ WORDS = {
         "back": "It moves {bits} bits away from the end in 100 steps.",
         "still": "It does not drift.",
         "empty": "no layer was sampled around the culprit",
+        "zero": "every value on record is exactly 0",
         "ran": "{op} as it ran",
         "sure": "{percent} % sure",
         "early": "early warning: nothing is lost yet",
@@ -86,6 +88,7 @@ WORDS = {
         "back": "每 100 步远离上限 {bits} 位。",
         "still": "没有漂移。",
         "empty": "罪魁附近没有采样的层",
+        "zero": "记录中的每个值都恰为 0",
         "ran": "{op}：实际",
         "sure": "把握 {percent} %",
         "early": "预警：尚未造成损失",
@@ -136,14 +139,23 @@ def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
     width = 30 + _width(word, 22)
     yield f'<rect class="{"good" if good else "hot"}" x="36" y="28" width="{width:.0f}" height="32" rx="16"/>'
     yield f'<text x="48" y="50" font-size="18" font-weight="700" fill="#fff">{_safe(word)}</text>'
-    yield _text(52 + width, 53, _fitting(title, 1108 - width, 25), "ink", 24, bold=True)
-    yield _text(36, 90, _fitting(subtitle, 1120, 17), "soft", 17)
+    yield _headline(52 + width, 53, title, 1112 - width, (24, 16), "ink", bold=True)
+    yield _headline(36, 90, subtitle, 1128, (17, 13), "soft")
+
+
+def _headline(x: float, y: float, text: str, width: float, sizes: tuple[int, int], style: str, *, bold: bool = False) -> str:
+    """Smaller where it is long; cut only where the smallest is too long as well."""
+    largest, smallest = sizes
+    size = max(smallest, min(largest, int(width / _width(text, 1.04))))
+    return _text(x, y, _fitting(text, width, 1.04 * size), style, size, bold=bold)
 
 
 class _Axes:
     def __init__(self, wall: Wall) -> None:
         steps = [edge for pair in wall.reach for edge in pair]
         first, last = (min(steps), max(steps)) if steps else (wall.steps or (0, 1))
+        if wall.steps is not None:  # a sample's reach goes on to where the next one would be
+            last = min(last, wall.steps[1] + 1)
         if wall.impact is not None:  # what led there matters, and a little of what came of it
             last = min(last, wall.impact + max(0.3 * (wall.impact - first), 6))
             first, last = min(first, wall.impact - 1), max(last, wall.impact + 1)
@@ -167,6 +179,9 @@ def _orders(wall: Wall) -> tuple[int, int]:
     seen = [wall.lowest + i for column in wall.counts for i, count in enumerate(column) if count]
     seen += [int(order) for found in (wall.ran, wall.fp32) for order in found if order.lstrip("-").isdecimal()]
     top, bottom = (max(seen) + 1, min(seen)) if seen else (16, -10)
+    if not seen and any(wall.zeros) and wall.limits:  # all became zero: what matters is where the format begins
+        floor = math.floor(math.log2(wall.limits[0].floor))
+        return floor - 2 * ROOM, floor + ALL_ZERO_ORDERS
     ceilings = [math.log2(limit.ceiling) for limit in wall.limits] or [math.log2(wall.largest)]
     if min(ceilings) - top < 24:
         top = max(top, math.ceil(max(c for c in ceilings if c - top < 24)))
@@ -179,7 +194,7 @@ def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     yield _text(LEFT, TOP - 12, _fitting(title, RIGHT - LEFT, 16), "ink", 16)
     yield from _legend(wall, words)
     yield from _grid(axes, words)
-    yield from _cells(wall, axes)
+    yield from _cells(wall, axes, words)
     yield from _limits(wall, axes, words)
     yield from _impact(wall, axes, words)
     yield from _forecast(wall, axes, words)
@@ -230,7 +245,7 @@ def _ticks(first: float, last: float, about: int = 6) -> list[int]:
     return [step for step in range(int(begin), int(last) + 1, int(every)) if step <= last - 0.04 * span]
 
 
-def _cells(wall: Wall, axes: _Axes) -> Iterator[str]:
+def _cells(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     shapes: dict[int, list[str]] = {}
     bad: list[str] = []
     for (start, end), column, lost in zip(wall.reach, wall.counts, wall.nonfinite):
@@ -251,6 +266,8 @@ def _cells(wall: Wall, axes: _Axes) -> Iterator[str]:
         yield f'<path class="cell" opacity="{level / LEVELS:.2f}" d="{"".join(boxes)}"/>'
     if bad:
         yield f'<path class="bad" d="{"".join(bad)}"/>'
+    if not shapes and not bad and any(wall.zeros):
+        yield _text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, words["zero"], "ink", 18, bold=True, anchor="middle")
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> str:

@@ -31,7 +31,7 @@ from ..diagnose.text import render_markdown
 from ..diagnose.verdict import Verdict
 from ..runs.alerts import findings_of, job_verdict, repeats
 from ..runs.card import cards
-from ..runs.compare import compare_runs
+from ..runs.compare import compare_runs, ratio_matrix
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import KindMatrices, error_matrix, matrices_of
 from ..runs.opening import open_job, open_named
@@ -96,9 +96,9 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         source = summary.culprit_rank.source
         found, left_out = _worst_findings(summary.findings, MOST_FINDINGS)
         curves = _curves(source)
-        comparison = None if compare is None else _comparison(db, compare, sources[0], source)
         matrices = matrices_of(source)
         kinds, histograms = _layers(source, matrices, shares=not live)
+        comparison = None if compare is None else _comparison(db, compare, sources[0], source, kinds, shares=not live)
         wall = wall_of(summary, matrices)
         diagnoses, whatif = _diagnoses(summary), {} if live else _what_if(source, summary.verdict)
         return PageData(
@@ -264,9 +264,12 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
     return out if small else {"reload": True}
 
 
-def layer_data(path: str | Path | None, run: int | None, kind: str, site: str) -> dict[str, Any] | None:
-    """Histograms of one layer over time; None where there are none."""
-    with _open_shown(path, run) as source:
+def layer_data(path: str | Path | None, run: int | None, kind: str, site: str, of: str | None = None) -> dict[str, Any] | None:
+    """Histograms of one layer over time; None where there are none. `of` is another run, as `compare` of the page names it."""
+    with contextlib.ExitStack() as stack:
+        source = stack.enter_context(_open_shown(path, run))
+        if of is not None:
+            source = stack.enter_context(open_named(of, None if path is None else str(path), beside=source))
         found = layer_histogram(source, kind, site)
         if found is None:
             return None
@@ -393,14 +396,20 @@ def _is_long(source: Source) -> bool:
     return samples > WHATIF_SAMPLES or histograms > WHATIF_HISTOGRAMS
 
 
-def _comparison(db: str | None, other: str, lead: Source, shown: Source) -> dict[str, Any]:
-    """Where the run that is shown parts from the other, which is the reference, and the other's curves."""
+def _comparison(db: str | None, other: str, lead: Source, shown: Source, kinds: dict[str, Any], shares: bool) -> dict[str, Any]:
+    """Where the run that is shown parts from the other, which is the reference; the other's curves and histograms, and the
+    ratio of both as one more quantity of each kind of layer."""
     with open_named(other, db, beside=lead) as reference:
         result = compare_runs(reference, shown)
+        for kind, spec in kinds.items():
+            ratio = ratio_matrix(reference, shown, kind)
+            if ratio is not None:
+                spec["quantities"]["ratio"] = {**pack_matrix(ratio), **pack_columns(ratio.columns)}
         parted = [series for series in result.layers if series.step is not None]
         return {
             "other": _run_data(reference),
             "curves": _curves(reference),
+            "histograms": _other_histograms(reference) if shares else {},
             "lines": [line.text for line in comparison_lines(result) if line.text],
             "parts": result.first is not None,
             "for_good": result.for_good,
@@ -411,3 +420,9 @@ def _comparison(db: str | None, other: str, lead: Source, shown: Source) -> dict
             "layers_total": len(result.layers),
             "notes": result.notes,
         }
+
+
+def _other_histograms(reference: Source) -> dict[str, Any]:
+    found = histograms_of(reference)
+    sites = {kind: reader.sites(reference.db, reference.run.id, kind) for kind in found}
+    return {kind: {**pack_histograms(one), "names": [_cut(site.name) for site in sites[kind]]} for kind, one in found.items()}

@@ -63,8 +63,8 @@ def curve_figure(curves: Collection[str], compared: Collection[str] = ()) -> Any
         if name == "scale" and "skipped" in curves:
             marker = {"symbol": "triangle-down", "color": SKIPPED, "size": 9}
             figure.add_trace(go.Scatter(mode="markers", meta="skipped", name="skipped", marker=marker), row=row, col=1)
-        kind = {"type": "log", "exponentformat": "power"} if name in ON_LOG else {"type": "linear", "nticks": 5}
-        figure.update_yaxes(rangemode="tozero" if name == "lr" else "normal", **kind, row=row, col=1)
+        kind = {"type": "log"} if name in ON_LOG else {"type": "linear", "nticks": 5}
+        figure.update_yaxes(rangemode="tozero" if name == "lr" else "normal", exponentformat="power", **kind, row=row, col=1)
         figure.add_annotation(
             text=name, name=name, xref="paper", x=0, xanchor="right", xshift=-62, yref=f"y{row} domain", y=0.5, showarrow=False
         )
@@ -102,6 +102,8 @@ def histogram_figure() -> Any:
     figure.add_trace(heat, row=1, col=1)
     bar = go.Bar(meta="bar", orientation="h", marker={"color": OWN, "line": {"width": 0}}, hoverinfo="none")
     figure.add_trace(bar, row=1, col=2)
+    dash = {"color": OTHER, "width": 2, "dash": "dot", "shape": "vhv"}
+    figure.add_trace(go.Scatter(meta="other", mode="lines", line=dash, hoverinfo="none"), row=1, col=2)
     figure.update_layout(height=400, showlegend=False, hovermode="closest", bargap=0.05, **_frame())
     figure.update_xaxes(zeroline=False, showgrid=False, showspikes=False)
     figure.update_xaxes(tickformat=".0%", nticks=4, fixedrange=True, row=1, col=2)

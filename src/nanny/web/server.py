@@ -170,7 +170,8 @@ def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: s
         return Reply(200, _plotly_bytes(), SCRIPT, {"Cache-Control": "private, max-age=86400"})
     places = places_of_job(store, run)
     source = store.parent if len(places) > 1 else store
-    if rest == "api/page":
+    of_reference = rest == "api/histogram" and request.query.get("of") == "reference" and "compare" in request.query
+    if rest == "api/page" or of_reference:
         compare = request.query.get("compare")
         if compare is not None and not re.fullmatch(r"[0-9]{1,18}", compare):
             other = _RUN_ADDRESS.fullmatch(compare)
@@ -178,6 +179,8 @@ def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: s
             if other is None or beside is None:
                 return _error(400, "compare takes the number of another run in the same file, or the address of one in another")
             compare = f"{beside}:{other['run']}"
+        if of_reference:
+            return _json(layer_data(source, run, request.query.get("kind", ""), request.query.get("site", ""), compare))
         page = _cached(served, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
         return Reply(200, page, JSON)
     if rest == "api/changes":

@@ -45,7 +45,7 @@ def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
     """The verdict; the cause with its proof and remedy; and what was noticed first."""
     style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
     lines = [Line(f"{verdict.text}.", style, 4)]
-    cause, first = verdict.diagnosis, verdict.first
+    cause, first = None if verdict.diagnosis is None else verdict.diagnosis.in_language(language), verdict.first
     if cause is not None:
         lines += [Line(""), *(Line(f"    {fact}", indent=4) for fact in cause.evidence[:2])]
         lines += [Line(f"    how: {' -> '.join(cause.chain)}", indent=9)] if cause.chain else []

@@ -91,8 +91,9 @@ def what_if_reasons(result: WhatIf) -> list[str]:
 
 
 def what_if_remarks(result: WhatIf, *, curves: bool = True) -> list[str]:
-    """What else to know; `curves` draws the loss scale over time as text."""
-    return [*_scale_remarks(result, curves), *_format_remarks(result)]
+    """What else to know; `curves` draws the loss scale over time as text. Of a run that died as it was, no scale is praised."""
+    scale = [] if result.died and result.own_format else _scale_remarks(result, curves)
+    return [*scale, *_format_remarks(result)]
 
 
 def _reason(group: Sequence[Outcome], result: WhatIf) -> str:

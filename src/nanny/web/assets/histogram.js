@@ -3,6 +3,17 @@
 
 let shown = null; // what the histogram shows now: its matrix, the lowest and highest order, grid and range
 
+// The same layer of the run that this one is compared with, or nothing.
+async function otherMatrix(kind, site) {
+  if (!page.comparison) return null;
+  if (CONFIG.live) {
+    const spec = await ask("api/histogram", { kind, site, of: "reference" }).catch(() => null);
+    return spec && spec.shares ? layerMatrix({ spec, row: 0 }) : null;
+  }
+  const spec = page.comparison.histograms[kind], row = spec ? rowOf(spec.names, site) : -1;
+  return row < 0 ? null : layerMatrix({ spec, row });
+}
+
 async function histogramSpec(kind, site) {
   if (!CONFIG.live) {
     const spec = page.histograms[kind], row = page.kinds[kind] ? rowOf(page.kinds[kind].names, site) : -1;
@@ -37,7 +48,7 @@ async function drawHistogram() {
   place.hidden = !found;
   message.textContent = found ? "" : wanted ? t("no histogram", shortened(wanted, 200), t("never traced")) : t("choose");
   if (!found) return;
-  const matrix = await layerMatrix(found), bits = scaleBits(kind), form = formatChosen();
+  const matrix = await layerMatrix(found), other = await otherMatrix(kind, found.name), bits = scaleBits(kind), form = formatChosen();
   const span = orderSpan(matrix, form, bits), range = rangeShown();
   const columnsWide = Math.max(50, Math.floor((place.clientWidth - LEFT - RIGHT) / CELL));
   const bins = matrix.bins - 2, inner = [...Array(bins).keys()].map((i) => i + 1);
@@ -63,15 +74,16 @@ async function drawHistogram() {
   const edges = borders(form, bits, span);
   layout.shapes = [...edges.shapes, ...chosenStep().map((line) => ({ ...line, xref: "x" }))];
   layout.annotations = [...edges.annotations, ...whatFp32Has(found.name, kind, bits, span)];
-  const [trace, bar] = page.figures.histogram.data;
-  const bars = barsAt(matrix, span), longest = Math.max(...bars.x, 0.01);
+  const [trace, bar, dots] = page.figures.histogram.data;
+  const bars = barsAt(matrix, span), beside = other ? barsAt(other, span) : { x: [], y: [] }, longest = Math.max(...bars.x, ...beside.x, 0.01);
   Object.assign(layout.xaxis2, { range: [0, longest * 1.05], tickvals: [longest], ticktext: [percent(longest)], tickfont: { size: 10 } });
   const data = [
     { ...trace, z: evenly(z, y), x0: range[0] + grid.pixel / 2, dx: grid.pixel, y0: span.zero, dy: 1 },
     { ...bar, ...bars, marker: { color: colour("--own"), line: { width: 0 } } },
+    { ...dots, ...beside, line: { ...dots.line, color: colour("--other") } },
   ];
   await plot(place, data, layout);
-  document.getElementById("histogram-note").textContent = noteOn(form, bits, span);
+  document.getElementById("histogram-note").textContent = [noteOn(form, bits, span), other ? t("compare.bars", page.comparison.other.id) : ""].filter(Boolean).join(" · ");
   if (!place.dataset.ready) {
     place.dataset.ready = "yes";
     place.on("plotly_hover", tipOverHistogram);

@@ -9,9 +9,9 @@ let page = null;
 
 const state = {
   step: null, site: null, kind: null, quantity: "headroom", format: null, filter: "", range: null, order: "forward", map: "",
-  finding: null, severity: "", code: "", search: "",
+  finding: null, severity: "", code: "", search: "", axis: "", smooth: "",
 };
-const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search", "finding", "range"];
+const IN_HASH = ["step", "site", "kind", "quantity", "format", "filter", "order", "map", "severity", "code", "search", "finding", "range", "axis", "smooth"];
 const atStart = { ...state };
 
 function t(key, ...values) {
@@ -111,7 +111,7 @@ function redraw(changed) {
   if (any("kind", "filter", "format", "order", "range", "site", "step")) drawTree();
   if (!globalThis.Plotly) return;
   linking = true;
-  if (any("range")) drawCurves();
+  if (any("range", "axis", "smooth")) drawCurves();
   else if (any("step")) Plotly.relayout("curves-figure", { shapes: curveShapes() });
   const work = [];
   if (any("kind", "quantity", "format", "filter", "range", "map")) work.push(drawHeat());
@@ -164,7 +164,8 @@ async function load(data) {
   if (!page.kinds[state.kind]) state.kind = kinds.find((kind) => kind === "output") || kinds[0] || null;
   state.format = page.formats.some((form) => form.name === state.format) ? state.format : defaultFormat();
   if (state.step === null && state.site === null && page.verdict.healthy === false) Object.assign(state, culpritPlace());
-  const parted = page.comparison?.first;
+  const parted = page.comparison?.first, asked = new URLSearchParams(location.hash.slice(1)).has("quantity");
+  if (page.comparison && !asked) state.quantity = "ratio"; // what two runs are compared for
   if (state.step === null && parted) startWhere(parted);
   if (state.site === null && state.kind) state.site = await worstLayer();
 }

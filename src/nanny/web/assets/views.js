@@ -62,9 +62,14 @@ function drawCurves() {
     label.text = plain(t(label.name));
     if (SMALL) Object.assign(label, { xanchor: "left", xshift: 4, y: 1, yanchor: "top", font: { size: 11 } }); // no room beside the axis
   }
+  const loss = figure.data.find((trace) => trace.meta === "loss");
+  if (loss) layout[(loss.yaxis || "y").replace("y", "yaxis")].type = isLossOnLog() ? "log" : "linear";
   for (const axis of Object.values(layout)) if (axis && axis.type === "log") Object.assign(axis, logTicks(axis, figure.data));
   layout.shapes = curveShapes();
-  const data = figure.data.map((trace) => ({ ...trace, ...curvePoints(trace.meta), ...lineLook(trace) }));
+  const data = figure.data.flatMap((trace) => {
+    const own = { ...trace, ...curvePoints(trace.meta), ...lineLook(trace) };
+    return state.smooth && SMOOTHED.includes(trace.meta) ? [{ ...own, opacity: 0.3, hoverinfo: "skip", hovertemplate: null }, { ...own, y: averaged(own.y) }] : [own];
+  });
   return plot(place, data, layout).then(() => {
     if (place.dataset.ready) return;
     place.dataset.ready = "yes";
@@ -74,6 +79,22 @@ function drawCurves() {
       else update({ step: event.points[0].x });
     });
   });
+}
+
+const SMOOTHED = ["loss", "grad_norm"], MEMORY = 0.9;
+
+// A running average of what is finite; a gap stays a gap.
+function averaged(values) {
+  let mean = NaN;
+  return values.map((value) => (Number.isFinite(value) ? (mean = Number.isFinite(mean) ? MEMORY * mean + (1 - MEMORY) * value : value) : value));
+}
+
+// A loss that spans two orders of magnitude is a cliff on a linear axis.
+function isLossOnLog() {
+  if (state.axis) return state.axis === "log";
+  const finite = [page.curves.loss, page.otherCurves.loss].flatMap((curve) => curve?.values ?? []).filter(Number.isFinite);
+  const low = finite.reduce((a, b) => Math.min(a, b), Infinity), high = finite.reduce((a, b) => Math.max(a, b), 0);
+  return low > 0 && high / low > 100;
 }
 
 function lineLook(trace) {
@@ -159,23 +180,32 @@ function findingPoints(severity) {
 
 function curveShapes() {
   const shapes = chosenStep(), loss = page.curves.loss;
-  if (loss) {
-    const bad = loss.values.findIndex((value) => !Number.isFinite(value));
-    if (bad >= 0) {
-      const next = loss.values.findIndex((value, i) => i > bad && Number.isFinite(value));
-      shapes.push({
-        type: "rect", xref: "x", yref: "paper", x0: loss.steps[bad], x1: next < 0 ? loss.steps.at(-1) + 0.5 : loss.steps[next],
-        y0: 0, y1: 1, line: { width: 0 }, fillcolor: colour("--error"), opacity: 0.08, layer: "below",
-      });
-    }
+  for (const [from, until] of loss ? badStretches(loss) : []) {
+    shapes.push({
+      type: "rect", xref: "x", yref: "paper", x0: from, x1: until, y0: 0, y1: 1, line: { width: 0 }, fillcolor: colour("--error"), opacity: 0.08, layer: "below",
+    });
   }
   const parted = page.comparison && page.comparison.first;
   if (parted) shapes.push({ ...verticalLine(parted.step), line: { color: colour("--warning"), width: 1.5, dash: "dash" } });
   return shapes;
 }
 
+// From where to where a curve is not finite, as often as that is; of very many stretches, neighbours become one.
+function badStretches({ steps, values }) {
+  const out = [];
+  values.forEach((value, i) => {
+    if (Number.isFinite(value)) return;
+    const until = i + 1 < steps.length ? steps[i + 1] : steps[i] + 0.5;
+    if (out.length && out.at(-1)[1] >= steps[i]) out.at(-1)[1] = until;
+    else out.push([steps[i], until]);
+  });
+  while (out.length > MOST_STRETCHES) for (let i = out.length - 1; i > 0; i -= 2) out[i - 1][1] = out[i][1], out.splice(i, 1);
+  return out;
+}
+
 // Heat map
 
+const MOST_STRETCHES = 60;
 const SHARES = ["flushed", "flushed_energy", "lost", "error"];
 
 function quantitiesOf(kind) {
@@ -222,6 +252,9 @@ function scaleOf(quantity, matrix) {
     const top = formatChosen().logMax;
     low = codeOf(top - 24), high = codeOf(top);
     ticks = [24, 20, 16, 12, 8, 4, 0].map((bits) => [codeOf(top - bits), bits === 0 ? "≤ 0" : bits === 24 ? "≥ 24" : String(bits)]);
+  } else if (quantity === "ratio") {
+    low = codeOf(-6), high = codeOf(6);
+    ticks = [-6, -4, -2, 0, 2, 4, 6].map((bits) => [codeOf(bits), bits === 0 ? "1" : bits < 0 ? `1/${2 ** -bits}` : String(2 ** bits)]);
   } else if (SHARES.includes(quantity)) {
     low = codeOf(Math.log2(1e-4)), high = codeOf(0);
     ticks = [1e-4, 1e-3, 0.01, 0.1, 1].map((share) => [codeOf(Math.log2(share)), percent(share)]);

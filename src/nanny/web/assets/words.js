@@ -235,12 +235,19 @@ function setUpSections() {
   document.getElementById("histogram").hidden = !layers;
   fill("curves", make("h2", {}, t("curves")), make("p", { class: "quiet" }, t(page.steps ? "curves.hint" : "empty")),
     page.comparison ? make("p", { class: "quiet" }, t("compare.legend", page.comparison.other.id)) : null,
+    page.steps ? make("div", { class: "bar" }, pick("loss axis", "axis", [["", t("axis.auto")], ["log", t("axis.log")], ["linear", t("axis.linear")]], state.axis),
+      pick("smoothing", "smooth", [["", t("smooth.none")], ["yes", t("smooth.some")]], state.smooth)) : null,
     figure("curves"));
   fill("heat", make("h2", {}, t("heat")), make("div", { id: "heat-bar", class: "bar" }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
     make("p", { id: "heat-message", class: "quiet" }), figure("heat", "hatched"));
   fill("histogram", make("h2", {}, t("histogram"), " ", make("span", { id: "histogram-title", class: "site" })),
     make("p", { class: "quiet" }, t("histogram.hint")), make("p", { id: "place" }), make("p", { id: "histogram-message", class: "quiet" }),
     figure("histogram"), make("p", { id: "histogram-note", class: "quiet" }));
+}
+
+function pick(label, name, options, current) {
+  return make("label", {}, t(label), make("select", { "data-pick": name, on: { change: (event) => update({ [name]: event.target.value }) } },
+    options.map(([value, text]) => make("option", { value, selected: value === current }, text))));
 }
 
 // A figure has a name, words for who does not see it, keys, and can be taken along.
@@ -285,9 +292,6 @@ async function figureRows(name) {
 function drawControls() {
   const kinds = Object.keys(page.kinds), quantities = quantitiesOf(state.kind);
   const active = quantities.includes(state.quantity) ? state.quantity : quantities[0];
-  const pick = (label, name, options, current) => make("label", {}, t(label), make("select", { "data-pick": name,
-    on: { change: (event) => update({ [name]: event.target.value }) } },
-    options.map(([value, text]) => make("option", { value, selected: value === current }, text))));
   fill("controls", pick("quantity", "quantity", quantities.map((name) => [name, t(`q.${name}`)]), active),
     pick("kind", "kind", kinds.map((name) => [name, t(`k.${name}`)]), state.kind),
     pick("order", "order", ["forward", "risk"].map((name) => [name, t(`order.${name}`)]), state.order),
