@@ -21,7 +21,7 @@ from nanny.core.formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, HISTOGRAM_BINS, 
 from nanny.measure import transfer
 from nanny.measure.flatten import as_line, thin
 from nanny.measure.histogram import SAMPLE
-from nanny.measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradients
+from nanny.measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradients, which_are_zero
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32, torch.float64]
 # Sums are taken in fp32 (fp64 inputs: fp64) in many lanes and blocks. A million squares of values with few bits round alike, up
@@ -417,6 +417,38 @@ def test_reading_rows_copies_to_the_host_once_for_all_tensors(monkeypatch):
     for _ in range(30):
         rows.add(torch.randn(10))
     assert host_reads(monkeypatch, lambda: rows.pending().table()) == ["Tensor.numpy"]
+
+
+def mixed() -> list[torch.Tensor]:
+    """Small and large, of several types, in no order, some with nothing but zeros, some not finite."""
+    torch.manual_seed(3)
+    values = [torch.randn(shape, dtype=torch.float64) for shape in [(3,), (5000,), (2, 7), (64, 64), (1,), (70, 100)]]
+    values += [torch.zeros(6), torch.zeros(5000), torch.tensor([1.0, float("nan")]), torch.tensor([float("inf")]), torch.zeros(0)]
+    dtypes = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+    return [value.to(dtype) for value in values for dtype in dtypes] + [torch.randn(8, 6).t(), torch.nn.Parameter(torch.randn(9))]
+
+
+@pytest.mark.parametrize("sample", [64, 4096, 16384])
+def test_tensors_measured_together_have_the_numbers_they_have_alone(sample):
+    together, alone = RowBuffer(sample), RowBuffer(sample)
+    together.add(torch.ones(3))  # without a histogram
+    alone.add(torch.ones(3))
+    together.add_all(mixed())
+    for tensor in mixed():
+        alone.add(tensor, histogram=True)
+        alone.is_bad(len(alone) - 1)
+        alone._measure_copies()
+    assert together.bad_rows() == [i for i in range(len(alone)) if alone.is_bad(i)] != []
+    (values, histograms), (expected, expected_histograms) = together.pending().table(), alone.pending().table()
+    np.testing.assert_allclose(values, expected, rtol=1e-6)
+    np.testing.assert_array_equal(histograms, expected_histograms)
+    assert not histograms[0].any()
+
+
+def test_which_are_zero_is_told_of_each():
+    tensors = [tensor for tensor in mixed() if tensor.numel()]
+    assert which_are_zero(tensors) == [not bool((tensor != 0).any()) for tensor in tensors]
+    assert which_are_zero([]) == []
 
 
 # ---- the sample ----

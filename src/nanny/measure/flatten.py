@@ -66,7 +66,8 @@ def thin(line: Tensor, most: int) -> Tensor:
     if line.numel() <= most:
         return line
     rows = line.numel() // RUN
-    return line[: rows * RUN].view(rows, RUN).index_select(0, _starts(rows, most // RUN, line.device)).view(-1)
+    whole = line if rows * RUN == line.numel() else line[: rows * RUN]
+    return whole.view(rows, RUN).index_select(0, _starts(rows, most // RUN, line.device)).view(-1)
 
 
 @functools.lru_cache(maxsize=1024)  # a model's tensors come back every step; 8 kB each

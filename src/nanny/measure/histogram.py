@@ -68,14 +68,18 @@ def _count(lines: list[Tensor]) -> Tensor:
     if lines[0].dtype == torch.float64:
         return torch.stack([_tally(_bins64(line), HISTOGRAM_BINS) for line in lines])
     values = torch.cat([line.float() for line in lines]) if len(lines) > 1 else lines[0].to(torch.float32, copy=True)
+    return count_parts(values, [line.numel() for line in lines])
+
+
+def count_parts(values: Tensor, lengths: list[int]) -> Tensor:
+    """A histogram of each part of a line of fp32, which is used up."""
     # zero is bin 0, and any other value one above its biased exponent; in place, because fresh memory costs more than arithmetic
     present = values != 0
     bins = values.view(torch.int32).bitwise_and_(0x7FFFFFFF).bitwise_right_shift_(23).add_(present)
-    lengths = [line.numel() for line in lines]
-    if bins.device.type == "cpu" and len(lines) > 1:  # all in one count, each line in bins of its own
-        first = torch.arange(0, len(lines) * HISTOGRAM_BINS, HISTOGRAM_BINS, dtype=torch.int32, device="cpu")
+    if bins.device.type == "cpu" and len(lengths) > 1:  # all in one count, each line in bins of its own
+        first = torch.arange(0, len(lengths) * HISTOGRAM_BINS, HISTOGRAM_BINS, dtype=torch.int32, device="cpu")
         bins += torch.repeat_interleave(first, torch.tensor(lengths, device="cpu"))
-        return _tally(bins, len(lines) * HISTOGRAM_BINS).view(len(lines), HISTOGRAM_BINS)
+        return _tally(bins, len(lengths) * HISTOGRAM_BINS).view(len(lengths), HISTOGRAM_BINS)
     return torch.stack([_tally(part, HISTOGRAM_BINS) for part in torch.split(bins, lengths)])
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.formats import HISTOGRAM_BINS
 from . import transfer
 from .flatten import NATIVE, PIECE, as_line, pieces
-from .histogram import SAMPLE, ExponentCounts
+from .histogram import SAMPLE, ExponentCounts, count_parts
 from .transfer import PendingRead
 
 _BLOCK = 1 << 16  # a sum of squares is taken per block: fp32 loses 0.1 % over 1e8 elements in one go, 1e-7 in blocks
@@ -28,7 +28,9 @@ _COPIES = 1 << 16  # elements of small tensors that wait to be measured together
 _COPIED = frozenset({torch.float16, torch.bfloat16, torch.float32})  # exact in fp32
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 _NOT_YET = (math.nan,) * 4
-_DTYPE, _LAYOUT, _IS_CPU, _IS_NESTED = (getattr(Tensor, name).__get__ for name in ("dtype", "layout", "is_cpu", "is_nested"))
+_DTYPE, _DEVICE, _LAYOUT, _IS_CPU, _IS_NESTED = (
+    getattr(Tensor, name).__get__ for name in ("dtype", "device", "layout", "is_cpu", "is_nested")
+)
 _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 # Magnitudes whose squares fp32 can hold and sum. Outside, the numbers are taken again in fp64 (where the host can look).
 _SAFE_LOW, _SAFE_HIGH = 1e-15, 1e14
@@ -192,6 +194,35 @@ def _is_copied(tensor: Tensor) -> bool:
     return 0 < tensor.numel() <= _SMALL and not tensor.is_neg()
 
 
+def split_small(tensors: Sequence[Tensor], most: int = _SMALL) -> tuple[dict[torch.dtype, list[int]], list[int]]:
+    """Positions of those that can be `joined`, by type, and of the others."""
+    together: dict[torch.dtype, list[int]] = {}
+    alone: list[int] = []
+    plain = (  # asked of all in C
+        _PLAIN.issuperset(map(type, tensors))
+        and all(map(transfer.reads_freely, set(map(_DEVICE, tensors))))
+        and not any(map(Tensor.is_neg, tensors))
+    )
+    for i, (n, dtype) in enumerate(zip(map(Tensor.numel, tensors), map(_DTYPE, tensors))):
+        if 0 < n <= most and dtype in _COPIED and (plain or _is_copied(tensors[i])):
+            together.setdefault(dtype, []).append(i)
+        else:
+            alone.append(i)
+    return together, alone
+
+
+def which_are_zero(tensors: Sequence[Tensor]) -> list[bool]:
+    """Of each tensor on the host: is every element 0?"""
+    found = np.zeros(len(tensors), dtype=bool)
+    together, alone = split_small(tensors)
+    for members in together.values():
+        values = joined([tensors[i] for i in members])
+        found[members] = ~np.logical_or.reduceat(values != 0, _starts([tensors[i].numel() for i in members]))
+    for i in alone:
+        found[i] = not bool(as_line(tensors[i]).any())
+    return list(map(bool, found))
+
+
 class RowBuffer:
     """Rows of one step, measured as the tensors appear (they may be overwritten a moment later) and read together at the end.
 
@@ -206,54 +237,68 @@ class RowBuffer:
         self._copied = 0  # elements
         self._owners: list[int] = []
         self._exponents = ExponentCounts(sample)
+        self._drawn: list[tuple[list[int], np.ndarray]] = []  # rows of small tensors, and histograms: 0 if not wanted
+        self._undrawn: set[int] = set()
+        self._small = min(_SMALL, sample)  # of these every element is counted
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def add(self, tensor: Tensor, *, histogram: bool = False) -> int:
         """Measures now; the row's index comes back."""
-        if _is_copied(tensor):
-            return self._add_copy(as_line(tensor).to(torch.float32, copy=True), histogram)
-        line = as_line(tensor)
-        row: tuple[Any, Any, Any, Any] = _reduce(line, torch.float32)
-        if transfer.reads_freely(line.device):
-            row = _repaired(line, *(x.item() for x in row))
-        self.counts.append(line.numel())
-        self._rows.append(row)
-        if histogram and line.numel():
-            self._owners.append(len(self.counts) - 1)
-            self._exponents.add(line)
-        return len(self.counts) - 1
+        index = len(self.counts)
+        n = tensor.numel()
+        self.counts.append(n)
+        self._rows.append(_NOT_YET)
+        if n > self._small or not _is_copied(tensor):
+            self._measure_alone(index, tensor, histogram)
+            return index
+        if self._copied > _COPIES:
+            self._measure_copies()
+        self._copies[index] = tensor.detach().clone()
+        self._copied += n
+        if not histogram:
+            self._undrawn.add(index)
+        return index
 
     def add_all(self, tensors: Sequence[Tensor]) -> None:
         """With histograms."""
-        if len(tensors) > 1 and all(map(_is_copied, tensors)) and len({t.dtype for t in tensors}) == 1:
-            for line in torch.split(torch.from_numpy(joined(tensors)).float(), [t.numel() for t in tensors]):
-                self._add_copy(line, histogram=True)
-        else:
-            for tensor in tensors:
-                self.add(tensor, histogram=True)
+        together, alone = split_small(tensors, self._small)
+        first = len(self.counts)
+        self.counts.extend(map(Tensor.numel, tensors))
+        self._rows.extend([_NOT_YET] * len(tensors))
+        for members in together.values():
+            self._measure_together([tensors[i] for i in members], [first + i for i in members])
+        for i in alone:
+            self._measure_alone(first + i, tensors[i], histogram=True)
 
-    def _add_copy(self, line: Tensor, histogram: bool) -> int:
-        index = len(self.counts)
-        if self._copied > _COPIES:
-            self._measure_copies()
-        self._copies[index] = line
-        self._copied += line.numel()
-        self.counts.append(line.numel())
-        self._rows.append(_NOT_YET)
-        if histogram:
+    def _measure_alone(self, index: int, tensor: Tensor, histogram: bool) -> None:
+        line = as_line(tensor)
+        row: tuple[Any, Any, Any, Any] = _reduce(line, torch.float32)
+        self.counts[index] = line.numel()
+        self._rows[index] = _repaired(line, *(x.item() for x in row)) if transfer.reads_freely(line.device) else row
+        if histogram and line.numel():
             self._owners.append(index)
-            self._exponents.add(line, is_copy=True)
-        return index
+            self._exponents.add(line)
 
     def _measure_copies(self) -> None:
-        if self._copies:
-            lines = list(self._copies.values())
-            squares, low, high, total = _joined_rows(joined(lines), _starts([line.numel() for line in lines]), with_sum=True)
-            for i, row in zip(self._copies, zip(low.tolist(), high.tolist(), squares.tolist(), total.tolist())):
-                self._rows[i] = row
-            self._copies, self._copied = {}, 0
+        copies, self._copies, self._copied = self._copies, {}, 0
+        for dtype in {copy.dtype for copy in copies.values()}:
+            rows = [i for i, copy in copies.items() if copy.dtype is dtype]
+            self._measure_together([copies[i] for i in rows], rows)
+
+    def _measure_together(self, tensors: Sequence[Tensor], rows: list[int]) -> None:
+        """Small ones of one type."""
+        values = joined(tensors).astype(np.float32, copy=len(tensors) == 1)  # of one alone it is the tensor's own memory
+        lengths = [self.counts[i] for i in rows]
+        squares, low, high, total = _joined_rows(values, _starts(lengths), with_sum=True)
+        for i, row in zip(rows, zip(low.tolist(), high.tolist(), squares.tolist(), total.tolist())):
+            self._rows[i] = row
+        if not self._undrawn.issuperset(rows):
+            counted = count_parts(torch.from_numpy(values), lengths).numpy()
+            if self._undrawn:
+                counted[[i in self._undrawn for i in rows]] = 0
+            self._drawn.append((rows, counted))
 
     def _bounds(self, index: int) -> tuple[Any, Any]:
         if index in self._copies:
@@ -272,10 +317,16 @@ class RowBuffer:
     def is_bad(self, index: int) -> bool | None:
         """Does the row hold NaN or an infinity? None where that cannot be known without waiting for the device."""
         copy = self._copies.get(index)
-        if copy is not None and math.isfinite(torch.dot(copy, copy).item()):
+        if copy is not None and math.isfinite(copy.sum(dtype=torch.float32).item()):
             return False
         low, high = self._bounds(index)
         return None if isinstance(low, Tensor) else not (math.isfinite(low) and math.isfinite(high))
+
+    def bad_rows(self) -> list[int]:
+        """All rows that are known to be bad."""
+        self._measure_copies()
+        known = ((i, row[0], row[1]) for i, row in enumerate(self._rows) if not isinstance(row[0], Tensor))
+        return [i for i, low, high in known if not (math.isfinite(low) and math.isfinite(high))]
 
     def is_clean(self, index: int) -> bool | None:
         """Neither NaN nor +Inf? -Inf alone is what masks are made of."""
@@ -283,6 +334,9 @@ class RowBuffer:
         return None if isinstance(low, Tensor) else low == low and high < math.inf
 
     def is_zero(self, index: int) -> bool:
+        copy = self._copies.get(index)
+        if copy is not None:
+            return not bool(copy.any())
         low, high = self._bounds(index)
         return not isinstance(low, Tensor) and low == 0 == high
 
@@ -300,14 +354,22 @@ class RowBuffer:
         stacked = [torch.stack([torch.stack([_widen(x) for x in self._rows[i]]) for i in rows]) for rows in held.values()]
         histograms = self._exponents.histograms() if self._owners else None
         order = [i for rows in held.values() for i in rows]
-        return PendingRows(tuple(self.counts), self._rows, order, self._owners, PendingRead([histograms, *stacked]))
+        return PendingRows(tuple(self.counts), self._rows, order, self._owners, self._drawn, PendingRead([histograms, *stacked]))
 
 
 class PendingRows:
     """Rows on their way to the host."""
 
-    def __init__(self, counts: tuple[int, ...], rows: list[Any], held: list[int], owners: list[int], read: PendingRead) -> None:
-        self._counts, self._rows, self._held, self._owners, self._read = counts, rows, held, owners, read
+    def __init__(
+        self,
+        counts: tuple[int, ...],
+        rows: list[Any],
+        held: list[int],
+        owners: list[int],
+        drawn: list[tuple[list[int], np.ndarray]],
+        read: PendingRead,
+    ) -> None:
+        self._counts, self._rows, self._held, self._owners, self._drawn, self._read = counts, rows, held, owners, drawn, read
 
     def ready(self) -> bool:
         return self._read.ready()
@@ -321,8 +383,11 @@ class PendingRows:
         values[0] = self._counts
         if self._counts:
             values[1:] = np.array(self._rows, dtype=np.float64).T
-        if histograms is None:
+        if histograms is None and not self._drawn:
             return values, None
         full = np.zeros((len(self._counts), HISTOGRAM_BINS), dtype=np.int64)
-        full[self._owners] = histograms
+        if histograms is not None:
+            full[self._owners] = histograms
+        for rows, counted in self._drawn:
+            full[rows] = counted
         return values, full
