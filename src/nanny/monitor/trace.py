@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.hooks import unserializable_hook
 
 from ..core.step import BadCall, Growth
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite
-from ..watch.hooks import add_hook, add_module_hook, weakly
+from ..watch.hooks import add_hook, add_module_hook
 from ..watch.tensors import being_traced, float_leaves, short_dtype, tensors_in
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
@@ -88,6 +89,17 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
 
 
+def _hook(reference: weakref.ref[StepTrace], call: OutputCall) -> Callable[[Tensor], None]:
+    """On a tensor, which may outlive the trace and does not keep it alive."""
+
+    def hook(grad: Tensor) -> None:
+        trace = None if torch.compiler.is_compiling() else reference()
+        if trace is not None:
+            trace._after_backward(call, grad)
+
+    return unserializable_hook(hook)
+
+
 class StepTrace:
     """Opened at the start of a traced step, closed at its end; the numbers are in `rows`."""
 
@@ -112,6 +124,8 @@ class StepTrace:
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, OutputCall]] = {}
         self._counts: dict[str, int] = {}
         self._on_bad_output = on_bad_output
+        self._not_good: set[int] = set()  # rows that are bad, or of which nobody knows yet
+        self._myself = weakref.ref(self)
         self._unhook: list[Callable[[], Any]] = []  # with hooks on parameters or inputs that a module returned
 
     def open(self, guard: Callable[..., None]) -> None:
@@ -127,9 +141,6 @@ class StepTrace:
     def _after_forward(self, *about: Any) -> None:
         self._guard(self._forward, *about)
 
-    def _after_backward(self, call: OutputCall, grad: Tensor) -> None:
-        self._guard(self._gradient, call, grad)
-
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = self._names.get(id(module))
         if name is None:
@@ -141,51 +152,60 @@ class StepTrace:
             if not recomputing():
                 self.called_without_grad.add(name)
             return
-        self._note_setup(name, module, args, kwargs, output)
-        self._counts[name] = self._counts.get(name, 0) + 1
-        if self._counts[name] > MOST_CALLS:
-            return
-        self._note_autocast(output)
-        for i, leaf in enumerate(float_leaves(output)):
-            self._one_output(name if i == 0 else f"{name}[{i}]", module, args, kwargs, leaf)
-
-    def _note_setup(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        first = next(iter(tensors_in((args, kwargs))), None)
-        if first is not None:
-            self.given.setdefault(name, (id(first), first.numel()))
+        leaves = list(float_leaves(output))
+        calls = self._counts.get(name, 0)
+        self._counts[name] = calls + 1
+        if name not in self.given:
+            self._note_setup(name, module, (args, kwargs) if kwargs else args, leaves)
         if id(module) in self.roots:
             self.root_inputs.update(fingerprints((args, kwargs)))
-        if isinstance(module, LOWERED):
-            out = next(float_leaves(output), None)
-            kept_wide = out is not None and isinstance(module, nn.RNNBase) and out.device.type == "cpu" and out.dtype not in LOW
-            if out is not None and not kept_wide:  # the CPU's autocast leaves recurrent layers alone
-                elements = sum(p.numel() for p in module.parameters(recurse=False))
+        if calls >= MOST_CALLS:
+            return
+        if self.amp is None:
+            self._note_autocast(leaves)
+        for i, leaf in enumerate(leaves):
+            self._one_output(name if i == 0 else f"{name}[{i}]", module, args, kwargs, leaf)
+
+    def _note_setup(self, name: str, module: nn.Module, given: Any, leaves: Sequence[Tensor]) -> None:
+        first = next(iter(tensors_in(given)), None)
+        if first is not None:
+            self.given[name] = (id(first), first.numel())
+        if leaves and isinstance(module, LOWERED):
+            out = leaves[0]
+            if not (
+                isinstance(module, nn.RNNBase) and out.is_cpu and out.dtype not in LOW
+            ):  # the CPU's autocast leaves those alone
+                elements = sum(p.numel() for p in module._parameters.values() if p is not None)
                 self.products.setdefault(name, (short_dtype(out.dtype), elements))
 
     def _one_output(self, site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> None:
         self.called.add(site)
         known = self._known(leaf)
-        before = self._rows_of_inputs(args, kwargs)
         if known is not None:  # a container that returns what its last child returned
             call = OutputCall(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
         else:
             call = OutputCall(site, self.rows.add(leaf, histogram=True), short_dtype(leaf.dtype), tuple(leaf.shape))
+        self.calls.append(call)
+        bad = self.rows.is_bad(call.output) if known is None or known.output in self._not_good else False
+        flushed = known is None and leaf.dtype == torch.float16 and not bad and self.rows.is_zero(call.output)
+        before = self._rows_of_inputs(args, kwargs) if bad is not False or flushed else []
+        if known is None:
             self._seen[id(leaf)] = (weakref.ref(leaf), version_of(leaf), call)
             if leaf.requires_grad:
                 if leaf.is_leaf:  # it would outlive the step
                     self._unhook.append(add_hook(leaf.register_hook, self._after_backward, call))
                 else:
-                    leaf.register_hook(weakly(self._after_backward, call))
-        self.calls.append(call)
-        bad = self.rows.is_bad(call.output)
+                    leaf.register_hook(_hook(self._myself, call))
         if bad is None:
             call.inputs = tuple(self.rows.add_bounds(t) if row is None else row for t, row in before)
             call.module = type(module).__name__
             call.has_parameters = _has_parameters(module)
         elif bad:
             self._suspect(call, module, leaf, before)
-        elif known is None and leaf.dtype == torch.float16 and self.rows.is_zero(call.output):
+        elif flushed:
             self._zero_output(call, module, before)
+        if bad is not False:
+            self._not_good.add(call.output)
 
     def _known(self, tensor: Tensor) -> OutputCall | None:
         """The call that measured this very tensor, if it was not written to since."""
@@ -202,17 +222,18 @@ class StepTrace:
             out.append((tensor, entry[2].output if entry is not None and entry[0]() is tensor else None))
         return out
 
+    def _after_backward(self, call: OutputCall, grad: Tensor) -> None:
+        self._guard(self._gradient, call, grad)
+
     def _gradient(self, call: OutputCall, grad: Tensor) -> None:
         if not call.gradient:
             call.gradient.append(self.rows.add(grad, histogram=True))
             call.gradient_dtype.append(short_dtype(grad.dtype))
 
-    def _note_autocast(self, output: Any) -> None:
-        if self.amp is None:
-            leaf = next(float_leaves(output), None)
-            kind = leaf.device.type if leaf is not None else "cpu"
-            if torch.is_autocast_enabled(kind):
-                self.amp = (kind, short_dtype(torch.get_autocast_dtype(kind)))
+    def _note_autocast(self, leaves: Sequence[Tensor]) -> None:
+        kind = leaves[0].device.type if leaves else "cpu"
+        if torch.is_autocast_enabled(kind):
+            self.amp = (kind, short_dtype(torch.get_autocast_dtype(kind)))
 
     def _suspect(self, call: OutputCall, module: nn.Module, leaf: Tensor, before: list[tuple[Tensor, int | None]]) -> None:
         """Only here, once something is wrong, are inputs and parameters looked at."""
@@ -261,7 +282,7 @@ class StepTrace:
 
 
 def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
+    return any(p is not None for p in module._parameters.values())
 
 
 def _is_finite(tensor: Tensor) -> bool:

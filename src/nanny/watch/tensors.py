@@ -10,6 +10,7 @@ Three questions are asked of a tensor, and they differ:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -26,6 +27,7 @@ _MOST_LEAVES = 64
 _MANY = 100_000
 _STRIDED = torch.strided
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _GRAD: Any = Tensor.grad
 _HOLD_NOTHING = frozenset(
     {int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -35,6 +37,10 @@ _is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 def tensors_in(value: Any) -> list[Tensor]:
     """In order, in tuples, lists, dataclasses and whatever behaves like a mapping (ModelOutput)."""
+    if type(value) is tuple and len(value) == 1:  # what most modules are called with
+        value = value[0]
+    if type(value) is Tensor:
+        return [value]
     found: list[Tensor] = []
     stack, looked, seen = [value], 0, set()
     while stack:
@@ -99,6 +105,8 @@ def is_readable(tensor: Tensor) -> bool:
 def _is_readable(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_nested:
         return False
+    if type(tensor) in _PLAIN_TYPES:
+        return tensor.numel() > 0 and not _is_functorch_wrapped(tensor) and tensor.untyped_storage().nbytes() > 0
     if is_lazy(tensor) or type(tensor).__name__ in ("FakeTensor", "MaskedTensor") or _is_functorch_wrapped(tensor):
         return False
     if tensor.numel() == 0:
@@ -118,6 +126,7 @@ def widen(dtype: torch.dtype, wide: torch.dtype) -> torch.dtype:
     return WIDER.get(dtype, dtype) if wide == torch.float64 else dtype
 
 
+@functools.lru_cache(maxsize=64)
 def short_dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
