@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ..core.step import OptimizerState, Update
-from ..measure.flatten import as_line, thin
+from ..measure import transfer
+from ..measure.flatten import as_line, local_part, thin
+from ..measure.rows import joined, split_small
 from ..measure.transfer import PendingRead
 from ..watch.tensors import gradient_of, is_readable, short_dtype
 
@@ -29,6 +32,23 @@ def lr_of(group: Mapping[str, Any]) -> float:
     return float(lr) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else float("nan")
 
 
+def _samples(tensors: Sequence[Tensor], nonzero: bool = False) -> tuple[Tensor, list[int]]:
+    """Samples of all of them as one line of fp32, and the length of each; small ones of one type are joined in one call.
+
+    `nonzero`: it only matters which elements are 0.
+    """
+    together, alone = split_small(tensors, SAMPLE)
+    parts = {i: thin(as_line(tensors[i]), SAMPLE) for i in alone}
+    parts = {i: (part != 0 if nonzero else part).float() for i, part in parts.items()}
+    if not alone and len(together) == 1:
+        return torch.from_numpy(joined(tensors)).to(torch.float32, copy=True), [t.numel() for t in tensors]
+    for members in together.values():
+        line = torch.from_numpy(joined([tensors[i] for i in members])).float()
+        parts.update(zip(members, torch.split(line, [tensors[i].numel() for i in members])))
+    ordered = [parts[i] for i in range(len(tensors))]
+    return torch.cat(ordered) if ordered else torch.empty(0), [part.numel() for part in ordered]
+
+
 class UpdateProbe:
     """Samples of the weights before the step, compared after it; the counts are read with the other numbers of the step.
 
@@ -37,8 +57,8 @@ class UpdateProbe:
 
     def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
         self._parameters: list[tuple[str, Tensor, float]] = []
-        before: list[Tensor] = []
-        moved: list[Tensor] = []
+        weights: list[Tensor] = []
+        gradients: list[Tensor] = []
         for group in optimizer.param_groups:
             lr = lr_of(group)
             for p in group["params"]:
@@ -46,23 +66,25 @@ class UpdateProbe:
                 grad = None if name is None else gradient_of(p)
                 if name is None or grad is None or not is_readable(p) or not is_readable(grad):
                     continue
-                weight, gradient = thin(as_line(p), SAMPLE), thin(as_line(grad), SAMPLE)
-                if weight.numel() and weight.shape == gradient.shape and (not before or weight.device == before[0].device):
+                if p.shape == grad.shape and local_part(p).numel() and (not weights or p.device == weights[0].device):
                     self._parameters.append((name, p, lr))
-                    before.append(weight.float() if weight.dtype != torch.float32 else weight)
-                    moved.append(gradient)
-        self._lengths = [part.numel() for part in before]
-        self._before = torch.cat(before) if before else torch.empty(0)
-        self._moved = torch.cat([part != 0 for part in moved]) if moved else torch.empty(0, dtype=torch.bool)
+                    weights.append(p)
+                    gradients.append(grad)
+        self._before, self._lengths = _samples(weights)
+        self._moved = _samples(gradients, nonzero=True)[0] != 0
         self._sums: Tensor | None = None
 
     def after(self) -> None:
         if not self._parameters:
             return
-        now = torch.cat([thin(as_line(p), SAMPLE).float() for _, p, _ in self._parameters])
+        now, _ = _samples([p for _, p, _ in self._parameters])
         same = (now == self._before) & self._moved  # 16-bit values stay what they are in fp32
         rows = torch.stack([self._moved.float(), same.float(), (now - self._before).square(), self._before.square()])
-        self._sums = torch.stack([part.sum(dim=1) for part in rows.split(self._lengths, dim=1)])
+        if transfer.reads_freely(rows.device):
+            starts = np.cumsum([0, *self._lengths[:-1]])
+            self._sums = torch.from_numpy(np.add.reduceat(rows.numpy(), starts, axis=1, dtype=np.float64).T)
+        else:
+            self._sums = torch.stack([part.sum(dim=1) for part in rows.split(self._lengths, dim=1)])
 
     def pending(self) -> PendingRead:
         return PendingRead([self._sums])
