@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor, nn
 
 from ...core.step import Breach
 from ...measure import transfer
-from ...measure.flatten import as_line
+from ...measure.rows import which_are_zero
 from ...watch.names import unwrapped
 from ...watch.places import is_users_own
 from ...watch.tensors import gradient_of, is_readable
@@ -32,17 +33,21 @@ class Arrivals:
         self._zero: set[str] = set()  # of them those that had one, of zeros
         self._ran: set[str] = set()
         self._ran_without_grad: set[str] = set()
+        self._ran_in: set[str] = set()  # both, and the modules around them
         self._unread: dict[str, bool] = {}  # modules that no line of the program but their assignment names
+        self._kinds: dict[str, list[str]] | None = None  # of those that have had none; None: something has changed since
         self._looks = 0
         self.experts: tuple[str, ...] = ()
 
     def look(self, mine: list[Tensor]) -> None:
         self._looks += 1
+        self._kinds = None
         names = self._watched.parameters
-        asked = [(names[id(p)], p) for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
-        for name, p in asked:
-            grad = gradient_of(p)
-            if grad is not None and is_readable(grad) and transfer.reads_freely(grad.device) and not bool(as_line(grad).any()):
+        asked = [(names[id(p)], gradient_of(p)) for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
+        read = [g for _, g in asked if g is not None and is_readable(g) and transfer.reads_freely(g.device)]
+        zero = {id(g) for g, is_zero in zip(read, which_are_zero(read)) if is_zero}
+        for name, grad in asked:
+            if id(grad) in zero:
                 self._zero.add(name)
             elif grad is not None:
                 self.arrived.add(name)
@@ -53,21 +58,29 @@ class Arrivals:
 
     def _look_for_unread(self) -> None:
         """Here the program's own frames are on the stack, and with them the files that may name a module."""
+        if self._looks <= 3:
+            return
         for name in self._missing:
             site = self._idle_part(name)
-            if site and site not in self._unread and self._looks > 3:
+            if site and site not in self._unread:
                 adapted = any(not p.requires_grad for held in self._watched.owners.values() if (p := held()) is not None)
                 self._unread[site] = not adapted and is_unread(self._watched.models, site)  # else it is left over from elsewhere
 
     def _idle_part(self, name: str) -> str:
         """The outermost module around a parameter that was never called; '' if one was."""
-        parts, ran = name.split(".")[:-1], self._ran | self._ran_without_grad
-        around = [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
-        return next((site for site in around if not any(other == site or other.startswith(f"{site}.") for other in ran)), "")
+        site, at = "", name.find(".")
+        while at >= 0:
+            site, at = name[:at], name.find(".", at + 1)
+            if site not in self._ran_in:
+                return site
+        return ""
 
     def traced(self, trace: StepTrace) -> None:
+        new = (trace.called | trace.called_without_grad) - self._ran - self._ran_without_grad
         self._ran |= trace.called
         self._ran_without_grad |= trace.called_without_grad
+        self._ran_in |= new | modules_of(new)
+        self._kinds = None
         self.experts = tuple(experts_of(self._watched.models, trace))
 
     def breaches(self) -> Iterator[Breach]:
@@ -75,8 +88,16 @@ class Arrivals:
         unused_is_meant = any(getattr(model, "find_unused_parameters", False) for model, _ in watched.models)
         if unused_is_meant or not self.arrived:
             return
+        if self._kinds is None:
+            self._kinds = self._kinds_of_missing()
+        for kind, names in self._kinds.items():
+            traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
+            yield watched.breach("no_gradient", names, watched.total, watched.total, traits)
+
+    def _kinds_of_missing(self) -> dict[str, list[str]]:
+        """Parameters that have had none at any look, by what their modules did meanwhile."""
         kinds: dict[str, list[str]] = {}
-        prefixes = tuple(prefix for _, prefix in watched.models if prefix)
+        prefixes = tuple(prefix for _, prefix in self._watched.models if prefix)
         own = any(not name.startswith(prefixes) for name in self.arrived)  # of the model without a prefix
         reached = modules_of(self.arrived)
         for name, looks in self._missing.items():
@@ -92,9 +113,7 @@ class Arrivals:
             alone = inside not in reached if inside else not own
             if alone and not chosen:
                 kinds.setdefault(kind, []).append(name)
-        for kind, names in kinds.items():
-            traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
-            yield watched.breach("no_gradient", names, watched.total, watched.total, traits)
+        return kinds
 
     @property
     def _root_site(self) -> str:
@@ -167,15 +186,17 @@ def _names(file: str, attribute: str, classes: set[str]) -> bool:
 
 def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Iterator[str]:
     """Members of a list of alike modules that did not run, or on nothing, or on what another got: one of many is chosen."""
+    given = _given_to(trace)
     for model, prefix in models:
         for name, group in unwrapped(model).named_modules():
             if not isinstance(group, (nn.ModuleList, nn.ModuleDict)):
                 continue
             members = {f"{prefix}{name}.{key}" if name else f"{prefix}{key}": child for key, child in group.named_children()}
+            kinds = Counter(map(type, members.values()))
+            alike = Counter((type(child), given.get(path)) for path, child in members.items())
             for path, child in members.items():
-                alike = [other for other, sibling in members.items() if other != path and type(sibling) is type(child)]
-                given = _given(path, trace)
-                if alike and (given is None or given[1] == 0 or any(_given(other, trace) == given for other in alike)):
+                what = given.get(path)
+                if kinds[type(child)] > 1 and (what is None or what[1] == 0 or alike[type(child), what] > 1):
                     yield path
             parent = name.rpartition(".")[0]
             for key, child in unwrapped(model).get_submodule(parent).named_children():
@@ -183,6 +204,11 @@ def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Ite
                     yield prefix + (f"{parent}.{key}" if parent else key)
 
 
-def _given(path: str, trace: StepTrace) -> tuple[int, int] | None:
+def _given_to(trace: StepTrace) -> dict[str, tuple[int, int]]:
     """Identity and size of the first tensor that a module, or what is in it, was called with."""
-    return next((what for site, what in trace.given.items() if site == path or site.startswith(f"{path}.")), None)
+    found: dict[str, tuple[int, int]] = {}
+    for site, what in trace.given.items():
+        while site and site not in found:
+            found[site] = what
+            site = site.rpartition(".")[0]
+    return found

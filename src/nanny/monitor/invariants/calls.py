@@ -139,8 +139,9 @@ class Calls:
         self._asks_scaler = True
 
     def _look_at_gradients(self, step: ThisStep, one: Stepping, mine: list[Tensor]) -> None:
-        holding = [p for p in mine if (g := gradient_of(p)) is not None and is_readable(g)]
-        sparse = any(gradient_of(p) is not None for p in mine) and not holding
+        present = [p for p in mine if gradient_of(p) is not None]
+        holding = _readable(few_of(present, FEW)) or _readable(present)
+        sparse = bool(present) and not holding
         now = gradient_sample(few_of(holding, FEW)) if holding else None
         one.is_empty = bool(one.backwards) and not holding and not sparse
         if one.backwards:
@@ -285,6 +286,11 @@ def _is_one(left: Tensor | None, now: Tensor | None) -> bool:
         return False
     a, b = left.double(), sample_of(now).double()
     return a.shape == b.shape and bool(torch.dot(a, b) >= ALIKE * a.norm() * b.norm())
+
+
+def _readable(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Those whose gradient can be read."""
+    return [p for p in parameters if (g := gradient_of(p)) is not None and is_readable(g)]
 
 
 def _holds_gradients(mine: list[Tensor]) -> bool:

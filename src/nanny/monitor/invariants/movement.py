@@ -183,10 +183,12 @@ def frozen_norms(model: nn.Module) -> Iterator[tuple[str, Any, Tensor]]:
 def said_frozen(models: Sequence[tuple[nn.Module, str]]) -> Iterator[str]:
     """Parts that were told to be frozen in a way that does nothing: an attribute that torch does not know."""
     for model, prefix in models:
-        inner = unwrapped(model)
-        for name, module in inner.named_modules():
+        said: dict[int, str] = {}
+        for name, module in unwrapped(model).named_modules():
             if module.__dict__.get("requires_grad") is False and any(p.requires_grad for p in module.parameters()):
                 yield prefix + name
-        for name, p in inner.named_parameters():
-            if p.requires_grad and any(getattr(p, "__dict__", {}).get(word) is False for word in SAID_FROZEN):
-                yield prefix + name
+            for key, p in module._parameters.items():
+                words = getattr(p, "__dict__", None)
+                if words and p.requires_grad and any(words.get(word) is False for word in SAID_FROZEN):
+                    said.setdefault(id(p), f"{prefix}{name}.{key}" if name else prefix + key)
+        yield from said.values()

@@ -128,8 +128,11 @@ class Watched:
         where: str = "",
         of_parameters: bool = True,
     ) -> Breach:
-        sizes = {self.parameters[key]: p.numel() for key, held in self.owners.items() if (p := held()) is not None}
-        elements = sum(sizes.get(name, 0) for name in names) if of_parameters else 0
+        elements = 0
+        if names and of_parameters:
+            wanted = set(names)
+            held = (self.owners[key]() for key, name in self.parameters.items() if name in wanted)
+            elements = sum(p.numel() for p in held if p is not None)
         return Breach(kind, tuple(names[:MOST_NAMES]), len(names), steps, of, elements, where or self.where, traits)
 
 
