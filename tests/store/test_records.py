@@ -20,6 +20,7 @@ from nanny.core.finding import Finding, NannyError, Severity
 from nanny.core.formats import HISTOGRAM_BINS
 from nanny.core.step import GRADIENT_STATS, SAMPLE_STATS, RunInfo, Sample, Site
 from nanny.store import reader
+from nanny.store.encode import to_json
 from nanny.store.packing import pack_sample, stat, unpack_sample
 from nanny.store.writer import RunWriter
 
@@ -273,3 +274,13 @@ def test_packing_keeps_every_bit_of_every_statistic(rows):
         for position, value in enumerate(rows[i]):
             assert same(stat(data, sample.sites, layout_rows, zeros, name, position), value)
     assert stat(data, sample.sites, layout_rows, zeros, "s0", sample.sites) is None
+
+
+def test_json_is_the_same_whether_everything_in_it_is_plain_or_not():
+    known = {"counts": {1: 2, "a": (1.5, None, True)}, "site": Site("grad", "fc", shape=(2, 3)), "all": {4}, "deep": np.arange(3)}
+    odd = {**known, "loss": math.nan, "norms": [math.inf, -math.inf, np.float32(0.5)]}
+    expected = {"counts": {"1": 2, "a": [1.5, None, True]}, "all": [4], "deep": [0, 1, 2]}
+    expected["site"] = {"kind": "grad", "name": "fc", "dtype": "", "shape": [2, 3]}
+    assert json.loads(to_json(known)) == expected
+    assert json.loads(to_json(odd)) == {**expected, "loss": "NaN", "norms": ["Infinity", "-Infinity", 0.5]}
+    assert json.loads(to_json({(1, 2): "a key that is no text"})) == {"(1, 2)": "a key that is no text"}

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -40,7 +41,24 @@ def _plain(value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     """Strict JSON of anything: non-finite numbers by name, what JSON does not know as its text."""
-    return json.dumps(_plain(value), allow_nan=False)
+    try:
+        return json.dumps(value, allow_nan=False, default=_one_level)
+    except (TypeError, ValueError):  # a key that is no text, a number that is not finite
+        return json.dumps(_plain(value), allow_nan=False)
+
+
+def _one_level(value: Any) -> Any:
+    """What `json` does not know, as what it knows; the parts it asks about itself. Most of a value is never seen from Python."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: getattr(value, name) for name in _names_of(type(value))}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, (set, frozenset)) else _plain(value)
+
+
+@lru_cache(maxsize=256)
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 def _revive(value: Any) -> Any:
