@@ -49,7 +49,7 @@ lint: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY) browser
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --write
 
 browser:
 	@.ci/chromium

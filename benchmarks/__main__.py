@@ -1,13 +1,26 @@
-"""`python -m benchmarks [NAME...]` runs benchmarks/bench_NAME.py, all of them without a name; exits 1 if one failed."""
+"""`python -m benchmarks [--write] [NAME...]` runs benchmarks/bench_NAME.py, all of them without a name; exits 1 if one failed.
+
+What was measured is printed once more as one table; `--write` puts it into docs/performance.md, with date and machine.
+"""
 
 from __future__ import annotations
 
+import datetime
 import importlib
+import os
+import platform
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
+
+from .timing import noted, table
+
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- table: written by `python -m benchmarks --write` -->", "<!-- end of the table -->"
 
 
 def available() -> list[str]:
@@ -26,12 +39,36 @@ def run_one(name: str) -> bool:
     return not code
 
 
+def machine() -> str:
+    cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine())
+    busy = os.getloadavg()[0]
+    return f"{cpu}, {os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads, load {busy:.1f}"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def written(page: str, names: Sequence[str], lines: Sequence[str]) -> str:
+    """The page with a new table."""
+    before, rest = page.split(BEGIN)
+    command = " ".join(["python -m benchmarks --write", *names])
+    head = f"`{command}`, {datetime.date.today()}: {machine()}."
+    return "\n".join([before + BEGIN, "", head, "", *lines, "", END]) + rest.split(END)[1]
+
+
 def main(argv: Sequence[str]) -> int:
+    argv, write = [word for word in argv if word != "--write"], "--write" in argv
     names = [name.removeprefix("bench_") for name in argv] or available()
     if unknown := sorted(set(names) - set(available())):
         print(f"no benchmark called {', '.join(unknown)}; there are: {', '.join(available())}", file=sys.stderr)
         return 2
     failed = [name for name in names if not run_one(name)]
+    if noted:
+        print("\n" + "\n".join(table(noted)))
+    if write:
+        PAGE.write_text(written(PAGE.read_text(), argv, table(noted)))
     if failed:
         print(f"\nfailed: {', '.join(failed)}")
     return 1 if failed else 0

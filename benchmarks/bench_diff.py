@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from nanny import Severity, auto_diff
 
-from .timing import ratio
+from .timing import note, ratio
 
 REPEATS = 5
 PLAIN_BAR, OWN_BAR = 1.3, 2.5
@@ -87,6 +87,7 @@ def cost() -> bool:
 
         told = ratio(diff, both, REPEATS)
         ok &= told.meets(bar)
+        note(f"auto_diff {title}", told.median, bar=bar, control=told.control)
         print(f"  {title}: {told}; {told.verdict(bar)}")
     return ok
 

@@ -22,7 +22,7 @@ from torch import nn
 from nanny import MixedPrecisionNanny
 
 from .gpt import Training
-from .timing import Ratio, ratio
+from .timing import Ratio, note, ratio
 
 REPEATS = 15
 
@@ -114,10 +114,11 @@ PEERS = {
 }
 
 
-def measured(name: str, make: Callable[[], object], bar: float | None = None) -> Ratio:
+def measured(name: str, make: Callable[[], object], bar: float | None = None, peer: bool = False) -> Ratio:
     plain = Training()
     with make() as step:  # type: ignore[attr-defined]
         result = ratio(step, plain.step, REPEATS)
+    note(f"{name}, 7M GPT in FP32", result.median, bar=bar, control=result.control, peer=peer)
     print(f"  {name:42} {result}" + (f"  bar {bar}" if bar else ""))
     return result
 
@@ -147,7 +148,15 @@ def cpu_seconds(work: Callable[[], None], times: int) -> float:
     return (time.process_time() - start) / times
 
 
-def short_steps(name: str, short: Short, rounds: int, block: int, interval: int = 100, warm: int = 0) -> None:
+def short_steps(
+    name: str,
+    short: Short,
+    rounds: int,
+    block: int,
+    interval: int = 100,
+    warm: int = 0,
+    bar: Callable[[float], float] | None = None,
+) -> None:
     """Blocks of watched and plain steps in turn, with the default settings; the writer's thread counts."""
     watched, first, second = short.training(), short.training(), short.training()
     with tempfile.TemporaryDirectory() as folder:
@@ -171,27 +180,32 @@ def short_steps(name: str, short: Short, rounds: int, block: int, interval: int 
         f"  {name:42} {ours * 1e3:.2f} ms against {(a + b) / 2 * 1e3:.2f} ms: {2 * ours / (a + b):.2f} times "
         f"(A/A control {a / b:.2f}), median {extra * 1e3:.2f} ms more"
     )
+    plain = (a + b) / 2
+    if bar is None:
+        note(name, ours / plain, bar=1.3, control=a / b)
+    else:
+        note(f"{name}, more than a plain step of {plain * 1e3:.2f} ms", extra * 1e3, "ms", bar(plain) * 1e3, a / b)
 
 
 def short_models() -> None:
     toy = Short((nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(32, 32))
     deep = Short(tuple(part() for _ in range(1000) for part in (partial(nn.Linear, 8, 8), nn.ReLU)), torch.randn(4, 8))
-    short_steps("toy, untraced (bar 0.3 ms + 1 %)", toy, 60, 20, interval=10**9, warm=200)
+    short_steps("toy, untraced (bar 0.3 ms + 1 %)", toy, 60, 20, interval=10**9, warm=200, bar=lambda plain: 3e-4 + plain / 100)
     short_steps("2,002 modules, first 150 steps (bar 1.3)", deep, 150, 1)
-    short_steps("2,002 modules, traced (bar 5 us a module)", deep, 10, 1, interval=1, warm=5)
+    short_steps("2,002 modules, traced (bar 5 us a module)", deep, 10, 1, interval=1, warm=5, bar=lambda plain: 2002 * 5e-6)
 
 
 def main() -> None:
     parameters = sum(p.numel() for p in Training().model.parameters())
     print(f"  GPT with {parameters / 1e6:.1f}M parameters, FP32, {torch.get_num_threads()} threads, {REPEATS} rounds")
-    untraced = measured("nanny, untraced step", lambda: nanny_step(10**9), 1.02)
-    traced = measured("nanny, traced step", lambda: nanny_step(1), 1.20)
+    untraced = measured("nanny, untraced step", lambda: nanny_step(10**9), 1.01)
+    traced = measured("nanny, traced step", lambda: nanny_step(1), 1.10)
     amortised = (99 * untraced.median + traced.median) / 100
     print(f"  {'nanny, amortised at interval 100':42} {amortised:.3f} times  bar 1.02")
     measured("nanny, examined step (1 % of the time)", lambda: nanny_step(10**9, "every"))
     short_models()
     for name, (make, needs) in PEERS.items():
         if needs is None or importlib.util.find_spec(needs) is not None:
-            measured(name, make)
+            measured(name, make, peer=True)
         else:
             print(f"  {name:42} not installed (pip install transformers wandb)")

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from nanny import sanitize
 
 from .gpt import Training
-from .timing import ratio
+from .timing import note, ratio
 
 REPEATS = 7
 BAR = 8.0
@@ -58,6 +58,7 @@ def measured(name: str, watched: Training | SmallTraining, plain: Training | Sma
             print(f"  unexpected hazards: {[(h.kind, h.culprit) for h in seen.hazards]}")
 
     result = ratio(step, plain.step, REPEATS)
+    note(name, result.median, bar=bar, control=result.control)
     print(f"  {name:42} {result}" + (f"  {result.verdict(bar)}" if bar else ""))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 
@@ -31,6 +31,40 @@ class Ratio:
             f"{self.median:.2f} times (quartiles {self.low:.2f} to {self.high:.2f}; "
             f"A/A control {self.control:.2f}; {self.a_seconds * 1e3:.1f} ms against {self.b_seconds * 1e3:.1f} ms)"
         )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of the table that a run of the benchmarks ends with."""
+
+    what: str
+    value: float
+    unit: str
+    bar: float | None  # at most
+    control: float | None  # the same work against itself
+    peer: bool
+
+    def cells(self) -> tuple[str, ...]:
+        bar = "" if self.bar is None else f"{self.bar:g}"
+        share = "" if not self.bar else f"{self.value / self.bar:.2f}"
+        control = "" if self.control is None else f"{self.control:.2f}"
+        return self.what, f"{self.value:.3g} {self.unit}", bar, share, control
+
+
+noted: list[Line] = []
+
+
+def note(
+    what: str, value: float, unit: str = "times", bar: float | None = None, control: float | None = None, peer: bool = False
+) -> None:
+    noted.append(Line(what, value, unit, bar, control, peer))
+
+
+def table(lines: Sequence[Line]) -> list[str]:
+    """In Markdown: ours first, then the peers."""
+    head = ("", "measured", "limit", "of the limit", "A/A")
+    rows = [head, ("---",) * len(head), *(line.cells() for line in sorted(lines, key=lambda line: line.peer))]
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def ratio(a: Callable[[], object], b: Callable[[], object], repeats: int = 15) -> Ratio:

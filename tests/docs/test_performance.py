@@ -1,0 +1,20 @@
+"""The page of what it costs, as the benchmarks write it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+
+def test_a_table_replaces_the_one_before_and_nothing_else(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    bench, timing = importlib.import_module("benchmarks.__main__"), importlib.import_module("benchmarks.timing")
+    page = bench.PAGE.read_text(encoding="utf-8")
+    lines = [timing.Line("theirs", 1.5, "times", None, 1.0, True), timing.Line("ours", 0.25, "ms", 0.5, 0.98, False)]
+    once = bench.written(page, ["monitor"], timing.table(lines))
+    assert "| ours | 0.25 ms | 0.5 | 0.50 | 0.98 |\n| theirs | 1.5 times |  |  | 1.00 |" in once
+    assert "`python -m benchmarks --write monitor`, 2" in once
+    again = bench.written(once, [], timing.table(lines[:1]))
+    assert "ours |" not in again
+    assert again.split(bench.BEGIN)[0] == page.split(bench.BEGIN)[0]
+    assert again.split(bench.END)[1] == page.split(bench.END)[1]
