@@ -8,6 +8,7 @@ For instance:
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -23,7 +24,7 @@ from nanny.monitor.watch import MixedPrecisionNanny
 from nanny.web.report import write_report
 
 IMAGES = Path(__file__).resolve().parent / "images"
-WIDTH, BLOCKS, TOKENS, STEPS = 32, 8, 64, 160
+WIDTH, BLOCKS, TOKENS, STEPS = 32, 8, 64, 130
 
 
 class SquaredReLU(nn.Module):
@@ -84,6 +85,9 @@ def photograph(browser: Browser, report: Path, name: str, scroll: str = "", widt
     page = context.new_page()
     page.goto(report.as_uri())
     page.wait_for_selector("body[data-drawn=yes]", timeout=300_000)
+    if scroll == "#heat":
+        page.click("#map")  # of many layers the map is drawn for who asks
+        page.wait_for_function("() => heat !== null")
     if scroll:
         page.evaluate("(place) => document.querySelector(place).scrollIntoView()", scroll)
         page.wait_for_timeout(300)
@@ -98,7 +102,11 @@ def main() -> int:
         return 2
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        os.chdir(folder)  # the page shows the path as it was given
+        os.chdir(folder)  # the page shows paths as they were given, and this file as the program that it watches
+        shutil.copy(__file__, "train.py")
+        sys.path.insert(0, folder)
+        sys.argv = ["train.py"]
+        train = importlib.import_module("train").train
         report, beside = Path(folder) / "report.html", Path(folder) / "compare.html"
         train(Path("nanny_logs"), growth=1.0)
         train(Path("nanny_logs"), growth=1.045)

@@ -126,7 +126,7 @@ _CHANGES = {
     "rows_left_out": ("{rows} of the batch left out", "去掉 batch 中的 {value} 行"),
     "smaller_scale": ("a loss scale {value} times smaller", "损失缩放缩小到原来的 1/{value}"),
 }
-_MORE = (", and at {count} more places", "，另有 {count} 处相同")
+_MORE = (", and at {places}", "，另有 {count} 处相同")
 _HELPED = {
     True: ("tried on this step, it helps: with {change}, {outcome}", "已在这一步试过，有效：{change}，{outcome}"),
     False: ("tried on this step, it does not help: with {change}, {outcome}", "已在这一步试过，无效：{change}，{outcome}"),
@@ -149,7 +149,7 @@ _OUTCOMES = {
 
 def trial_in_words(trial: Trial, language: str = "en") -> str:
     zh = int(language == "zh")
-    more = _MORE[zh].format(count=trial.places - 1) if trial.places > 1 else ""
+    more = _MORE[zh].format(count=trial.places - 1, places=counted(trial.places - 1, "more place")) if trial.places > 1 else ""
     value = "" if trial.value is None else number(trial.value)
     change = _CHANGES[trial.change][zh].format(
         op=f"`{trial.op}`", value=value, more=more, rows=counted(int(trial.value or 0), "row")

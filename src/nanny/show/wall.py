@@ -317,7 +317,9 @@ def _impact(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     right = x > (LEFT + RIGHT) / 2
     yield f'<line class="fall" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"/>'
     side: Side = "end" if right else "start"
-    yield _text(x + (-6 if right else 6), BOTTOM - 8, words["impact"].format(step=wall.impact), "ink", 15, bold=True, anchor=side)
+    floor = axes.y(math.log2(wall.limits[0].floor)) if wall.limits else BOTTOM
+    foot = floor - 8 if BOTTOM - 30 < floor < BOTTOM else BOTTOM - 8  # the line of the floor would strike it out
+    yield _text(x + (-6 if right else 6), foot, words["impact"].format(step=wall.impact), "ink", 15, bold=True, anchor=side)
     most = max([count for found in (wall.ran, wall.fp32) for order, count in found.items() if order[-1].isdecimal()], default=1)
     direction, room = (-1, min(x - LEFT, 130)) if right else (1, min(RIGHT - x, 130))
     lost = {order: count for order, count in wall.fp32.items() if abs(count - wall.ran.get(order, 0)) > count / 10}
