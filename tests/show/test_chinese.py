@@ -112,3 +112,22 @@ def test_a_chinese_locale_is_enough(tmp_path, capsys, monkeypatch):
     assert "不健康" in capsys.readouterr().out
     main(["summary", "--db", str(store), "--format", "json"])
     assert "NOT HEALTHY" in capsys.readouterr().out  # JSON is for programs
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "  setup     2.88k parameters, of which none was seen to train, train mode, fp16 in 3 of 3 modules",
+        "the fp16 gradients of 7 of 7 modules are below 6.1e-05, where bits are lost, 7 of them all 0 (no GradScaler)",
+        "below 3e-8 fp16 stores 0",
+        "run 1, rank 0 of 2 in nanny_logs/metrics.db (bfloat16, torch 2.13.0, finished): ddp.py",
+        "NOT HEALTHY: data_nan in data:input at step 40 on rank 1, 95 % sure.",
+        "The runs PART FIRST at step 0: the output of blocks.1.attn.out is 16 % smaller in B (A 0.177, B 0.148)",
+        "  - from step 7 on the loss is 8.5 % smaller in B (A 0.552, B 0.505), but they come back together by step 119",
+        "the loss of A, the reference, is not finite from step 40 on: B cannot part from it behind that",
+        "  skipped   no steps",
+    ],
+)
+def test_what_real_runs_say_is_translated_whole_or_not_at_all(said):
+    """Half a sentence in the other language is worse than none: two English words in a row are too many."""
+    assert re.findall("[a-z]{2,} [a-z]{2,}", translate(said, "zh")) == []
