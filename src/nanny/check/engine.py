@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..core.finding import Finding, Severity
 from .interpreter.interpreter import Interpreter
+from .interpreter.probe import probe
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
 from .interpreter.trace import Event, FileView, Options
 from .registry import CheckRule, Hit, event_rules, rules_on
@@ -19,12 +20,12 @@ from .registry import CheckRule, Hit, event_rules, rules_on
 def check_source(source: str, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
     """The findings of one Python source text. Raises SyntaxError like `ast.parse`."""
     tree = ast.parse(source, filename)
-    return check_tree(tree, filename, options) if says_half(source) else []
+    return check_tree(tree, filename, options, source) if says_half(source) else []
 
 
-def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | None = None) -> list[Finding]:
+def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | None = None, text: str = "") -> list[Finding]:
     """The findings of one parsed file."""
-    found = _check_file(SourceFile(filename, tree), Project({filename: ""}), options or Options()).findings
+    found = _check_file(SourceFile(filename, tree, text=text), Project({filename: text}), options or Options()).findings
     return [finding for finding in found if finding.file == filename]
 
 
@@ -89,6 +90,9 @@ def _check_file(source: SourceFile, project: Project, options: Options, notes: l
     found: dict[tuple[object, ...], tuple[Finding, Hit]] = {}
     interpreter = Interpreter(project, options)
     try:
+        seen = probe(source, project, options)
+        if seen is not None and next(_hits(seen, None), None) is None:
+            return Entry(source.filename, [], [source.filename])
         view = interpreter.walk(WalkedFile(source))
     except RecursionError:
         raise

@@ -24,6 +24,7 @@ from .suppress import is_suppressed, read_suppressions
 from .walk import Found, Text, decode, find_files, find_module, folders_up, forget_files, matches_path, read_text
 
 if TYPE_CHECKING:
+    from .interpreter.source import Project
     from .notebook import Notebook
 
 T = TypeVar("T")
@@ -263,9 +264,10 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
     workers = jobs or _cores()
     batches = [work[part] for part in shared_by_size(sizes, 4 * workers, SMALLEST_BATCH, LARGEST_BATCH)]
     if min(workers, len(batches)) > 1:
-        reports = _in_workers(batches, project, config, min(workers, len(batches)), texts)
+        reports = _in_workers(batches, sources, config, min(workers, len(batches)))
     else:
-        reports = [check_batch(batch, project, config, texts) for batch in batches]
+        batch_of = Batches(sources, config)
+        reports = [batch_of.check(batch) for batch in batches]
     report = sum(reports, report)
     if cache is not None and keys is not None:
         for path, checked in report.checked.items():
@@ -303,42 +305,59 @@ def _size(path: str) -> int:
         return 0
 
 
-def _in_workers(
-    batches: list[list[Found]], project: list[str], config: Config, workers: int, texts: Mapping[str, str]
-) -> list[Report]:
+class Batches:
+    """Some files of a project after the other; what they import is parsed once."""
+
+    def __init__(self, sources: Sources, config: Config):
+        from .interpreter.source import Project
+
+        self.sources, self.config, self.project = sources, config, Project(sources)
+
+    def check(self, batch: list[Found]) -> Report:
+        report, python, sources = Report(), [], self.sources
+        with _quiet_interpreter():
+            for found in batch:
+                text = sources.read(found.path) if found.kind == "python" else read_text(found)
+                if isinstance(text, str):
+                    report.notes.append(text)
+                    continue
+                report.notes.extend([text.note] if text.note else [])
+                if found.kind == "python":
+                    python.append(found.path)
+                else:
+                    report += _check_other(found, text.text, self.config)
+            report += _check_python(sources, python, self.config, self.project)
+        imports = {name: sources.asked.get(name, {}) for checked in report.checked.values() for name in checked.read}
+        report = replace(report, read_too=sources.read_too, imports=imports)
+        return replace(report, findings=[finding for finding in report.findings if self.config.wants(finding)])
+
+
+_batches: Batches | None = None  # of a worker process
+
+
+def _begin_worker(sources: Sources, config: Config) -> None:
+    global _batches
+    _batches = Batches(sources, config)
+
+
+def _work(batch: list[Found]) -> Report:
+    assert _batches is not None
+    return _batches.check(batch)
+
+
+def _in_workers(batches: list[list[Found]], sources: Sources, config: Config, workers: int) -> list[Report]:
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
-    size = len(batches)
     try:
-        with ProcessPoolExecutor(workers, context) as pool:
-            return list(pool.map(check_batch, batches, [project] * size, [config] * size, [texts] * size))
+        with ProcessPoolExecutor(workers, context, _begin_worker, (sources, config)) as pool:
+            return list(pool.map(_work, batches))
     except BrokenProcessPool:  # a worker was killed, most often for its memory
         note = "a worker process was killed; checked everything again in one process"
-        return [Report(notes=[note]), *(check_batch(batch, project, config, texts) for batch in batches)]
-
-
-def check_batch(batch: list[Found], project: list[str], config: Config, texts: Mapping[str, str] = NO_TEXTS) -> Report:
-    """Some files of a project, with the rest of it at hand for what they import."""
-    report = Report()
-    sources = Sources(project, texts, config)
-    python = []
-    with _quiet_interpreter():
-        for found in batch:
-            text = sources.read(found.path) if found.kind == "python" else read_text(found)
-            if isinstance(text, str):
-                report.notes.append(text)
-                continue
-            report.notes.extend([text.note] if text.note else [])
-            if found.kind == "python":
-                python.append(found.path)
-            else:
-                report += _check_other(found, text.text, config)
-        report += _check_python(sources, python, config)
-    report = replace(report, read_too=sources.read_too, imports=sources.asked)
-    return replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
+        alone = Batches(sources, config)
+        return [Report(notes=[note]), *(alone.check(batch) for batch in batches)]
 
 
 @contextmanager
@@ -361,7 +380,7 @@ def _quiet_interpreter() -> Iterator[None]:
             gc.collect()
 
 
-def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config) -> Report:
+def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config, project: Project | None = None) -> Report:
     """Parses each of `paths`, then checks those that could have findings, together with what they import."""
     report = Report(files=list(paths))
     trees: dict[str, ast.Module] = {}
@@ -377,7 +396,7 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
             report.notes.append(f"{path}: skipped, {error}")
         except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
             report.notes.append(too_deep(path))
-    return _told(report + _check_trees(sources, trees, config, is_deep), sources)
+    return _told(report + _check_trees(sources, trees, config, is_deep, project), sources)
 
 
 def _told(report: Report, sources: Mapping[str, str]) -> Report:
@@ -397,13 +416,18 @@ def _told(report: Report, sources: Mapping[str, str]) -> Report:
     return replace(report, findings=kept)
 
 
-def _check_trees(sources: Mapping[str, str], trees: Mapping[str, ast.Module], config: Config, is_deep: bool) -> Report:
+def _check_trees(
+    sources: Mapping[str, str], trees: dict[str, ast.Module], config: Config, is_deep: bool, project: Project | None
+) -> Report:
     """All files at once; if that is too deep even with room, one after the other, so that only one is lost."""
     from .engine import check_entries
     from .interpreter.source import Project
     from .interpreter.trace import Options
 
-    options, project = Options(device=config.device, amp_dtype=config.amp_dtype), Project(sources, trees)
+    options = Options(device=config.device, amp_dtype=config.amp_dtype)
+    known = project if project is not None else Project(sources)
+    for path, tree in trees.items():
+        known.add(path, tree)
 
     def run(paths: list[str]) -> Report:
         part = Report()
@@ -411,10 +435,12 @@ def _check_trees(sources: Mapping[str, str], trees: Mapping[str, ast.Module], co
             before = len(part.notes)
             if isinstance(sources, Sources):
                 sources.read_settings = False
-            for entry in check_entries(project, [path], options, part.notes):
+            for entry in check_entries(known, [path], options, part.notes):
                 part.findings.extend(entry.findings)
                 if isinstance(sources, Sources) and not sources.read_settings and len(part.notes) == before:
                     part.checked[path] = Checked(entry.findings, {name: sources.digest(name) for name in entry.read})
+            if project is not None:
+                known.forget(path)
         return part
 
     try:

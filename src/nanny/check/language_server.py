@@ -27,7 +27,7 @@ except ImportError:
 
 from .. import __version__
 from .config import find_config, forget_configs
-from .files import Report, check_batch
+from .files import Batches, Report, Sources
 from .fix import fix_all, good_changes
 from .pages import checker_pages
 from .walk import LARGEST, Found, Text, matches_path, read_text
@@ -147,7 +147,8 @@ def report_on(path: str, root: str, text: str) -> Report:
     if len(text) > LARGEST["python"] or matches_path(path, config.exclude, config.root):
         return Report()
     project = [path, *imported_files(path, root, text)]
-    return check_batch([Found(path, "python", named=True)], project, replace(config, exclude=()), {path: text})
+    open_config = replace(config, exclude=())
+    return Batches(Sources(project, {path: text}, open_config), open_config).check([Found(path, "python", named=True)])
 
 
 def imported_files(path: str, root: str, text: str) -> list[str]:

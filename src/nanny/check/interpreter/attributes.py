@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 
 from ...core.formats import FORMATS
 from ...core.ops import DTYPES, TENSOR_TYPES
 from .source import OwnClass
 from .trace import Frame
 from .uses import LONGEST, dotted
-from .values import UNKNOWN, Thing, Value, constant, copied, join, tensor
+from .values import UNKNOWN, Thing, Value, constant, copied, join, replace, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from .trace import Frame, Guard
-from .uses import dotted, path_of, source_of, test_key
+from .uses import dotted, nodes, path_of, source_of, test_key
 from .values import Value
 
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
@@ -73,7 +73,7 @@ def _reset(node: ast.If) -> set[str]:
         direct = [s for s in node.body if isinstance(s, (ast.Assign, ast.Expr))]
         known = {name for statement in direct for name in _changed(statement, (ast.Assign, ast.Call), "clear")} - {""}
         if known:
-            known &= {dotted(n) for n in ast.walk(node.test) if isinstance(n, (ast.Name, ast.Attribute))}
+            known &= {dotted(n) for n in nodes(node.test) if isinstance(n, (ast.Name, ast.Attribute))}
         node.reset = known  # type: ignore[attr-defined]
     return known
 
@@ -90,7 +90,7 @@ def _grown(around: ast.AST) -> set[str]:
 def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> list[str]:
     """Names that are assigned, or whose `method` is called, somewhere in a piece of code."""
     found = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, kinds):
             continue
         if isinstance(node, ast.Call):
@@ -98,13 +98,13 @@ def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> li
                 found.append(dotted(node.func.value))
         else:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
-            found += [dotted(t) for target in targets for t in ast.walk(target)]
+            found += [dotted(t) for target in targets for t in nodes(target)]
     return found
 
 
 def _has_modulo(test: ast.AST) -> bool:
     known: bool | None = getattr(test, "has_modulo", None)
     if known is None:
-        known = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test))
+        known = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in nodes(test))
         test.has_modulo = known  # type: ignore[attr-defined]
     return known

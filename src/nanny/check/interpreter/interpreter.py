@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...core.ops import LAYERS
@@ -20,10 +19,10 @@ from .source import OwnClass, OwnFunction, Project, WalkedFile
 from .torch_names import FRAMEWORK_REGIONS, IN_FILE, MODULE_METHODS, TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import dotted
-from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join
+from .values import HALF, NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join, replace
 
 
-def _heirs(function: OwnFunction, module: WalkedFile) -> Iterator[OwnClass]:
+def heirs(function: OwnFunction, module: WalkedFile) -> Iterator[OwnClass]:
     """Classes that inherit this method, override others that it may call, and are instantiated nowhere in the file."""
     owner = function.owner
     if owner is None or function.name.startswith("__") or f"self.{function.name}" in module.uses.called:
@@ -224,15 +223,11 @@ class Interpreter:
         self.statements = 0  # a generated monster must not hang the check
         self.instances: dict[tuple[object, ...], Value] = {}  # as they were when built
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
+        self.stored: dict[str, list[Value]] | None = None  # for a probe: what was put where other functions find it
 
     def walk(self, module: WalkedFile) -> FileView:
         """Runs the module body, then every function that nothing has called yet, and keeps what was seen."""
-        self.follows_imports = module.uses.is_active
-        self.modules[module.filename] = module
-        module.is_loaded = module.is_entry = True
-        body = Trace("<module>", module)
-        self.traces.append(body)
-        self.run_block(Frame(self.options, module, body, module.env), module.tree.body)
+        self.run_body(module)
         called = {path.rpartition(".")[2] for path in module.uses.called}
         tried: set[ast.AST] = set()
         while waiting := [f for f in module.functions if f.module is module and f.node not in tried]:
@@ -240,11 +235,19 @@ class Interpreter:
                 ran = function.node in tried or any(f.runs for f in module.functions if f.node is function.node)
                 tried.add(function.node)
                 if not ran:
-                    self._run_entry(function, function.owner)
+                    self.run_entry(function, function.owner)
             for function in waiting:
-                for owner in _heirs(function, module):
-                    self._run_entry(function, owner)
+                for owner in heirs(function, module):
+                    self.run_entry(function, owner)
         return FileView(module, self.traces, self.options)
+
+    def run_body(self, module: WalkedFile) -> None:
+        self.follows_imports = module.uses.is_active
+        self.modules[module.filename] = module
+        module.is_loaded = module.is_entry = True
+        body = Trace("<module>", module)
+        self.traces.append(body)
+        self.run_block(Frame(self.options, module, body, module.env), module.tree.body)
 
     def forget(self) -> None:
         """Lets go of what was walked: it is full of cycles, which the garbage collector takes long to find."""
@@ -255,7 +258,8 @@ class Interpreter:
                 module.classes.clear()
         self.traces, self.instances, self.memory = [], {}, {}
 
-    def _run_entry(self, function: OwnFunction, owner: OwnClass | None) -> None:
+    def run_entry(self, function: OwnFunction, owner: OwnClass | None) -> Value:
+        """Runs a function that nothing calls, on the example of its class."""
         trace = Trace(function.name, function.module, owner)
         self.traces.append(trace)
         outer = Frame(self.options, function.module, trace, Env(), closure=function.closure, owner=owner)
@@ -265,8 +269,9 @@ class Interpreter:
             this = Value("instance", ref=owner, thing=owner.example)
             self.build(outer, owner, this, [], {}, owner.node)
             args = [] if "staticmethod" in function.decorators else [this]
-        if function.runs == 0 or owner is not function.owner:
-            self.run_function(outer, function, args, {}, Context(stack=(function,)), is_entry=True)
+        if function.runs and owner is function.owner and self.stored is None:
+            return UNKNOWN
+        return self.run_function(outer, function, args, {}, Context(stack=(function,)), is_entry=True)
 
     def run_block(self, frame: Frame, body: Sequence[ast.stmt]) -> None:
         """Runs the statements; on return `frame.is_over` says whether the end of the block is reached."""
@@ -288,6 +293,8 @@ class Interpreter:
         frame.at = saved
 
     def assign(self, frame: Frame, target: ast.expr, value: Value) -> None:
+        if self.stored is not None:
+            self._note_stored(frame, target, value)
         if isinstance(target, ast.Name):
             if target.id in frame.globals:
                 frame.module.env[target.id] = value
@@ -308,6 +315,15 @@ class Interpreter:
             frame.emit("setitem", target, (base, index, value))
         elif isinstance(target, ast.Starred):
             self.assign(frame, target.value, UNKNOWN)
+
+    def _note_stored(self, frame: Frame, target: ast.expr, value: Value) -> None:
+        assert self.stored is not None
+        while isinstance(target, (ast.Subscript, ast.Starred)):
+            target = target.value
+        if isinstance(target, ast.Attribute):
+            self.stored.setdefault(target.attr, []).append(value)
+        elif isinstance(target, ast.Name) and (not frame.at.stack or target.id in frame.globals or frame.closure is not None):
+            self.stored.setdefault(target.id, []).append(value)
 
     def _assign_items(self, frame: Frame, targets: list[ast.expr], value: Value) -> None:
         if value.kind in ("tuple", "list") and len(value.inputs) == len(targets):
@@ -1141,7 +1157,7 @@ class Interpreter:
     def _module(self, filename: str) -> WalkedFile | None:
         """A file of the project as this walk sees it; what another walk has defined in it is not known here."""
         if filename not in self.modules:
-            source = self.project.file(filename)
+            source = self.project.imported_file(filename)
             self.modules[filename] = WalkedFile(source) if source is not None else None
         return self.modules[filename]
 

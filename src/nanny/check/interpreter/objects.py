@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .dtypes import on_device, result
@@ -16,7 +15,7 @@ from .source import OwnClass
 from .torch_names import MODULE_METHODS, OPTIMIZERS
 from .trace import Frame
 from .uses import dotted
-from .values import HALF, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, tensor
+from .values import HALF, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, replace, tensor
 
 
 def builds_optimizer(path: str, last: str) -> bool:

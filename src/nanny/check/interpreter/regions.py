@@ -19,7 +19,7 @@ AUTOCAST = {
 NO_GRAD = {"torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.grad_mode.no_grad"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Region:
     device: str  # cuda, cpu, mps, ...; empty: not known
     dtype: str  # fp16, bf16, half (not known which), or what the code says

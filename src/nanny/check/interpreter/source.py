@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Any
 
+from .torch_names import KNOWN_LIBRARIES
 from .uses import NO_USES, Uses, dotted, uses_in
 from .values import Env, Thing, Value
 
@@ -32,6 +33,7 @@ _IN_CONTEXT = {
         "binary_cross_entropy": r"binary_cross_entropy\b",
     }.items()
 }
+MOST_PARSED = 8_000_000  # characters whose trees are kept for the next file that imports them: about 400 MB
 _DOCSTRING = re.compile(r"[ \t]*[rRuU]?")
 
 
@@ -151,6 +153,7 @@ class SourceFile:
     filename: str
     tree: ast.Module
     name: str = ""  # dotted, if part of a project
+    text: str = ""
 
     @cached_property
     def uses(self) -> Uses:
@@ -194,22 +197,47 @@ class Project:
 
     def __init__(self, sources: Mapping[str, str], trees: Mapping[str, ast.Module] | None = None):
         self.sources = sources
-        self._files: dict[str, SourceFile | None] = {
-            filename: SourceFile(filename, tree, _module_name(filename)) for filename, tree in (trees or {}).items()
-        }
+        self._files: dict[str, SourceFile | None] = {}
+        self.imported: set[str] = set()
+        for filename, tree in (trees or {}).items():
+            self.add(filename, tree)
         self._paths: dict[str, str] | None = None
+        self._resolved: dict[tuple[str, str, int], str | None] = {}
+
+    def add(self, filename: str, tree: ast.Module) -> None:
+        self._files[filename] = SourceFile(filename, tree, _module_name(filename), self.sources[filename])
+
+    def forget(self, filename: str) -> None:
+        """Lets go of a tree that nothing imports, and of all when they are many."""
+        if filename not in self.imported:
+            self._files.pop(filename, None)
+        if sum(len(file.text) for file in self._files.values() if file is not None) > MOST_PARSED:
+            self._files.clear()
+
+    def imported_file(self, filename: str) -> SourceFile | None:
+        self.imported.add(filename)
+        return self.file(filename)
 
     def file(self, filename: str) -> SourceFile | None:
         """The parsed file; None if it has a syntax error (reported when that file is checked itself)."""
         if filename not in self._files:
             try:
-                self._files[filename] = SourceFile(filename, ast.parse(self.sources[filename], filename), _module_name(filename))
+                text = self.sources[filename]
+                self._files[filename] = SourceFile(filename, ast.parse(text, filename), _module_name(filename), text)
             except (SyntaxError, ValueError, RecursionError):
                 self._files[filename] = None
         return self._files[filename]
 
     def resolve(self, importer: WalkedFile, target: str, level: int = 0) -> str | None:
-        """The project's file behind `from target import ...` (with leading dots counted by level)."""
+        """The project's file behind `from target import ...` (with leading dots counted by level); None for a library, also
+        for one that is known by heart and has its sources here: what is said about a script does not depend on that."""
+        key = (importer.filename, target, level)
+        if key not in self._resolved:
+            is_known = not level and target.partition(".")[0] in KNOWN_LIBRARIES
+            self._resolved[key] = None if is_known else self._resolve(importer, target, level)
+        return self._resolved[key]
+
+    def _resolve(self, importer: WalkedFile, target: str, level: int) -> str | None:
         beside = getattr(self.sources, "beside", None)  # files that are read only because these import them
         if len(self.sources) < 2 and beside is None:
             return None

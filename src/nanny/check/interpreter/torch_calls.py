@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from ...core.ops import ALIASES, CONTAINERS, CREATES
 from . import objects
@@ -14,7 +13,7 @@ from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, TRAINING_ARGUMENTS, WRAPPERS
 from .trace import Frame
 from .uses import dotted
-from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, tensor
+from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, replace, tensor
 
 _FRAMEWORK = {
     **dict.fromkeys(("accelerate.Accelerator", "accelerate.accelerator.Accelerator"), "accelerate"),

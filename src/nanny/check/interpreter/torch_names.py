@@ -8,6 +8,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 IN_FILE = "(in a settings file)"  # the argument of a framework that its settings file gives
+KNOWN_LIBRARIES = _words("torch lightning pytorch_lightning accelerate deepspeed transformers apex")
 GRAD_SCALERS = _words("GradScaler ShardedGradScaler")
 OPTIMIZERS = _words("""
     Optimizer Adam AdamW SGD RMSprop Adagrad Adadelta Adamax NAdam RAdam SparseAdam LBFGS Rprop ASGD Muon Adafactor Lion LAMB

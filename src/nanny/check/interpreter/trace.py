@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from .regions import Region
 from .source import OwnClass, OwnFunction, WalkedFile
-from .values import UNKNOWN, Env, Thing, Value
+from .values import UNKNOWN, Env, Thing, Value, replace
 
 MAX_DEPTH = 6  # calls followed into each other
 MAX_STATEMENTS = 40_000  # per file; a generated monster must not hang the check
@@ -25,7 +25,7 @@ class Options:
     amp_dtype: str | None = None  # fp16 or bf16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Context:
     """Where in the program we are; replaced, never changed, while descending."""
 
@@ -52,7 +52,7 @@ class Context:
         return self.regions[-1] if any(r.is_on for r in self.regions[:-1]) else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Event:
     """One operation: what, where, on which values, under which circumstances."""
 
@@ -204,4 +204,4 @@ class Frame:
         node.file = self.module.filename  # type: ignore[attr-defined]
 
     def inside(self, **changes: object) -> Context:
-        return replace(self.at, **changes)  # type: ignore[arg-type]
+        return replace(self.at, **changes)
