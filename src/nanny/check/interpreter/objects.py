@@ -306,7 +306,15 @@ def tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
             node,
             (base, *args),
             kwargs,
-            tensor(args[0].dtype, f"type_as at line {node.lineno}", node.lineno, op="cast", inputs=(base,), node=node),
+            tensor(
+                args[0].dtype,
+                f"type_as at line {node.lineno}",
+                node.lineno,
+                op="cast",
+                inputs=(base,),
+                node=node,
+                tags=frozenset({"follow"}),  # whoever made the other tensor has chosen
+            ),
         )
     if name in ("item", "tolist", "numpy"):
         value = Value("", op="item", inputs=(base,), tags=base.tags & {"scaled", "grad"})

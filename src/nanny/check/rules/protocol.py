@@ -114,9 +114,15 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | 
     owners &= {id(t) for e in beside for t in parameter_owners(e.arg(1))}
     here = trace.events[index]
     doubtful: list[Event] = []
+    plain: list[Event] = []
     for event in before(trace, index):
         if event.op in ("backward", "framework.backward"):
-            if not is_scaled(event):
+            if not is_scaled(event):  # unless it stands in the other arm of the branch that scales, which this pass took
+                plain.append(event)
+                if not event.at.guards:
+                    return None
+                continue
+            if any(can_meet(event, other) for other in plain):
                 return None
             reasons = [_why_open(trace, index, unscale, event, here) for unscale in doubtful]
             if not all(reasons) or _covers_all(doubtful):

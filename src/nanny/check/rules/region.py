@@ -198,6 +198,36 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             )
 
 
+_NEED_A_DEVICE = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")
+
+
+@rule("REGION_NO_DEVICE", Severity.ERROR, "autocast")
+def region_no_device(event: Event, view: FileView) -> Iterator[Hit]:
+    """`torch.autocast` is called without its device type.
+
+    Why: `torch.cuda.amp.autocast()` knew its device, `torch.autocast` and `torch.amp.autocast` must be told: the call raises
+    TypeError.
+
+    Example:
+        from torch.amp import autocast
+
+        with autocast(enabled=use_amp):
+            ...
+
+    Use instead:
+        with autocast("cuda", enabled=use_amp):
+            ...
+
+    When not: never.
+    """
+    node = event.node
+    if event.args or "device_type" in event.kwargs or event.kwargs[""].const not in _NEED_A_DEVICE:
+        return
+    if isinstance(node, ast.Call) and not node.args and all(keyword.arg is not None for keyword in node.keywords):
+        text = "autocast is called without its device type: raises TypeError"
+        yield Hit(node, text, 'give it first: autocast("cuda", ...)', chain=(link(event, "device_type is missing"),))
+
+
 @rule("REGION_DTYPE", Severity.WARNING, "autocast")
 def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     """autocast is asked for a dtype that it does not support, or that makes no sense.
@@ -252,7 +282,7 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         key = (island.line, len(event.at.stack))
         half = next((v for v in event.args if v.kind == "tensor" and v.is_half and "autocast" in v.tags), None)
-        if half is None or key in done:
+        if half is None or key in done or _may_be_promoted(event):
             continue
         done.add(key)
         yield Hit(
@@ -260,6 +290,12 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
             f"autocast is off (line {island.line}), but this still computes in {half.dtype}: {half.why}",
             "cast with .float() when entering the block",
         )
+
+
+def _may_be_promoted(event: Event) -> bool:
+    """Whether the other operand of an elementwise operation is, or may be, a tensor in float32."""
+    others = (v for v in event.args[:2] if v.dtype not in (*HALF, "int", "bool") and not v.is_number and v.kind != "const")
+    return event.op in ("add", "sub", "mul", "div", "pow") and next(others, None) is not None
 
 
 @rule("REGION_CACHE", Severity.WARNING, on="trace", extra=True)

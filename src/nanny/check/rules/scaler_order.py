@@ -113,7 +113,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     reads = {id(e.out): i for i, e in trace.numbered("grad_read")}
     if not view.of("scaler.scale", "framework.backward") or _is_off(trace, view):
         return
-    reported: set[int] = set()
+    reported = {id(gradient) for e in trace.events if (gradient := _measured_with_scale(e)) is not None}
     for position, event in enumerate(trace.events):
         source = _used_gradient(event)
         if source is not None and _is_only_tested(event, trace.events[position + 1 : position + 100]):
@@ -145,9 +145,19 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         )
 
 
+def _has_scale(event: Event) -> bool:
+    return any(v.tags & {"scale", "scaled"} for v in (*event.args[1:], *event.kwargs.values()))
+
+
+def _measured_with_scale(event: Event) -> Value | None:
+    """The gradient of a hook that is held against a limit times the scale on one branch: another has no scale to take."""
+    source = _gradient(event.arg(0)) if _has_scale(event) else None
+    return source if source is not None and "hook" in source.tags else None
+
+
 def _used_gradient(event: Event) -> Value | None:
     """The `.grad` that an event uses in a way that the scale changes; a limit that carries the scale itself does not."""
-    if any(v.tags & {"scale", "scaled"} for v in (*event.args[1:], *event.kwargs.values())):
+    if _has_scale(event):
         return None
     if event.op in NONLINEAR_FUNCTIONS or (event.op in _SHIFTS and not _has_gradient(event.arg(1))):
         return _gradient(event.arg(0))

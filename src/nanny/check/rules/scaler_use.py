@@ -150,6 +150,8 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             if event.op in ("optimizer.step", "scaler.update", "framework.backward", "optimizer.zero_grad", "module.zero_grad"):
                 break  # stepped, or thrown away
             if event.op == "backward" and not is_scaled(event) and event.at.loops == step.at.loops:
+                if _is_given(event.arg(0)):
+                    continue  # the caller may have scaled it
                 yield Hit(
                     event.node,
                     f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
@@ -157,6 +159,21 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
                     "use scaler.scale(loss).backward()",
                     chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                 )
+
+
+def _is_given(loss: Value) -> bool:
+    """Whether nothing is known of where a loss comes from: it is an argument of a function that nothing here calls."""
+    return not loss.kind and not loss.op and not loss.inputs
+
+
+def _goes_elsewhere(event: Event, trace: Trace) -> bool:
+    """Whether, on the other arm of a branch, the same loss is given to something that runs its backward (`loss_scaler(loss,
+    optimizer)`): the one flag that chooses it may open the region, too."""
+    loss = event.arg(0)
+    return bool(event.at.guards) and any(
+        any(v is loss for v in (*e.args, *e.kwargs.values())) and not can_meet(e, event)
+        for e in trace.of("unknown_call", "external", "loss", "loss_call", "module_call")
+    )
 
 
 @rule("SCALER_MISSING", Severity.ERROR, on="trace")
@@ -193,7 +210,7 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
             and not e.at.region.is_framework and e.op not in ("autocast", "decorator") and share_loop(event, e)
         ]  # fmt: skip
-        if not inside or not is_stepped(event, view):
+        if not inside or not is_stepped(event, view) or _goes_elsewhere(event, trace):
             continue
         parts = {id(v) for v in ancestors(event.arg(0))}
         made = next((e for e in inside if id(e.out) in parts), None)

@@ -230,7 +230,9 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value) or _is_guess_in_evaluation(event):
         return
-    if _is_python_sum(event) or _is_row_of_shares(event):
+    if not value.sure and _made_by(value, ("sigmoid",)) is None:  # a guess, and nothing says that the values add up
+        return
+    if _is_row_of_shares(event):
         return
     is_square = _is_square(value)
     if event.op in ("mean", "nanmean"):
@@ -243,12 +245,6 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     what = "squares" if is_square else "values"
     text = f"{event.op} of {value.dtype} {what}: {value.why}"
     yield _unstable(event, view, value, text, "cast with .float() first, or pass dtype=torch.float32")
-
-
-def _is_python_sum(event: Event) -> bool:
-    """Python's sum() adds up a few losses that a model gave back; nothing says that they are one tensor."""
-    is_python = getattr(getattr(event.node, "func", None), "id", "") == "sum"
-    return is_python and not event.arg(0).sure
 
 
 def _is_row_of_shares(event: Event) -> bool:
