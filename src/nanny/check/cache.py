@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ..core.finding import Finding, Link, Severity
@@ -124,9 +123,12 @@ def nanny_itself() -> str:
     """Changes with the checker: its version, its files, and the Python that parses for it."""
     import nanny
 
-    files = sorted(path for room in ("check", "core") for path in (Path(__file__).parents[1] / room).rglob("*.py"))
-    stamps = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files]
-    return repr((nanny.__version__, sys.version, stamps))
+    stamps = []
+    for room in ("check", "core"):
+        for folder, _, names in os.walk(os.path.join(os.path.dirname(nanny.__file__), room)):
+            stats = [(name, os.stat(os.path.join(folder, name))) for name in names if name.endswith(".py")]
+            stamps += [(folder, name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]
+    return repr((nanny.__version__, sys.version, sorted(stamps)))
 
 
 class Keys:

@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NoReturn
 
 from .finding import NannyError
@@ -130,7 +129,8 @@ def write_result(text: str, output: str | None, colour: bool = False) -> None:
         say(text, colour=colour)
         return
     try:
-        Path(output).write_text(visible_lines(text) + "\n", encoding="utf-8")
+        with open(output, "w", encoding="utf-8") as stream:
+            stream.write(visible_lines(text) + "\n")
     except OSError as error:
         raise NannyError(f"{output}: cannot be written ({error.strerror or error}); name another --output FILE") from None
     complain(f"written to {output}")

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import PurePosixPath
 from typing import Any
 
 from .torch_names import KNOWN_LIBRARIES
@@ -269,7 +269,8 @@ class Project:
 
 
 def _module_name(filename: str) -> str:
-    parts = [p for p in PurePosixPath(filename.replace("\\", "/")).with_suffix("").parts if p not in ("/", ".", "..")]
+    *folders, last = filename.replace("\\", "/").split("/")
+    parts = [part for part in (*folders, os.path.splitext(last)[0]) if part not in ("", ".", "..")]
     if parts and parts[-1] == "__init__":
         parts = parts[:-1]
     return ".".join(parts)
