@@ -7,6 +7,7 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -35,13 +36,13 @@ class Arrivals:
         self._ran_without_grad: set[str] = set()
         self._ran_in: set[str] = set()  # both, and the modules around them
         self._unread: dict[str, bool] = {}  # modules that no line of the program but their assignment names
-        self._kinds: dict[str, list[str]] | None = None  # of those that have had none; None: something has changed since
+        self._known: list[Breach] | None = None  # of those that have had none; None: something has changed since
         self._looks = 0
         self.experts: tuple[str, ...] = ()
 
     def look(self, mine: list[Tensor]) -> None:
         self._looks += 1
-        self._kinds = None
+        self._known = None
         names = self._watched.parameters
         asked = [(names[id(p)], gradient_of(p)) for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
         read = [g for _, g in asked if g is not None and is_readable(g) and transfer.reads_freely(g.device)]
@@ -80,7 +81,7 @@ class Arrivals:
         self._ran |= trace.called
         self._ran_without_grad |= trace.called_without_grad
         self._ran_in |= new | modules_of(new)
-        self._kinds = None
+        self._known = None
         self.experts = tuple(experts_of(self._watched.models, trace))
 
     def breaches(self) -> Iterator[Breach]:
@@ -88,11 +89,12 @@ class Arrivals:
         unused_is_meant = any(getattr(model, "find_unused_parameters", False) for model, _ in watched.models)
         if unused_is_meant or not self.arrived:
             return
-        if self._kinds is None:
-            self._kinds = self._kinds_of_missing()
-        for kind, names in self._kinds.items():
-            traits = (kind, "zero") if self._zero.intersection(names) else (kind,)
-            yield watched.breach("no_gradient", names, watched.total, watched.total, traits)
+        if self._known is None:
+            kinds = self._kinds_of_missing()
+            traits = {kind: (kind, "zero") if self._zero.intersection(names) else (kind,) for kind, names in kinds.items()}
+            self._known = [watched.breach("no_gradient", names, 0, 0, traits[kind]) for kind, names in kinds.items()]
+        for one in self._known:
+            yield replace(one, steps=watched.total, of=watched.total, where=watched.where)
 
     def _kinds_of_missing(self) -> dict[str, list[str]]:
         """Parameters that have had none at any look, by what their modules did meanwhile."""
