@@ -87,6 +87,22 @@ def test_two_runs_of_a_dataset_are_compared(job: Path, tmp_path: Path, capsys: p
     assert found["first"]["name"] == "loss"
 
 
+@pytest.mark.parametrize("kind", ["files", "dataset"])
+def test_the_loss_of_all_ranks_is_compared_not_that_of_the_lowest(
+    kind: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(WORLD):  # the lowest is as in the other job
+        more = {"final_loss": 1.5} if rank else {}
+        record(tmp_path / "files", replace(HEALTHY, rank=rank, world_size=WORLD, **more))
+    places = [str(job / "files"), str(tmp_path / "files")]
+    if kind == "dataset":
+        for number, place in zip(("21", "22"), places):
+            cli.main(["export", "--format", "parquet", "--db", place, "-o", str(tmp_path / "dataset"), "--as", number])
+        places = [f"{tmp_path / 'dataset'}:21", f"{tmp_path / 'dataset'}:22"]
+    capsys.readouterr()
+    assert ask(capsys, "compare", *places)["first"]["name"] == "loss"
+
+
 def test_a_url_will_do(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["export", "--format", "parquet", "--db", str(job / "files"), "-o", "memory://jobs"]) == 0
     capsys.readouterr()

@@ -19,7 +19,7 @@ from ..diagnose.verdict import cause_in_words
 from ..runs.alerts import find_alerts
 from ..runs.compare import compare_runs
 from ..runs.layer import KindHistory, layer_history
-from ..runs.opening import open_job, open_run
+from ..runs.opening import open_compared, open_job, open_run
 from ..runs.runs import ListedRun, list_runs
 from ..runs.source import step_range
 from ..runs.summary import Summary, curve_stats, summarize
@@ -226,7 +226,7 @@ class Tools:
         """Where two runs part first: which step, which curve, which layer."""
         place_a = self.folder.store(db_a)
         place_b = self.folder.store(db_b) if db_b else place_a
-        with open_run(place_a, run_a) as a, open_run(place_b, run_b) as b:
+        with open_compared(place_a, run_a) as a, open_compared(place_b, run_b) as b:
             result = compare_runs(a, b, layer or None)
         layers, _ = _page(result.layers, limit, 0)
         return ComparisonResult(

@@ -1,12 +1,13 @@
 """Where two runs part: curve by curve and layer by layer, aligned by step and name, across formats.
 
 RUN_A is the reference, usually the FP32 run. Each is a number in the same store (--db), or a path:
-other/metrics.db, other/metrics.db:3 or a folder. Two runs have parted where their gap outlasts
+other/metrics.db, other/metrics.db:3 or a folder (all ranks of the run then). Two runs have parted where their gap outlasts
 noise and exceeds what rounding explains.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from ..diagnose.verdict import first_nonfinite
 from ..store import reader
 from .alerts import matches
 from .matrices import ABSENT, MOST_COLUMNS, Columns, Matrix, groups_of
+from .ranks import whole_norms
 from .source import Source
 
 KINDS = ("output", "output_grad", "grad", "weight")  # in the order in which a step makes them
@@ -82,14 +84,21 @@ class RunComparison:
         return any(p.broke or p.still_apart for p in (*self.curves, *self.layers) if p.step is not None)
 
 
-def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits | None = None) -> RunComparison:
-    """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format."""
+Job = Sequence[Source]  # the ranks of a run, the lowest first; often one
+
+
+def compare_runs(all_of_a: Job, all_of_b: Job, glob: str | None = None, limits: Limits | None = None) -> RunComparison:
+    """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format.
+
+    Of many ranks, the loss is their average, and a norm that of all their parts.
+    """
+    a, b = all_of_a[0], all_of_b[0]
     if a.path == b.path and a.run.id == b.run.id:
         raise NannyError(f"both are run {a.run.id} of {a.path}; name two runs, `nanny runs` lists them")
     limits = limits or Limits()
     target = _narrower(a, b)
-    curve_pairs = [pair for name in CURVES if (pair := _curve_pair(a, b, name, target, limits))]
-    layer_pairs = [pair for kind in KINDS if (pair := _layer_pair(a, b, kind, limits, glob))]
+    curve_pairs = [pair for name in CURVES if (pair := _curve_pair(all_of_a, all_of_b, name, target, limits))]
+    layer_pairs = [pair for kind in KINDS if (pair := _layer_pair(all_of_a, all_of_b, kind, limits, glob))]
     pairs = curve_pairs + layer_pairs
     same_start = _same_start(pairs[0], target, limits) if curve_pairs and curve_pairs[0].names == [("loss", 0)] else None
     noise = "gap" if same_start else "b" if _bits(b) > _bits(a) else "a"
@@ -107,7 +116,7 @@ def compare_runs(a: Source, b: Source, glob: str | None = None, limits: Limits |
 def ratio_matrix(a: Source, b: Source, kind: str) -> Matrix | None:
     """B / A of the rms of each site of B at the steps that both have: of a group of steps the one farthest from 1, and NaN where
     B alone is not finite."""
-    pair = _layer_pair(a, b, kind, Limits(), None)
+    pair = _layer_pair([a], [b], kind, Limits(), None)
     if pair is None:
         return None
     known, lost = np.isfinite(pair.a) & np.isfinite(pair.b), np.isfinite(pair.a) & np.isinf(pair.b)
@@ -135,8 +144,8 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name).lstrip(".")
 
 
-def _curve_pair(a: Source, b: Source, name: str, target: Format, limits: Limits) -> SeriesPair | None:
-    found = [reader.scalars(source.db, source.run.id, [name]).get(name) for source in (a, b)]
+def _curve_pair(a: Job, b: Job, name: str, target: Format, limits: Limits) -> SeriesPair | None:
+    found = [_curve(job, name) for job in (a, b)]
     if found[0] is None or found[1] is None:
         return None
     steps, i, j = np.intersect1d(found[0][0], found[1][0], return_indices=True)
@@ -146,6 +155,19 @@ def _curve_pair(a: Source, b: Source, name: str, target: Format, limits: Limits)
     if name == "loss":
         return SeriesPair("curve", [(name, 0)], steps, one, two, _loss_tolerance(one, target, limits), log=False)
     return SeriesPair("curve", [(name, 0)], steps, one, two, np.array([[limits.part_norm]]), log=True)
+
+
+def _curve(job: Job, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    if name == "loss" and job[0].loss_of_all is not None:
+        return job[0].loss_of_all
+    if name == "grad_norm" and len(job) > 1 and (whole := whole_norms(job)) is not None:
+        return whole
+    read = [reader.scalars(source.db, source.run.id, [name]).get(name) for source in job]
+    found = [curve for curve in read if curve is not None]
+    if name != "loss" or len(found) < 2:
+        return found[0] if found else None
+    steps = functools.reduce(np.intersect1d, (steps for steps, _ in found))
+    return steps, np.mean([values[np.searchsorted(at, steps)] for at, values in found], axis=0)
 
 
 def _same_start(loss: SeriesPair, target: Format, limits: Limits) -> bool:
@@ -173,7 +195,7 @@ def _loss_tolerance(loss: np.ndarray, target: Format, limits: Limits) -> np.ndar
     return np.maximum(limits.part_loss_roundoffs * target.unit_roundoff * size, limits.part_loss_range * fallen)
 
 
-def _layer_pair(a: Source, b: Source, kind: str, limits: Limits, glob: str | None) -> SeriesPair | None:
+def _layer_pair(a: Job, b: Job, kind: str, limits: Limits, glob: str | None) -> SeriesPair | None:
     (steps_a, rms_a, names_a), (steps_b, rms_b, names_b) = _rms(a, kind), _rms(b, kind)
     steps, i, j = np.intersect1d(steps_a, steps_b, return_indices=True)
     common = [name for name in names_a if name in names_b and (glob is None or matches(name, glob))]
@@ -188,15 +210,31 @@ def _layer_pair(a: Source, b: Source, kind: str, limits: Limits, glob: str | Non
     return SeriesPair(kind, names, steps, one, two, np.array([[limits.part_norm]]), log=True)
 
 
-def _rms(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
-    """Steps, rms [steps, sites] (infinite where the tensor is not finite, NaN where it was not measured), name -> column."""
+def _rms(job: Job, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+    """Steps, rms [steps, sites] (infinite where the tensor is not finite, NaN where it was not measured), name -> column.
+
+    Over ranks squares and counts add up: of shards that gives the whole, of replicas the one, of outputs those of all batches.
+    """
+    measured = [one for source in job if len((one := _squares(source, kind))[0])]
+    if not measured:
+        return np.zeros(0, np.int64), np.zeros((0, 0)), {}
+    names = {name: i for i, name in enumerate(dict.fromkeys(name for *_, known in measured for name in known))}
+    steps = functools.reduce(np.intersect1d, (at for at, *_ in measured))
+    squares, counts = np.zeros((2, len(steps), len(names)))
+    for at, square, count, known in measured:
+        rows, columns = np.searchsorted(at, steps), [names[name] for name in known]
+        squares[:, columns] += square[rows][:, list(known.values())]
+        counts[:, columns] += count[rows][:, list(known.values())]
+    return steps, np.where(counts > 0, np.sqrt(squares / np.maximum(counts, 1)), np.nan), names
+
+
+def _squares(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, int]]:
     db, run = source.db, source.run.id
     steps, norm = reader.samples(db, run, kind, "norm")
     _, count = reader.samples(db, run, kind, "count")
-    measured = count > 0
-    rms = np.where(np.isfinite(norm), norm.astype(np.float64), np.inf) / np.sqrt(np.maximum(count, 1))
+    squares = np.where(count > 0, np.where(np.isfinite(norm), norm.astype(np.float64) ** 2, np.inf), 0.0)
     names = {plain_name(site.name): i for i, site in enumerate(reader.sites(db, run, kind)) if i < norm.shape[1]}
-    return steps, np.where(measured, rms, np.nan), names
+    return steps, squares, count.astype(np.float64), names
 
 
 def _compare_pair(pair: SeriesPair, limits: Limits, noise: str) -> list[ComparedSeries]:

@@ -57,6 +57,7 @@ class Opened:
     stores: Mapping[int, tuple[Path, int]]  # rank -> file, number of the run in it
     elsewhere: tuple[Finding, ...]  # of ranks that are not among them
     ranks: int  # in the dataset
+    loss: tuple[np.ndarray, np.ndarray] | None = None  # if only the lowest rank was asked for: steps, average over all ranks
 
 
 def is_dataset(path: str | None) -> bool:
@@ -213,7 +214,9 @@ def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iter
             place.fetch(part(number, rank, "store", "metrics.db"), target)
             stores[rank] = (target, ids[rank])
         others = tuple(finding for finding in found if finding.rank not in stores)
-        yield Opened(stores, others, len(ids)), number
+        loss = tables.ask("step, avg(value)", "scalars", "WHERE name = 'loss' GROUP BY step ORDER BY step") if only_first else []
+        average = (np.array([step for step, _ in loss]), np.array([value for _, value in loss], float)) if loss else None
+        yield Opened(stores, others, len(ids), average), number
 
 
 def all_findings(tables: Tables) -> list[Finding]:

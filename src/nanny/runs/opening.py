@@ -46,8 +46,10 @@ def _check_number(number: int | None) -> None:
 
 
 @contextlib.contextmanager
-def open_named(text: str, db_path: str | None, beside: Source | None = None, damage: Damage | None = None) -> Iterator[Source]:
-    """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not.
+def open_named(
+    text: str, db_path: str | None, beside: Source | None = None, damage: Damage | None = None
+) -> Iterator[list[Source]]:
+    """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not. With the other ranks of its job.
 
     `beside` is an open run of the store at hand: then `3` is read through its connection, and is of its moment.
     """
@@ -55,8 +57,9 @@ def open_named(text: str, db_path: str | None, beside: Source | None = None, dam
     for digits in (text, number):
         if digits.isdecimal():
             _check_number(int(digits[: MOST_DIGITS + 1]))
-    if text.isdecimal() and beside is not None:
-        yield Source(beside.path, beside.db, pick_run(beside.db, int(text)), _flags(db_path, int(text)))
+    alone = pick_run(beside.db, int(text)) if text.isdecimal() and beside is not None else None
+    if alone is not None and beside is not None and alone.world_size == 1:
+        yield [Source(beside.path, beside.db, alone, _flags(db_path, int(text)))]
         return
     if text.isdecimal():
         target: tuple[str | None, int | None] = (db_path, int(text))
@@ -64,8 +67,20 @@ def open_named(text: str, db_path: str | None, beside: Source | None = None, dam
         target = (path, int(number))
     else:
         target = (text, None)
-    with open_run(*target, damage=damage) as source:
-        yield source
+    with open_compared(*target, damage=damage) as sources:
+        yield sources
+
+
+@contextlib.contextmanager
+def open_compared(db_path: str | None, number: int | None, damage: Damage | None = None) -> Iterator[list[Source]]:
+    """The ranks of a run, to be compared with those of another; of a dataset the lowest, with the loss of all."""
+    if db_path is not None and is_dataset(db_path):
+        _check_number(number)
+        with _open_ranks(db_path, number, only_first=True) as sources:
+            yield sources
+        return
+    with open_job(db_path, number, damage) as (sources, _):
+        yield sources
 
 
 @contextlib.contextmanager
@@ -107,7 +122,7 @@ def _open_ranks(url: str, number: int | None, only_first: bool = False) -> Itera
         for path, run in opened.stores.values():
             db = _enter(stack, path, None)
             sources.append(Source(path, db, pick_run(db, run), _flags(url, found), url))
-        sources[0] = replace(sources[0], elsewhere=opened.elsewhere, ranks_in_dataset=opened.ranks)
+        sources[0] = replace(sources[0], elsewhere=opened.elsewhere, ranks_in_dataset=opened.ranks, loss_of_all=opened.loss)
         yield sources
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from ..core.finding import Finding, NannyError
 from ..diagnose.evidence import Evidence
 from ..diagnose.run import stored_evidence
@@ -25,6 +27,7 @@ class Source:
     dataset: str = ""
     elsewhere: tuple[Finding, ...] = ()  # of ranks of the same job that are not opened: a dataset has too many
     ranks_in_dataset: int = 0
+    loss_of_all: tuple[np.ndarray, np.ndarray] | None = None  # steps, average over the ranks of a dataset
 
     @property
     def shown(self) -> str:

@@ -98,7 +98,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
         curves = _curves(source)
         matrices = matrices_of(source)
         kinds, histograms = _layers(source, matrices, shares=not live)
-        comparison = None if compare is None else _comparison(db, compare, sources[0], source, kinds, shares=not live)
+        comparison = None if compare is None else _comparison(db, compare, sources, source, kinds, shares=not live)
         wall = wall_of(summary, matrices)
         diagnoses, whatif = _diagnoses(summary), {} if live else _what_if(source, summary.verdict)
         return PageData(
@@ -396,11 +396,14 @@ def _is_long(source: Source) -> bool:
     return samples > WHATIF_SAMPLES or histograms > WHATIF_HISTOGRAMS
 
 
-def _comparison(db: str | None, other: str, lead: Source, shown: Source, kinds: dict[str, Any], shares: bool) -> dict[str, Any]:
+def _comparison(
+    db: str | None, other: str, job: Sequence[Source], shown: Source, kinds: dict[str, Any], shares: bool
+) -> dict[str, Any]:
     """Where the run that is shown parts from the other, which is the reference; the other's curves and histograms, and the
     ratio of both as one more quantity of each kind of layer."""
-    with open_named(other, db, beside=lead) as reference:
-        result = compare_runs(reference, shown)
+    with open_named(other, db, beside=job[0]) as all_of_it:
+        reference = all_of_it[0]
+        result = compare_runs(all_of_it, job)
         for kind, spec in kinds.items():
             ratio = ratio_matrix(reference, shown, kind)
             if ratio is not None:
