@@ -72,6 +72,25 @@ def test_opentelemetry_has_a_gauge_for_each_number_and_an_event_for_each_finding
     assert (verdicts[0], verdicts[-1]) == ("HEALTHY", "NOT HEALTHY")
 
 
+@pytest.mark.slow
+def test_prometheus_is_served_the_gauges_by_the_exporter_of_opentelemetry(monkeypatch):
+    exporter = pytest.importorskip("opentelemetry.exporter.prometheus")
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from prometheus_client import REGISTRY, generate_latest
+
+    reader = exporter.PrometheusMetricReader()
+    provider = MeterProvider([reader])
+    monkeypatch.setattr(metrics, "get_meter_provider", lambda: provider)
+    monkeypatch.setattr(metrics, "get_meter", provider.get_meter)
+    train(mlp(), steps=3)
+    page = generate_latest(REGISTRY).decode()
+    provider.shutdown()
+    lines = [line for line in page.splitlines() if line.startswith("nanny_")]
+    assert {line.partition("{")[0] for line in lines} == {f"nanny_{name}" for name in CURVES}
+    assert next(float(line.split()[-1]) for line in lines if line.startswith("nanny_lr{")) > 0
+
+
 def test_a_tracker_that_fails_is_told_nothing_more_and_the_run_goes_on(monkeypatch):
     class Run:
         calls = 0
