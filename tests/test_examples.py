@@ -34,9 +34,12 @@ def test_unscaled_attention_is_diagnosed_down_to_its_line(tmp_path):
         ("lightning_callback.py", "update_lost", "net.0.weight"),
         ("accelerate_loop.py", "data_nan", "data:input"),
         ("fabric_loop.py", "lr_too_high", "optimizer.lr"),
+        ("trl_sft.py", "lr_too_high", "optimizer.lr"),
     ],
 )
 def test_the_example_of_a_framework_is_short_and_diagnosed(example, cause, culprit, tmp_path):
+    if example.startswith("trl"):
+        pytest.importorskip("trl")
     assert len((EXAMPLES / example).read_text().splitlines()) <= 40
     done = subprocess.run(
         [sys.executable, shutil.copy(EXAMPLES / example, tmp_path)], cwd=tmp_path, capture_output=True, text=True
@@ -44,3 +47,22 @@ def test_the_example_of_a_framework_is_short_and_diagnosed(example, cause, culpr
     assert done.stdout.splitlines()[-1].startswith(f"NOT HEALTHY: {cause} in {culprit}")
     first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
     assert (first["cause"], first["culprit"]) == (cause, culprit)
+
+
+@pytest.mark.slow
+def test_the_example_of_fsdp2_is_short_and_diagnosed(tmp_path):
+    assert len((EXAMPLES / "fsdp.py").read_text().splitlines()) <= 40
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "nanny", "run", "--trace-interval", "5"]
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *words, str(EXAMPLES / "fsdp.py")], cwd=tmp_path)
+    assert done.returncode == 0
+    first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
+    assert first["cause"] == "reduce_dtype_low_precision"
+
+
+@pytest.mark.slow
+def test_the_example_of_deepspeed_is_short_and_diagnosed(tmp_path):
+    pytest.importorskip("deepspeed")
+    assert len((EXAMPLES / "deepspeed_engine.py").read_text().splitlines()) <= 40
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    done = subprocess.run([*command, str(EXAMPLES / "deepspeed_engine.py")], cwd=tmp_path, capture_output=True, text=True)
+    assert "NOT HEALTHY: data_nan in data:input at step 11" in done.stdout

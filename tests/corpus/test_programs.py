@@ -71,7 +71,7 @@ def test_every_family_has_planted_and_healthy_programs_in_the_quick_part():
     assert {p.family for p in quick if p.role != "planted"} == {p.family for p in PROGRAMS if p.role != "planted"}
 
 
-OF_MANY_PROCESSES = {"replicas_apart"}  # planted in tests/distributed
+OF_MANY_PROCESSES = {"replicas_apart", "reduce_dtype_low_precision"}  # planted in tests/distributed
 OF_LOOPS = {  # whole programs each, in tests/scripts and on the pages that tests/monitor/test_loops.py runs
     "autocast_not_applied", "backward_without_step", "gradient_gone_for_one_step", "gradient_never_cleared", "in_no_optimizer",
     "mode_mismatch", "no_gradient_arrives", "same_batch_again", "step_changes_nothing", "step_without_backward",

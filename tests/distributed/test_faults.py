@@ -16,10 +16,10 @@ from .programs.faults import CAUSES
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    folder = tmp_path_factory.mktemp("faults")
-    return folder, run_job("faults", 2, folder)
+@pytest.fixture(scope="module", params=["ddp"])
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp(f"faults_{request.param}")
+    return folder, run_job("faults", 2, folder, request.param)
 
 
 def verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:

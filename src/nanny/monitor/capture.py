@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.step import BadCall, SiteTable, StepRecord
 from ..measure.rows import PendingRows, RowBuffer
 from ..measure.transfer import PendingRead
-from ..store.packing import BITS, pack_bits
+from ..store.packing import BITS, REDUCTION, pack_bits
 from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
@@ -45,6 +45,7 @@ class GradientRead:
     rows: RowBuffer | None = None  # on traced steps, with histograms
     scale: Tensor | None = None
     bits: Bits | None = None  # of many processes, on traced steps
+    reduction: PendingRead | None = None  # likewise: [n, len(REDUCTION)]
     bad: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # position -> NaN, +Inf, -Inf, where they could be counted
 
 
@@ -119,7 +120,10 @@ class StepCapture:
             "numbers": PendingRead([self.scale, self.scale_after, *(r.scale for r in self.reads), *self.losses, *self.found_inf]),
             "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
             "probes": [p.pending() for p in self.probes],
-            "bits": [b.sums for b in (self.weight_bits, *(r.bits for r in self.reads)) if b is not None],
+            "bits": [
+                *(b.sums for b in (self.weight_bits, *(r.bits for r in self.reads)) if b is not None),
+                *(r.reduction for r in self.reads if r.reduction is not None),
+            ],
             "local": PendingRead([total for _, total in self.local[1]] if self.local is not None else []),
         }
         for kind, measured in (("weights", self.weights), ("buffers", self.buffers)):
@@ -200,6 +204,9 @@ class StepCapture:
             names, dtypes, shapes = (tuple(chain.from_iterable(parts)) for parts in zip(*(one.sites for one in self.reads)))
         bits = [one.bits.columns() for one in self.reads if one.bits is not None]
         compared = {name: np.concatenate([b[name] for b in bits]) for name in BITS} if len(bits) == len(self.reads) else {}
+        reduced = [one.reduction.arrays()[0] for one in self.reads if one.reduction is not None]
+        if len(reduced) == len(self.reads):
+            compared |= dict(zip(REDUCTION, np.concatenate(reduced).T))
         return SiteTable(
             names,
             dict(zip((*STATS, "nan", "posinf", "neginf"), whole)) | compared,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -23,6 +24,7 @@ from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.checksum import checksum
 from ..measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradients
+from ..measure.sketch import reduction_rows, sketch
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.calls import ModelCall, ModelCalls
@@ -204,9 +206,10 @@ class Recorder:
         if traced:
             self.find_parts()
         self.invariants.begin(self.capture.record, quiet)
-        self._hear_gradients()
         if traced:
             self._find_replicas()
+        self._hear_gradients()
+        if traced:
             self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
@@ -238,15 +241,17 @@ class Recorder:
             self._local.close()
             self._local = None
         if self._local is None and many_processes() and not compiles_backward():
-            self._local = LocalGradients(self.parameters, self._owners, self.hear)
+            self._local = LocalGradients(self.parameters, self._owners, self.hear, sketch)
         if self._local is not None:
-            self._local.begin()
+            traced = self.capture is not None and self.capture.record.traced
+            self._local.begin(traced, [model for model, _ in self.models] if self.shards else ())
 
     def _find_replicas(self) -> None:
         if self.replicas is not None and self.replicas.are_of(self.parameters):
             return
         self.replicas = Replicas(self.parameters) if many_processes() else None
         self.shards = shards_of(self.parameters, self._owners) if many_processes() else {}
+        self.shards |= {} if self.replicas is None else self.replicas.stages
 
     def _bits(self, held: Mapping[str, Tensor]) -> Bits:
         """For whoever compares the files of all ranks."""
@@ -370,6 +375,9 @@ class Recorder:
                 one = GradientRead((names, dtypes, shapes), rows=rows, scale=scale)
                 if self.replicas is not None and capture.synced:
                     one.bits = self._bits(dict(zip(names, grads)))
+                    if self._local is not None and self._local.sent:
+                        got = dict(zip(names, grads))
+                        one.reduction = PendingRead([reduction_rows(self._local.sent, got, dist.get_world_size())])
                 self._add_read(capture, one, grads, rows.bad_rows())
                 continue
             layout = HostLayout(grads) if transfer.reads_freely(device) else None

@@ -21,7 +21,7 @@ from ..core.finding import Finding
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site, SiteTable, StepRecord, Update
 from ..diagnose.evidence import RunFacts
-from ..store.packing import BITS
+from ..store.packing import BITS, REDUCTION
 from ..store.writer import RunWriter
 
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
@@ -105,13 +105,13 @@ class RunRecording:
             ("buffer", step.buffers),
         ):
             if table is not None:
-                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS + _bits_of(table)))
+                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS + _of_ranks(table)))
         if step.updates and not step.skipped:
             self._writer.add_sample(self._sample("update", step.step, update_table(step.updates), UPDATE_STATS))
 
     def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
         assert step.grads is not None
-        sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS + _bits_of(step.grads))
+        sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS + _of_ranks(step.grads))
         if urgent:
             while self._ring:
                 self._writer.add_sample(self._ring.popleft())
@@ -158,8 +158,9 @@ class RunRecording:
         self._writer.close(status)
 
 
-def _bits_of(table: SiteTable) -> tuple[str, ...]:
-    return BITS if BITS[0] in table.columns else ()
+def _of_ranks(table: SiteTable) -> tuple[str, ...]:
+    """What is there for whoever compares the files of all ranks."""
+    return tuple(name for name in (*BITS, *REDUCTION) if name in table.columns)
 
 
 def update_table(updates: Sequence[Update]) -> SiteTable:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from ..core.finding import Finding, Severity
 from ..diagnose.verdict import Verdict, finding_of, first_culprit, is_from_others, verdict_of
 from ..store import reader
-from .ranks import compare_ranks
+from .ranks import BETWEEN_RANKS, compare_ranks
 from .source import Source
 
 Steps = tuple[int | None, int | None]  # first and last of a range; None: no end
@@ -68,7 +68,7 @@ def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool
         if first is not None and (f.step, f.severity) == (first.step, first.severity) and not is_from_others(f)
     }
     failure = str(lead.run.meta.get("failure") or "")
-    joint = tuple(f for f in found if f.rank is None and f.code in ("RANKS_APART", "SAME_BATCH_AGAIN"))  # between the files
+    joint = tuple(f for f in found if f.rank is None and f.code in BETWEEN_RANKS)
     evidence = replace(sick.evidence, findings=(*sick.evidence.findings, *joint))
     return verdict_of(
         evidence if tried else evidence.without_trials(),

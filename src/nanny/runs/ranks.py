@@ -1,7 +1,8 @@
-"""Replicas that should be alike and batches that should not, compared bit by bit from the files of their ranks.
+"""Replicas that should be alike and batches that should not, compared bit by bit from the files of their ranks; and whether a
+reduction gave the sum of what they sent.
 
-Each rank writes a checksum of its weights, and of its gradients as the optimizer gets them, at the steps that it traces. Nobody
-asks another rank for anything while training runs.
+Each rank writes a checksum of its weights, and of its gradients as the optimizer gets them, at the steps that it traces; and a
+sketch of its gradients before and after they are reduced. Nobody asks another rank for anything while training runs.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.finding import Finding, Severity
+from ..core.limits import Limits
 from ..core.registry import Pages, docstring_page
 from ..diagnose.knowledge import remedy_of
 from ..store import reader
-from ..store.packing import BITS, unpack_bits
+from ..store.packing import BITS, REDUCTION, unpack_bits
 from .source import Source
 
 PAGES: Pages = {}
 MOST_ASKED = 8  # ranks of a group, for their batches
 KINDS = (("weight", "weights"), ("grad", "gradients after reduction"))  # of one step, in the order of time
+BETWEEN_RANKS = ("RANKS_APART", "SAME_BATCH_AGAIN", "SUM_ROUNDED")  # what only the files of several ranks can tell
 Sums = Mapping[str, tuple[int, int]]  # parameter -> checksum, group
 
 
@@ -49,7 +52,7 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     if len(sources) < 2:
         return Apart()
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
-    same = tuple(_same_batches(sources, groups))
+    same = (*_same_batches(sources, groups), *_rounded_sums(sources, groups))
     by_moment: dict[tuple[int, int, int], dict[int, Sums]] = {}
     for source in sources:
         for moment in moments(source):
@@ -92,6 +95,96 @@ def _same_batches(sources: Sequence[Source], groups: Mapping[int, Sequence[froze
                     step=told[0].first_steps.get("setup"),
                     evidence={"ranks": sorted(group)[: len(told)]},
                 )
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a reduction did to the gradients of all ranks at one step."""
+
+    step: int
+    error: float  # norm of what the sum is off by, to that of the sum; only where it has the format of 16 bits
+    worst: str  # the parameter with most of it
+    format: str
+
+
+FORMATS = {2: "bf16", 3: "fp16"}  # as nanny.measure.sketch numbers them
+TOLD_AFTER = 2  # steps of those that were compared, one after the other
+
+
+def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Reduction]:
+    """At each step that all ranks traced. What the sum was multiplied by (an average, a loss scale) is found from the numbers.
+
+    A sum in the format of 16 bits that the numbers added did not have, or that a sum of them would not have, was made in it.
+    """
+    world = sources[0].run.world_size
+    if len(sources) < world or world < 2:
+        return
+    everyone = frozenset(range(world))
+    shards = {name for name, copies in (sources[0].run.meta.get("shards") or {}).items() if copies == 1}
+    alike = all(known == [everyone] for known in groups.values())
+    read = [[reader.samples(s.db, s.run.id, "grad", name) for name in REDUCTION] for s in sources]
+    names = [[site.name for site in reader.sites(s.db, s.run.id, "grad")] for s in sources]
+    if any(other != names[0] for other in names) or not len(names[0]):
+        return
+    steps = sorted(set.intersection(*({int(step) for step in columns[0][0]} for columns in read)))
+    held = np.array([name in shards or alike for name in names[0]])
+    whole = np.array([name in shards for name in names[0]])
+    for step in steps:
+        table = np.stack([_row(columns, step, len(held)) for columns in read])  # [rank, site, column]
+        sums = (len(REDUCTION) - 1) // 2
+        sent = table[:, :, :sums].sum(0)
+        got = np.where(whole[:, None], table[:, :, sums:-1].sum(0), table[0, :, sums:-1])
+        known = held & (sent != 0).any(1) & np.isfinite(sent).all(1) & np.isfinite(got).all(1)
+        low = known & ~(table[:, :, -1] == 1).any(0)
+        made_in = int(table[:, low, -1].max(initial=0))
+        squares = float((got[known] ** 2).sum())
+        if not squares or made_in not in FORMATS:  # what became 0 has no format of its own
+            continue
+        factor = float((got[known] * sent[known]).sum() / (sent[known] ** 2).sum())
+        off = np.where(low[:, None], got - factor * sent, 0.0)
+        worst = int((off**2).sum(1).argmax())
+        error = float(np.sqrt((off**2).sum() / squares))
+        yield Reduction(step, error, names[0][worst], FORMATS[made_in])
+
+
+def _row(columns: Sequence[tuple[np.ndarray, np.ndarray]], step: int, sites: int) -> np.ndarray:
+    out = np.zeros((sites, len(columns)))
+    for i, (steps, values) in enumerate(columns):
+        at = np.flatnonzero(steps == step)
+        if len(at):
+            row = np.asarray(values[at[-1]], np.float64)
+            out[: len(row), i] = row
+    return out
+
+
+@docstring_page(PAGES, "SUM_ROUNDED", Severity.WARNING)
+def _rounded_sums(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Finding]:
+    """The gradients of the ranks were added in 16 bits, and the sum is far from what they sent.
+
+    Why: a sum that is small beside what is added keeps the rounding of the large: ranks whose gradients nearly cancel, or very
+    many of them. Each rank is right, and the update is not.
+
+    When not: with few ranks and gradients that point the same way the error of a bf16 sum is below one percent, and is not told.
+    """
+    limit = Limits().damage_consequence
+    run: list[Reduction] = []
+    for one in reductions(sources, groups):
+        run = [*run, one] if one.error > limit else []
+        if len(run) == TOLD_AFTER:
+            first = run[0]
+            yield Finding(
+                "SUM_ROUNDED",
+                Severity.WARNING,
+                f"the gradients of {len(sources)} ranks were added in {first.format}: the sum is off by "
+                f"{100 * first.error:.0f} % of its norm, most in `{first.worst}`",
+                remedy_of("reduce_dtype_low_precision"),
+                site=first.worst,
+                step=first.step,
+                value=first.error,
+                limit=limit,
+                evidence={"format": first.format, "ranks": len(sources)},
+            )
+            return
 
 
 def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | None:

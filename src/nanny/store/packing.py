@@ -144,3 +144,9 @@ def unpack_bits(low: np.ndarray, middle: np.ndarray, high: np.ndarray) -> tuple[
     first, second, third = (np.nan_to_num(np.asarray(part, np.float64)).astype(np.uint64) for part in (low, middle, high))
     words = first | second << np.uint64(24) | (third & np.uint64(0xFFFF)) << np.uint64(48)
     return words, np.where(third & np.uint64(_TAKEN), (third >> np.uint64(17)).astype(np.int64), -1)
+
+
+# What a rank gave to a reduction and what came out of it, on traced steps of many processes: see nanny.measure.sketch. The last
+# says in which format the result is.
+
+REDUCTION = ("sent0", "sent1", "sent2", "sent3", "got0", "got1", "got2", "got3", "grid")

@@ -7,24 +7,27 @@ to tell each other they write down, each into its own file, and whoever reads th
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from .hooks import add_hook
 from .names import Held
 from .tensors import gradient_of, outside_program
 
 _GRAD: Any = Tensor.grad
+LOOKED_AGAIN = 2  # the step before which FSDP2 has gathered everything once
 
 
 def many_processes() -> bool:
@@ -36,14 +39,26 @@ class LocalGradients:
     """Names the parameters whose gradient is not finite on this process, before it is reduced over all.
 
     DDP starts to reduce a gradient when torch has accumulated it, after the hooks on the parameter. The sum of a tensor is finite
-    only if all of it is: one pass over memory that was written a moment ago.
+    only if all of it is: one pass over memory that was written a moment ago. On traced steps it also keeps what `measure` makes
+    of each of them, to be compared with what the reduction gives.
     """
 
-    def __init__(self, parameters: Mapping[int, str], owners: Mapping[int, Held], guard: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[int, str],
+        owners: Mapping[int, Held],
+        guard: Callable[..., None],
+        measure: Callable[[Tensor], Tensor],
+    ) -> None:
         self._names = parameters
-        self._guard = guard
+        self._guard, self._measure = guard, measure
+        self._measures = False
+        self.sent: dict[str, Tensor] = {}
+        self._gathered: dict[int, str] = {}  # FSDP2 makes a parameter whole before it is used, and its gradient is whole, too
+        self._passes: Counter[str] = Counter()
+        self._begun = 0
         self._unhook: list[Callable[[], Any]] = []
-        self._hooked: list[Held] = []
+        self._hooked: list[Callable[[], Tensor | None]] = []
         self._sums: list[tuple[str, Tensor]] = []  # where the host cannot look at once
         self._bad: dict[str, None] = {}
         self.seen = False
@@ -51,16 +66,28 @@ class LocalGradients:
         for owner in owners.values():
             parameter = owner()
             if parameter is not None and parameter.requires_grad and parameter.is_leaf and not hasattr(parameter, "to_local"):
-                self._unhook.append(add_hook(parameter.register_post_accumulate_grad_hook, self._accumulated))
-                self._hooked.append(owner)
+                self._listen(parameter, owner)
+
+    def _listen(self, parameter: Tensor, owner: Callable[[], Tensor | None]) -> None:
+        self._unhook.append(add_hook(parameter.register_post_accumulate_grad_hook, self._accumulated))
+        self._hooked.append(owner)
 
     def are_of(self, parameters: Mapping[int, str]) -> bool:
         if self._names is not parameters and self._names.keys() == parameters.keys():
             self._names = parameters
         return self._names is parameters
 
-    def begin(self) -> None:
+    def begin(self, traced: bool, sharded: Sequence[nn.Module]) -> None:
+        """`sharded`: models that may hold shards; what FSDP2 gathers is there after it was used once."""
         self._bad, self._sums, self.seen, self.seconds = {}, [], False, 0.0
+        self._measures, self.sent = traced, {}
+        self._passes.clear()
+        self._begun += 1
+        if traced or self._begun == LOOKED_AGAIN:
+            for shard, whole, owner in gathered_parameters(sharded):
+                if id(shard) in self._names and id(whole) not in self._gathered:
+                    self._gathered[id(whole)] = self._names[id(shard)]
+                    self._listen(whole, owner)
 
     def close(self) -> None:
         while self._unhook:
@@ -74,7 +101,7 @@ class LocalGradients:
         started = time.perf_counter()
         is_usual = False
         with suppress(Exception):  # what fails here fails again behind the guard, which tells
-            is_usual = self._is_plainly_finite(parameter)
+            is_usual = not self._measures and self._is_plainly_finite(parameter)
         if is_usual:
             self.seconds += time.perf_counter() - started
         else:
@@ -91,7 +118,7 @@ class LocalGradients:
         return gradient.layout is torch.strided and math.isfinite(gradient.sum().item())
 
     def _look(self, parameter: Tensor) -> None:
-        gradient, name = gradient_of(parameter), self._names.get(id(parameter), "")
+        gradient, name = gradient_of(parameter), self._names.get(id(parameter)) or self._gathered.get(id(parameter), "")
         if gradient is None or gradient.layout is not torch.strided or gradient.is_meta:
             return
         self.seen = True
@@ -101,10 +128,30 @@ class LocalGradients:
                 self._sums.append((name, total))
             elif not math.isfinite(total.item()) and not bool(gradient.isfinite().all()):
                 self._bad[name] = None
+            if self._measures:
+                self._passes[name] += 1
+                self.sent[name] = self._measure(gradient)
+            if id(parameter) in self._gathered and self._passes[name] > 1:
+                del self.sent[name]  # whether several passes are added here or after the reduction is FSDP2's affair
 
     def take(self) -> tuple[tuple[str, ...], list[tuple[str, Tensor]]] | None:
         """Parameters with a bad gradient, in the order of backward; and sums that are still on a device. None: none was seen."""
         return (tuple(self._bad), self._sums) if self.seen else None
+
+
+def gathered_parameters(models: Sequence[nn.Module]) -> Iterator[tuple[Tensor, Tensor, Callable[[], Tensor | None]]]:
+    """Shards of FSDP2, the whole parameters that stand for them while a module runs, and who gives these if they still are."""
+    for module in (module for model in models for module in model.modules()):
+        state = getattr(module, "_get_fsdp_state", None)  # private; tests/distributed fails if it goes
+        for group in getattr(state(), "_fsdp_param_groups", ()) if state is not None else ():
+            for one in group.fsdp_params:
+                whole = getattr(one, "_unsharded_param", None)
+                if whole is not None and not hasattr(whole, "to_local") and whole.requires_grad:
+                    yield one.sharded_param, whole, functools.partial(_attribute, weakref.ref(one), "_unsharded_param")
+
+
+def _attribute(owner: weakref.ref[Any], name: str) -> Any:
+    return getattr(owner(), name, None)
 
 
 def compiles_backward() -> bool:
@@ -116,7 +163,8 @@ def compiles_backward() -> bool:
 
 
 class Replicas:
-    """Which parameters others hold as well, bit by bit: those that DistributedDataParallel keeps alike.
+    """Which parameters others hold as well, bit by bit: those that DistributedDataParallel keeps alike; and which belong to a
+    stage of a pipeline, with how many ranks hold the same stage.
 
     Wrappers are looked for among all objects, once: one that the loop goes round, or that was made after the model was shown to
     us, counts too.
@@ -130,9 +178,14 @@ class Replicas:
         self._group: dict[str, int] = {}
         self._wrappers: list[weakref.ref[Any]] = []
         self.drift_on_purpose = False
+        stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", ())
+        staged: set[str] = set()
         for found in gc.get_objects():
             if issubclass(type(found), DistributedDataParallel) and hasattr(found, "process_group"):
                 self._add(found)
+            elif stage and issubclass(type(found), stage) and hasattr(found, "submod"):
+                staged.update(self._names[id(p)] for p in found.submod.parameters() if id(p) in self._names)
+        self.stages = {name: len(self.groups[self._group[name] - 1]) if name in self._group else 1 for name in staged}
 
     def _add(self, wrapper: Any) -> None:
         mine = [(n, p) for n, p in wrapper.module.named_parameters() if id(p) in self._names]
@@ -154,7 +207,7 @@ class Replicas:
 
     def group_of(self, name: str, parameter: Tensor) -> int:
         """From 1 on in the order of `groups`; 0: nobody said so; -1: it is this rank's own, a shard or meant to differ."""
-        if self.drift_on_purpose or hasattr(parameter, "to_local"):
+        if self.drift_on_purpose or hasattr(parameter, "to_local") or self.stages.get(name) == 1:
             return -1
         return self._group.get(name, 0)
 

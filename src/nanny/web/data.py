@@ -269,7 +269,7 @@ def layer_data(path: str | Path | None, run: int | None, kind: str, site: str, o
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_open_shown(path, run))
         if of is not None:
-            source = stack.enter_context(open_named(of, None if path is None else str(path), beside=source))
+            source = stack.enter_context(open_named(of, None if path is None else str(path), beside=source))[0]
         found = layer_histogram(source, kind, site)
         if found is None:
             return None

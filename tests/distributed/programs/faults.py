@@ -1,8 +1,7 @@
-"""Five planted faults and their repaired twins, with DistributedDataParallel and without, watched and not."""
+"""Five planted faults and their repaired twins, with DistributedDataParallel or FSDP2, watched and not."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from nanny import MixedPrecisionNanny
+
+from .sharded import digest
 
 Wrap = Callable[[nn.Module], nn.Module]
 
@@ -56,10 +58,10 @@ class Case:
         in_bf16 = planted == "update_lost"
         net = Net(gain).to(torch.bfloat16 if in_bf16 and not fixed else torch.float32)
         lr = {"lr_too_high": 0.05 if fixed else 3.0, "update_lost": 1e-5}.get(planted, 0.01)
+        model = wrap(net)
         optimizer: Any = torch.optim.SGD(net.parameters(), lr=lr)
         has_scaler = planted in ("clip_before_unscale", "activation_overflow_fp16")
         scaler = GradScaler("cpu", enabled=has_scaler, init_scale=2.0**10)
-        model = wrap(net)
         watch = None
         if output is not None:
             watch = MixedPrecisionNanny(model, optimizer, scaler, trace_interval=10, output_dir=output, strict=True, **options)
@@ -86,20 +88,29 @@ class Case:
                 watch.end_step()
         if watch is not None:
             watch.close()
-        return hashlib.sha256(b"".join(p.detach().float().numpy().tobytes() for p in net.parameters())).hexdigest()
+        return digest(net)
 
 
 CAUSES = ("activation_overflow_fp16", "clip_before_unscale", "update_lost", "lr_too_high", "data_nan")
 
 
-def main(rank: int, world: int, folder: Path) -> dict[str, bool]:
+def sharded(net: Any) -> nn.Module:
+    for block in net.blocks:
+        fully_shard(block)
+    return fully_shard(net)
+
+
+WRAPS: dict[str, Wrap] = {"ddp": DistributedDataParallel, "fsdp": sharded}
+
+
+def main(rank: int, world: int, folder: Path, how: str) -> dict[str, bool]:
     results = {}
     for cause in CAUSES:
         for fixed in (False, True):
             case = Case(cause, rank, fixed)
             name = f"{cause}_{'repaired' if fixed else 'planted'}"
-            alone = case.run(DistributedDataParallel, None)
+            alone = case.run(WRAPS[how], None)
             dist.barrier()
-            results[name] = alone == case.run(DistributedDataParallel, folder / name)
+            results[name] = alone == case.run(WRAPS[how], folder / name)
             dist.barrier()
     return results

@@ -14,13 +14,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from nanny import MixedPrecisionNanny
 
 STEPS = 6
+LONG = 200
 
 
 class Net(nn.Module):
@@ -48,21 +50,29 @@ def digest(net: nn.Module) -> str:
 
 
 def loop(
-    net: nn.Module, rank: int, output: Path | None, accumulate: int = 1, same_data: bool = False, **options: Any
+    net: nn.Module,
+    rank: int,
+    output: Path | None,
+    accumulate: int = 1,
+    same_data: bool = False,
+    steps: int = STEPS,
+    interval: int = 2,
+    part_of: Callable[[Tensor], Tensor] = lambda x: x,
+    **options: Any,
 ) -> list[float]:
     """The norm of all gradients at each step, by torch's own collective."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     watch = None
     if output is not None:
-        watch = MixedPrecisionNanny(net, optimizer, trace_interval=2, output_dir=output, strict=True, **options)
+        watch = MixedPrecisionNanny(net, optimizer, trace_interval=interval, output_dir=output, strict=True, **options)
     norms = []
-    for step in range(STEPS):
+    for step in range(steps):
         with contextlib.nullcontext() if watch is None else watch.step(step):
             for part in range(accumulate):
                 if hasattr(net, "set_requires_gradient_sync"):
                     net.set_requires_gradient_sync(part + 1 == accumulate)
                 x = batch(0 if same_data else rank, step * accumulate + part)
-                (net(x).float() - x[:, :1].tanh()).square().mean().backward()
+                (net(part_of(x)).float() - x[:, :1].tanh()).square().mean().backward()
             norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
             norms.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
             optimizer.step()
@@ -72,23 +82,59 @@ def loop(
     return norms
 
 
-def fsdp(rank: int, output: Path | None, policy: Any = None, **how: Any) -> tuple[str, list[float]]:
+def single(make: Callable[[], nn.Module], accumulate: int = 1, ranks: int = 2) -> list[float]:
+    """The same training in one process, which has the batches of all ranks."""
+    net = make()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    norms = []
+    for step in range(STEPS):
+        for part in range(accumulate):
+            for rank in range(ranks):
+                x = batch(rank, step * accumulate + part)
+                ((net(x) - x[:, :1].tanh()).square().mean() / ranks).backward()
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None])))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def fsdp(rank: int, output: Path | None, policy: Any = None, offload: bool = False, **how: Any) -> tuple[str, list[float]]:
     net = Net()
+    with_it: dict[str, Any] = {} if policy is None else {"mp_policy": policy}
+    with_it |= {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
     for layer in (net.up, net.odd):
-        fully_shard(layer, **({} if policy is None else {"mp_policy": policy}))
-    fully_shard(net, **({} if policy is None else {"mp_policy": policy}))
+        fully_shard(layer, **with_it)
+    fully_shard(net, **with_it)
     return _result(net, loop(net, rank, output, **how))
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
 
 
 def tensor_parallel(rank: int, output: Path | None, **how: Any) -> tuple[str, list[float]]:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+    net = two_layers()
     parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     return _result(net, loop(net, rank, output, same_data=True, **how))
 
 
-def pipeline(rank: int, output: Path | None, **how: Any) -> tuple[str, list[float]]:
+def with_norm() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 1))
+
+
+def sequence_parallel(rank: int, output: Path | None, **how: Any) -> tuple[str, list[float]]:
+    """Each rank has half of the rows in the norm, and half of the columns behind it."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    net = with_norm()
+    plan = {"0": SequenceParallel(sequence_dim=0), "1": ColwiseParallel(input_layouts=Shard(0)), "3": RowwiseParallel()}
+    parallelize_module(net, mesh, plan)
+    return _result(net, loop(net, rank, output, same_data=True, part_of=lambda x: x.chunk(2)[rank], **how))
+
+
+def pipeline(rank: int, output: Path | None, steps: int = STEPS, interval: int = 2, **how: Any) -> tuple[str, list[float]]:
     torch.manual_seed(0)
     parts = [nn.Sequential(nn.Linear(8, 16), nn.GELU()), nn.Sequential(nn.Linear(16, 1))]
     net = parts[rank]
@@ -96,10 +142,12 @@ def pipeline(rank: int, output: Path | None, **how: Any) -> tuple[str, list[floa
     schedule = ScheduleGPipe(stage, 2, loss_fn=lambda out, y: (out - y).square().mean())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     watch = (
-        None if output is None else MixedPrecisionNanny(net, optimizer, trace_interval=2, output_dir=output, strict=True, **how)
+        None
+        if output is None
+        else MixedPrecisionNanny(net, optimizer, trace_interval=interval, output_dir=output, strict=True, **how)
     )
     norms = []
-    for step in range(STEPS):
+    for step in range(steps):
         with contextlib.nullcontext() if watch is None else watch.step(step):
             x = batch(0, step)
             schedule.step(*((x,) if rank == 0 else ()), **({} if rank == 0 else {"target": x[:, :1].tanh()}))
@@ -122,8 +170,18 @@ CASES: dict[str, Callable[..., tuple[str, list[float]]]] = {
     "fsdp": fsdp,
     "fsdp_bf16": lambda rank, output, **how: fsdp(rank, output, policy=LOW, **how),
     "fsdp_accumulated": lambda rank, output, **how: fsdp(rank, output, accumulate=3, **how),
+    "fsdp_offloaded": lambda rank, output, **how: fsdp(rank, output, offload=True, **how),
     "tensor_parallel": tensor_parallel,
+    "sequence_parallel": sequence_parallel,
     "pipeline": pipeline,
+}
+ALONE: dict[str, Callable[[], list[float]]] = {  # in one process; bf16 rounds otherwise
+    "fsdp": lambda: single(Net),
+    "fsdp_accumulated": lambda: single(Net, accumulate=3),
+    "fsdp_offloaded": lambda: single(Net),
+    "tensor_parallel": lambda: single(two_layers, ranks=1),
+    "sequence_parallel": lambda: single(with_norm, ranks=1),
+    "pipeline": lambda: single(two_layers, ranks=1),
 }
 
 
@@ -137,4 +195,8 @@ def main(rank: int, world: int, folder: Path) -> dict[str, Any]:
         examined, _ = case(rank, folder / f"{name}_examined", examine="every")
         dist.barrier()
         results[name] = {"same": alone == seen, "same_examined": alone == examined, "norms": norms}
+        results[name]["in_one_process"] = ALONE[name]() if name in ALONE else None
+        if name in ("fsdp_bf16", "fsdp_accumulated", "pipeline"):
+            case(rank, folder / f"{name}_long", steps=LONG, interval=50)
+            dist.barrier()
     return results

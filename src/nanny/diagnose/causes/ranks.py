@@ -31,3 +31,26 @@ def replicas_apart(signs: Signs) -> Iterator[Diagnosis]:
         step=found.step,
         precision_caused=False,
     )
+
+
+@cause("reduce_dtype_low_precision", family="precision_loss")
+def reduce_dtype_low_precision(signs: Signs) -> Iterator[Diagnosis]:
+    """Gradients of several ranks are added in 16 bits, and the sum is mostly rounding.
+
+    Confirm: reduce in FP32 for some steps; the gradient norm and the loss change at once.
+    """
+    found = signs.evidence.finding("SUM_ROUNDED")
+    if found is None:
+        return
+    yield Diagnosis(
+        culprit=found.site,
+        confidence=CERTAIN,
+        evidence=(f"step {found.step}: {found.message}",),
+        chain=(
+            "each rank rounds its gradient, and the collective rounds again with every rank that it adds",
+            "what the ranks have in common is small beside what cancels, and is lost in that",
+            "the optimizer follows the rounding",
+        ),
+        step=found.step,
+        precision_caused=True,
+    )

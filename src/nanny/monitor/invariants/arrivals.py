@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...core.step import Breach
 from ...measure import transfer
+from ...measure.flatten import local_part
 from ...measure.rows import which_are_zero
 from ...watch.names import unwrapped
 from ...watch.places import is_users_own
@@ -44,7 +45,10 @@ class Arrivals:
         self._looks += 1
         self._known = None
         names = self._watched.parameters
-        asked = [(names[id(p)], gradient_of(p)) for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
+        new = [p for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
+        asked = [
+            (names[id(p)], gradient_of(p)) for p in new if local_part(p.detach()).numel()
+        ]  # of an empty shard others have all
         read = [g for _, g in asked if g is not None and is_readable(g) and transfer.reads_freely(g.device)]
         zero = {id(g) for g, is_zero in zip(read, which_are_zero(read)) if is_zero}
         for name, grad in asked:

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.formats import FP32
 from ...core.numbers import counted, listed, short
 from ...show.tables import Answer, Column, Line, Table
-from ...store.packing import BITS
+from ...store.packing import BITS, REDUCTION
 from ..source import title_of
 from ..stats import SiteStats, StepStats, near_text, stored_format
 
@@ -21,7 +21,7 @@ TITLES = {
     "update": "updates",
     "buffer": "buffers",
 }
-NOT_SHOWN = ("count", "nan", "posinf", "neginf", *BITS)  # statistics that a table leaves to its notes
+NOT_SHOWN = ("count", "nan", "posinf", "neginf", *BITS, *REDUCTION)  # statistics that a table leaves to its notes
 STATS_SHOWN = 12
 
 
