@@ -230,7 +230,7 @@ def test_the_map_of_ratios_has_the_layers_of_the_run_and_its_distance_from_the_r
     louder = {name: (low + 3, high) for name, (low, high) in BASE.layers.items()}
     record(tmp_path, replace(BASE, layers=louder, nan_output=(40, "body")))
     with open_named("1", str(store)) as a, open_named("2", str(store)) as b:
-        ratio = ratio_matrix(a, b, "output")
+        ratio = ratio_matrix(a[0], b[0], "output")
         assert ratio is not None
         sizes = ratio.keys
         assert sizes.shape == (3, len(ratio.columns.steps))
@@ -238,4 +238,4 @@ def test_the_map_of_ratios_has_the_layers_of_the_run_and_its_distance_from_the_r
         assert np.isposinf(sizes[1, broke]), "B alone is not finite there"
         finite = sizes[:, :broke]
         assert np.all((finite > 4) & (finite < 16)), "three binary orders louder"
-        assert ratio_matrix(a, b, "no such kind") is None
+        assert ratio_matrix(a[0], b[0], "no such kind") is None

@@ -10,7 +10,7 @@ import contextlib
 import math
 import shlex
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,19 +47,19 @@ def _check_number(number: int | None) -> None:
 
 @contextlib.contextmanager
 def open_named(
-    text: str, db_path: str | None, beside: Source | None = None, damage: Damage | None = None
+    text: str, db_path: str | None, beside: Sequence[Source] = (), damage: Damage | None = None
 ) -> Iterator[list[Source]]:
     """`3` is a run of the store at hand; anything else is a path, with `:3` after it or not. With the other ranks of its job.
 
-    `beside` is an open run of the store at hand: then `3` is read through its connection, and is of its moment.
+    `beside` are the open ranks of a run of the stores at hand: then `3` is read through their connections, of their moment.
     """
     path, colon, number = text.rpartition(":")
     for digits in (text, number):
         if digits.isdecimal():
             _check_number(int(digits[: MOST_DIGITS + 1]))
-    alone = pick_run(beside.db, int(text)) if text.isdecimal() and beside is not None else None
-    if alone is not None and beside is not None and alone.world_size == 1:
-        yield [Source(beside.path, beside.db, alone, _flags(db_path, int(text)))]
+    if text.isdecimal() and beside:
+        lead = Source(beside[0].path, beside[0].db, pick_run(beside[0].db, int(text)), _flags(db_path, int(text)))
+        yield [lead, *(one for other in beside[1:] if (one := _of_same_job(lead, other.path, other.db)) is not None)]
         return
     if text.isdecimal():
         target: tuple[str | None, int | None] = (db_path, int(text))
@@ -99,19 +99,16 @@ def open_job(db_path: str | None, number: int | None, damage: Damage | None = No
     with contextlib.ExitStack() as stack:
         db = _enter(stack, first, damage)
         run = pick_run(db, number)
-        starts = [row.started for row in runs(db)]
         sources = [Source(first, db, run, _flags(db_path, number))]
         notes = []
         for path in others if run.world_size > 1 else []:
             try:
-                other = _enter(stack, path, damage)
-                members = [row for row in runs(other) if _together(run, row) and _nearest(starts, row.started) == run.started]
-                members = [pick_run(other, row.id) for row in members[-1:]]
+                member = _of_same_job(sources[0], path, _enter(stack, path, damage))
             except NannyError as error:
                 notes.append(str(error))
                 continue
-            if members and members[0].rank not in {source.run.rank for source in sources}:
-                sources.append(Source(path, other, members[0], f" --db {shlex.quote(str(path))} --run {members[0].id}"))
+            if member is not None and member.run.rank not in {source.run.rank for source in sources}:
+                sources.append(member)
         yield sources, notes
 
 
@@ -130,6 +127,15 @@ def _enter(stack: contextlib.ExitStack, path: Path, damage: Damage | None) -> sq
     db = stack.enter_context(reading(path, damage))
     stack.enter_context(one_moment(db))
     return db
+
+
+def _of_same_job(lead: Source, path: Path, other: sqlite3.Connection) -> Source | None:
+    starts = [row.started for row in runs(lead.db)]
+    members = [row for row in runs(other) if _together(lead.run, row) and _nearest(starts, row.started) == lead.run.started]
+    if not members:
+        return None
+    member = pick_run(other, members[-1].id)
+    return Source(path, other, member, f" --db {shlex.quote(str(path))} --run {member.id}")
 
 
 def _together(run: RunRow, other: RunRow) -> bool:

@@ -269,7 +269,7 @@ def layer_data(path: str | Path | None, run: int | None, kind: str, site: str, o
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(_open_shown(path, run))
         if of is not None:
-            source = stack.enter_context(open_named(of, None if path is None else str(path), beside=source))[0]
+            source = stack.enter_context(open_named(of, None if path is None else str(path), beside=[source]))[0]
         found = layer_histogram(source, kind, site)
         if found is None:
             return None
@@ -401,7 +401,7 @@ def _comparison(
 ) -> dict[str, Any]:
     """Where the run that is shown parts from the other, which is the reference; the other's curves and histograms, and the
     ratio of both as one more quantity of each kind of layer."""
-    with open_named(other, db, beside=job[0]) as all_of_it:
+    with open_named(other, db, beside=job) as all_of_it:
         reference = all_of_it[0]
         result = compare_runs(all_of_it, job)
         for kind, spec in kinds.items():

@@ -46,9 +46,7 @@ class Arrivals:
         self._known = None
         names = self._watched.parameters
         new = [p for p in mine if p.requires_grad and names[id(p)] not in self.arrived]
-        asked = [
-            (names[id(p)], gradient_of(p)) for p in new if local_part(p.detach()).numel()
-        ]  # of an empty shard others have all
+        asked = [(names[id(p)], gradient_of(p)) for p in new if local_part(p.detach()).numel()]  # else others have it
         read = [g for _, g in asked if g is not None and is_readable(g) and transfer.reads_freely(g.device)]
         zero = {id(g) for g, is_zero in zip(read, which_are_zero(read)) if is_zero}
         for name, grad in asked:
