@@ -316,6 +316,17 @@ def test_stores_outside_the_root_are_not_read(project, tmp_path):
     assert ask(root.resolve(), "list_runs")["total"] == 0
 
 
+def test_links_that_lead_to_themselves_are_no_store_and_no_source(tmp_path):
+    (tmp_path / "nanny_logs").mkdir()
+    for name in ("nanny_logs/metrics.db", "loop.py"):
+        (tmp_path / name).symlink_to(tmp_path / name)
+    (tmp_path / "own.py").write_text("import torch\n")
+    assert ask(tmp_path.resolve(), "list_runs")["total"] == 0
+    assert ask(tmp_path.resolve(), "check_code", path=".")["files_checked"] == 1
+    assert "no such file" in refused(tmp_path.resolve(), "run_summary", db="nanny_logs/metrics.db")
+    assert cli.main(["mcp", "--root", str(tmp_path), "--db", str(tmp_path / "nanny_logs" / "metrics.db")]) == 2
+
+
 def test_the_store_named_at_the_start_may_lie_elsewhere(project, tmp_path):
     folder = ReadableFolder(tmp_path.resolve(), project / "nanny_logs")
     result = talk(build_server(folder), lambda client: client.call_tool("run_summary", {}))

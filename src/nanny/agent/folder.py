@@ -12,6 +12,11 @@ from ..store.files import is_store_name, stores_below
 MOST_STORES = 200
 
 
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """With every link followed; one that leads to itself stays as it is (`Path.resolve` raises there)."""
+    return Path(os.path.realpath(path))
+
+
 @dataclass(frozen=True)
 class ReadableFolder:
     """`root` is where paths begin and end; `db` is the store or folder that is meant when a question names none."""
@@ -24,8 +29,8 @@ class ReadableFolder:
         if "\0" in text:
             raise NannyError("a path cannot hold a NUL character")
         try:
-            real = (self.root / text).resolve()
-        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, too long, no text
+            real = real_path(self.root / text)
+        except (OSError, ValueError) as error:  # too long, no text
             raise NannyError(f"{text}: cannot be resolved ({error}); give a path below {self.root}") from None
         if not self.holds(real):
             raise NannyError(f"{text}: outside the folder that this server may read; give a path below {self.root}")
@@ -66,11 +71,11 @@ class ReadableFolder:
             return [self.db]
         if self.db is not None:
             return stores_below(self.db, MOST_STORES)
-        return [store for store in stores_below(self.root, MOST_STORES) if self.holds(store.resolve())]
+        return [store for store in stores_below(self.root, MOST_STORES) if self.holds(real_path(store))]
 
     def _all_inside(self, folder: Path) -> None:
         """A folder of stores may hold links that lead out of the root."""
         if folder.is_dir():
             for entry in folder.iterdir():
-                if is_store_name(entry.name) and not self.holds(entry.resolve()):
+                if is_store_name(entry.name) and not self.holds(real_path(entry)):
                     raise NannyError(f"{self.shown(entry)}: a link that leads outside {self.root}; name the store itself")

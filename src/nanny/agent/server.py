@@ -17,13 +17,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from ..core.command_line import check_words, command_parser, port, refused_by_the_system
 from ..core.finding import NannyError
 from ..core.terminal import one_sentence
-from .folder import ReadableFolder
+from .folder import ReadableFolder, real_path
 from .prompts import PROMPTS
 from .run_tools import RunTools, end_all_groups
 from .tools import Tools
@@ -141,10 +140,10 @@ def _add_resources(server: Any, tools: Tools) -> None:
 
 def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(list(argv))
-    root = Path(options.root).resolve()
+    root = real_path(options.root)
     if not root.is_dir():
         raise NannyError(f"{options.root}: no such folder; --root names the folder that the agent may read")
-    db = None if options.db is None else Path(options.db).resolve()
+    db = None if options.db is None else real_path(options.db)
     if db is not None and not db.exists():
         raise NannyError(f"{options.db}: no such file or folder; --db names a metrics.db or its folder")
     if options.http is not None:

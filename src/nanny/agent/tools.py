@@ -9,7 +9,6 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..core.finding import Finding, NannyError, Severity
@@ -26,7 +25,7 @@ from ..runs.summary import Summary, curve_stats, summarize
 from ..runs.text.compare import comparison_verdict
 from ..runs.text.what_if import what_if_headline, what_if_reasons, what_if_remarks
 from ..runs.what_if import judge_in_format
-from .folder import ReadableFolder
+from .folder import ReadableFolder, real_path
 from .results import (
     AnomalyResult,
     CheckResult,
@@ -87,7 +86,7 @@ class Tools:
             top = str(self.folder.root)
             config = find_config(str(real), top)
             found = [f.path for f in find_files(str(real), notes, config.exclude, config.root)]
-            inside = [f for f in found if self.folder.holds(Path(f).resolve())]
+            inside = [f for f in found if self.folder.holds(real_path(f))]
             notes += [f"{self.folder.shown(f)}: skipped, it leads outside the root" for f in found if f not in set(inside)]
             report = check_paths(inside, overrides, jobs=1, top=top)
         wanted = [f for f in report.findings if f.severity >= Severity.parse(severity)]
@@ -315,7 +314,7 @@ class Tools:
     def _run_result(self, row: ListedRun) -> RunResult:
         started = datetime.datetime.fromtimestamp(row.started, datetime.timezone.utc).isoformat(timespec="seconds")
         return RunResult(
-            db=self.folder.shown(Path(row.file).resolve()),
+            db=self.folder.shown(real_path(row.file)),
             run=row.run,
             rank=row.rank,
             started=started,
@@ -329,7 +328,7 @@ class Tools:
 
     def _place(self, where: str) -> str:
         file, colon, line = where.rpartition(":")
-        return f"{self.folder.shown(Path(file).resolve())}:{line}" if colon and file else where
+        return f"{self.folder.shown(real_path(file))}:{line}" if colon and file else where
 
 
 def _layer_kind(history: KindHistory, rows: Sequence[int]) -> LayerKind:

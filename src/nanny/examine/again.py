@@ -189,6 +189,8 @@ class _Again:
                 written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
                 kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
                 states.append(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in self._calls])))
+                if states[-1].reached.obstacle:
+                    raise NotAgain(states[-1].reached.obstacle)
                 kept.enter_context(watching(states[-1]))
             if many_processes():
                 kept.enter_context(watching(_NoCollectives()))

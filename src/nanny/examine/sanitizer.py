@@ -32,11 +32,11 @@ ends the examination, not the training. `Examination.facts` may hold:
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from time import perf_counter, process_time  # those of now: programs replace them to freeze time
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ class Sanitizer:
         self._opened = ExitStack()
 
     def open(self) -> Sanitizer:
-        self._started, self._worked = time.perf_counter(), time.process_time()
+        self._started, self._worked = perf_counter(), process_time()
         self._is_open = True
         try:
             self._open()
@@ -403,12 +403,12 @@ class Sanitizer:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """While nothing that runs is the step's; operations are not seen either, if the modes are off."""
-        self._is_open, since = False, time.perf_counter()
+        self._is_open, since = False, perf_counter()
         try:
             yield
         finally:
             self._is_open = True
-            self._started += time.perf_counter() - since
+            self._started += perf_counter() - since
 
     def note(self, name: str, fact: Any) -> None:
         """A fact from outside."""
@@ -526,7 +526,7 @@ class Sanitizer:
             facts=facts,
             trials=self._remedies.trials(self._scale, total),
             reseeds={f"{op}: {why}": count for (op, why), count in self._shadows.reseeds.items()},
-            seconds=time.perf_counter() - self._started,
+            seconds=perf_counter() - self._started,
             suspects=plain_suspects(suspects, size, sum(g.elements for g in self._gradients.values())),
         )
 
@@ -603,7 +603,7 @@ class Sanitizer:
     @property
     def is_spent(self) -> bool:
         """By the clock, or by the work where a busy machine makes everything slow: what is seen must not depend on others."""
-        return min(time.perf_counter() - self._started, time.process_time() - self._worked) > self.seconds
+        return min(perf_counter() - self._started, process_time() - self._worked) > self.seconds
 
     @property
     def has_ended(self) -> bool:

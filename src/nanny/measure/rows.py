@@ -164,7 +164,7 @@ def joined(tensors: Sequence[Tensor]) -> Any:
     try:
         line = torch._C._nn.flatten_dense_tensors(list(tensors))
         if len(tensors) == 1:
-            line = line.detach().resolve_neg()
+            line = line.detach().resolve_neg().clone()  # numpy would forbid the program to resize what it has looked at
         return (line.float() if line.dtype is torch.bfloat16 else line).numpy()
     finally:
         torch._C._set_grad_enabled(grad)

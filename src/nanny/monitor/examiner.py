@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter, process_time
 from typing import Any, ClassVar
 
 import torch
@@ -122,7 +122,7 @@ class ExaminationPlan:
 
 
 def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
+    return perf_counter(), process_time()
 
 
 def _since(began: tuple[float, float]) -> float:
@@ -181,6 +181,7 @@ class Examiner:
         recorder.when_backward = self.backward_begins
         recorder.when_read = self.gradients_read
         recorder.when_bad_gradients = self.gradients_are_bad
+        recorder.when_updated = self.weights_changed
 
     def begin(self, position: int, elapsed: float) -> bool:
         """Whether the step that begins now is examined."""
@@ -220,6 +221,11 @@ class Examiner:
         made, self._made = self._made, []
         if made:
             self._make_again(made)
+
+    def weights_changed(self) -> None:
+        """No call can be made again as it was: what was passed in belongs to the program alone from here on."""
+        self._made = []
+        self._recorder.calls_since_backward()
 
     def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None, planned: bool = False) -> None:
         capture = self._recorder.capture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import get_ident
+from time import perf_counter  # the one of now: programs replace it to freeze time
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -104,6 +104,7 @@ class Recorder:
         self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
         self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
         self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
+        self.when_updated: Callable[[], None] | None = None  # weights are no longer as they were
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
@@ -119,7 +120,7 @@ class Recorder:
         if not outermost:
             return work(*args, **kwargs)  # a failure is met where it came in
         self._busy = get_ident()
-        started = time.perf_counter()
+        started = perf_counter()
         try:
             with torch._C.DisableTorchFunction():  # tensors of a class that counts or refuses calls are not asked by us
                 return work(*args, **kwargs)
@@ -130,7 +131,7 @@ class Recorder:
             if self.invariants.given.must_end:
                 self.invariants.given.end_look()
             self._busy = 0
-            self.seconds += time.perf_counter() - started
+            self.seconds += perf_counter() - started
 
     def failed(self, error: Exception) -> None:
         if self.off:
@@ -199,7 +200,7 @@ class Recorder:
 
     @guarded
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
-        self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=time.perf_counter())
+        self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=perf_counter())
         self.stepped_late = False
         self._scaled, self._probe = [], None
         quiet = self._hear_calls()
@@ -308,7 +309,7 @@ class Recorder:
         if self._local is not None:
             capture.local = self._local.take()
             self.seconds += self._local.seconds
-        record.seconds = time.perf_counter() - capture.started
+        record.seconds = perf_counter() - capture.started
         capture.start_reading()
         return capture
 
@@ -634,6 +635,8 @@ class Recorder:
         self.invariants.after_step()
         self._updating = 0
         capture.begin_window()
+        if self.when_updated is not None:
+            self.when_updated()
         self.stepped_late = capture.ended
         if capture.ended:
             capture.graph = None

@@ -75,12 +75,14 @@ def _is_plain(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or not transfer.reads_freely(tensor.device):
         return False
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not (wrapped or tensor.is_quantized or tensor.is_complex()) and tensor.numel() > 0
+    if wrapped or tensor.is_quantized or tensor.is_complex():
+        return False
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() > 0  # it may have been given back since
 
 
 def _fingerprint(tensor: Tensor) -> int:
     line = tensor.detach().reshape(-1)
-    part = line[:: max(1, line.numel() // 512)].contiguous()
+    part = line[:: max(1, line.numel() // 512)].clone()  # numpy would forbid the program to resize what it has looked at
     bits = str(tuple(tensor.shape)).encode() + part.view(torch.uint8).numpy().tobytes()
     return int.from_bytes(blake2b(bits, digest_size=6).digest(), "little")  # the same in every process
 

@@ -19,14 +19,15 @@ import contextlib
 import functools
 import os
 import sys
-import time
 import traceback
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from os import getpid
 from pathlib import Path
 from threading import get_ident
+from time import perf_counter  # the one of now: programs replace it to freeze time
 from typing import Any
 
 import torch
@@ -155,7 +156,7 @@ class MixedPrecisionNanny:
     def _open(
         self, model: nn.Module | None, optimizer: Any, limits: Limits | None, examine: str, live: bool, try_remedies: bool
     ) -> None:
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
         self._recorder = Recorder(self._failed, self._suspect)
@@ -205,7 +206,7 @@ class MixedPrecisionNanny:
         self.end_step()
 
     def begin_step(self, step: int) -> None:
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or getpid() != self._pid:
             return
         self._attempt(self._next_step, step)
 
@@ -224,7 +225,7 @@ class MixedPrecisionNanny:
         traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until)
         if traced and self._dump_on_error:
             self._rng = torch.get_rng_state()
-        now = time.perf_counter()
+        now = perf_counter()
         if self._began is None:
             self._began = now
         examined = self._examiner is not None and self._examiner.begin(self._steps, now - self._began)
@@ -237,7 +238,7 @@ class MixedPrecisionNanny:
     def end_step(self) -> None:
         if not self._closed:
             self._attempt(self._end)
-            self._ended = time.perf_counter()
+            self._ended = perf_counter()
 
     def _end(self) -> None:
         self._recorder.end()
@@ -328,7 +329,7 @@ class MixedPrecisionNanny:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or self._are_facts_due(step.step):
                 self._recording.set_facts(self._history.facts)
-                self._facts_written = time.perf_counter()
+                self._facts_written = perf_counter()
             if step.traced and self._recorder.replicas is not None:
                 self._recording.set_replicas(self._recorder.replicas.groups, self._recorder.shards)
         if self._examiner is not None:
@@ -361,7 +362,7 @@ class MixedPrecisionNanny:
         self._call_back(warning)
 
     def _are_facts_due(self, step: int) -> bool:
-        return step % FACTS_EVERY == 0 and time.perf_counter() - self._facts_written > FACTS_SECONDS
+        return step % FACTS_EVERY == 0 and perf_counter() - self._facts_written > FACTS_SECONDS
 
     def _explain(self) -> None:
         """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
@@ -473,7 +474,7 @@ class MixedPrecisionNanny:
         if not self.enabled or self._began is None:
             return 0.0
         spent = self._recorder.seconds
-        whole = max(time.perf_counter(), self._ended) - self._began - spent - self.examined_seconds
+        whole = max(perf_counter(), self._ended) - self._began - spent - self.examined_seconds
         return 100.0 * spent / whole if whole > 0 else 0.0
 
     @property
@@ -491,7 +492,7 @@ class MixedPrecisionNanny:
         if self._closed:
             return
         self._closed = True
-        if os.getpid() != self._pid:
+        if getpid() != self._pid:
             return
         _open_nannies.discard(self)
         if self._clock is not None:
@@ -499,7 +500,7 @@ class MixedPrecisionNanny:
         self._attempt(self._close_examination, at_any_price=True)
         if self._examiner is not None:
             self._attempt(self._examiner.abandon)
-        cost = self.cost_percent
+        cost = self._attempt(lambda: self.cost_percent) or 0.0
         self._attempt(self._recorder.run, self._finish, wait=True)
         self._attempt(self._recorder.close)
         if self._steps and self._trackers.any_open:

@@ -29,10 +29,14 @@ class HeldLock:
 
     def release(self, *, remove: bool = True) -> None:
         """Removes the file first, so that a clean close leaves nothing behind; `try_lock` copes with the race."""
-        if remove and _is_still_there(self.path, self.descriptor):
-            self.path.unlink(missing_ok=True)
-        _held.discard(self.descriptor)
-        os.close(self.descriptor)
+        try:
+            if remove and _is_still_there(self.path, self.descriptor):
+                self.path.unlink(missing_ok=True)
+        except OSError:
+            pass  # the right to look or to write may be lost by now; the lock itself ends with its descriptor
+        finally:
+            _held.discard(self.descriptor)
+            os.close(self.descriptor)
 
 
 def lock_path(store: Path) -> Path:

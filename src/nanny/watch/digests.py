@@ -83,7 +83,8 @@ class Digests:
 def _checksum(tensors: Iterable[Tensor], start: int) -> int:
     for tensor in tensors:
         if has_storage(tensor):
-            bits = tensor.detach().contiguous()
+            # a copy: numpy would forbid the program to resize what it has looked at
+            bits = tensor.detach().clone(memory_format=torch.contiguous_format)
             if bits.is_complex():
                 bits = torch.view_as_real(bits)
             start = zlib.crc32(bits.cpu().view(_SIZES[bits.element_size()]).numpy().data, start)

@@ -1,4 +1,4 @@
-"""Leaves a model as it was: gradients, buffers, parameters, inputs, plain attributes and random state, whatever happens."""
+"""Leaves a model as it was: gradients, buffers, parameters, inputs, what its code can reach, and random state."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from .op_stream import Op
+from .reached import Reached
 from .storages import whole_storage
-from .tensors import gradient_of, tensors_in
-
-_PLAIN = (list, dict, set)
+from .tensors import gradient_of, has_storage, tensors_in
 
 
 class KeptState:
@@ -29,12 +28,12 @@ class KeptState:
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self._model = model
         self._grads = [(p, gradient_of(p)) for p in model.parameters()]
-        self._attributes = [(m, dict(vars(m)), _plain_contents(m)) for m in model.modules()]
+        self._own = [(m, dict(m._parameters)) for m in model.modules()]
+        self.reached = Reached([model, inputs])
         self._inputs = tensors_in(inputs)
-        tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs) if t.layout == torch.strided]
+        others = [t for t in self.reached.tensors if has_storage(t)]
+        tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs, *others) if t.layout == torch.strided]
         self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
-        generators = [v for m in model.modules() for v in vars(m).values() if isinstance(v, torch.Generator)]
-        self._generators = [(g, g.get_state()) for g in generators]
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._names = {id(p): name for name, p in model.named_parameters()}
 
@@ -68,11 +67,9 @@ class KeptState:
         ]
         replaced = [
             name
-            for module, _, contents in self._attributes
-            for value, content in contents
-            if value is module._parameters
+            for module, content in self._own
             for name, parameter in content.items()
-            if value.get(name) is not parameter
+            if module._parameters.get(name) is not parameter
         ]
         return [*written, *replaced]
 
@@ -81,15 +78,8 @@ class KeptState:
         return any(self._has_changed(t.untyped_storage()._cdata) for t in strided)
 
     def is_untouched(self) -> bool:
-        """No weight, buffer, input or plain attribute has another value than before."""
-        if any(self._has_changed(key) for key in self._copies):
-            return False
-        return all(
-            vars(module).keys() == attributes.keys()
-            and all(vars(module)[name] is value for name, value in attributes.items())
-            and all(_holds(value, content) for value, content in contents)
-            for module, attributes, contents in self._attributes
-        )
+        """No weight, buffer, input or other thing within reach has another value than before."""
+        return self.reached.is_untouched() and not any(self._has_changed(key) for key in self._copies)
 
     def _has_changed(self, key: int) -> bool:
         if key not in self._copies:
@@ -103,43 +93,7 @@ class KeptState:
                 whole.copy_(copy)
             for parameter, grad in self._grads:
                 parameter.grad = grad
-        for generator, stand in self._generators:
-            generator.set_state(stand)
-        for module, attributes, contents in self._attributes:
-            _restore(vars(module), attributes)
-            for value, content in contents:
-                _refill(value, content)
-
-
-def _plain_contents(module: nn.Module) -> list[tuple[Any, Any]]:
-    return [(value, value.copy()) for value in vars(module).values() if isinstance(value, _PLAIN)]
-
-
-def _restore(now: dict[str, Any], before: dict[str, Any]) -> None:
-    for name in [name for name in now if name not in before]:
-        del now[name]
-    for name, value in before.items():
-        if now.get(name, _PLAIN) is not value:
-            now[name] = value
-
-
-def _holds(value: Any, content: Any) -> bool:
-    """Still the same things."""
-    if isinstance(value, list):
-        return len(value) == len(content) and all(a is b for a, b in zip(value, content))
-    if isinstance(value, dict):
-        return list(value) == list(content) and all(value[k] is content[k] for k in content)
-    return bool(value == content)
-
-
-def _refill(value: Any, content: Any) -> None:
-    if _holds(value, content):
-        return
-    if isinstance(value, list):
-        value[:] = content
-    else:
-        value.clear()
-        value.update(content)
+        self.reached.put_back()
 
 
 @contextmanager

@@ -1,0 +1,213 @@
+"""What the Python code of a model can change besides tensors: found before it runs a second time, and put back behind it.
+
+    reached = Reached([model, args, kwargs])
+    reached.obstacle        # "" or what could not be put back: a reader, a generator, something shared with other threads
+    ...                     # the second run
+    reached.put_back()
+
+From the things it is given it goes on to whatever they hold, to the functions of the program that their methods call, and to
+the variables that those name. Code of torch, numpy and Python itself is not followed.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import logging
+import queue
+import random
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MOST_THINGS = 200_000
+MOST_NUMBERS = 1 << 22  # of an array that is copied
+_LIBRARIES = {"torch", "numpy", "nanny", *sys.stdlib_module_names}
+_LEAVES = (
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, logging.Logger),
+    *(types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType, types.EllipsisType),
+    *(types.NotImplementedType, types.GenericAlias, types.UnionType, types.CodeType, np.dtype, np.generic),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+_NOT_PUT_BACK = (Iterator, type(threading.Lock()), type(threading.RLock()), queue.SimpleQueue, bytearray, memoryview)
+_OF_CLASSES = ("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__")
+
+
+class Reached:
+    """The state that these things lead to, as it was when they were given."""
+
+    def __init__(self, roots: Iterable[Any]) -> None:
+        self.obstacle = ""
+        self.tensors: list[Tensor] = []
+        self._kept: list[tuple[Callable[[], bool], Callable[[], None]]] = []  # is it as it was? make it so
+        self._seen: dict[int, Any] = {}
+        self._waiting = list(roots)
+        while self._waiting:
+            if len(self._seen) > MOST_THINGS:
+                self.obstacle = f"its code reaches more than {MOST_THINGS} things"
+                break
+            self._look(self._waiting.pop())
+
+    def is_untouched(self) -> bool:
+        return all(is_same() for is_same, _ in self._kept)
+
+    def put_back(self) -> None:
+        for is_same, restore in self._kept:
+            if not is_same():
+                restore()
+
+    def _look(self, thing: Any) -> None:
+        kind = type(thing)
+        if issubclass(kind, _LEAVES) or id(thing) in self._seen or _root_of(kind.__module__) == "nanny":
+            return
+        self._seen[id(thing)] = thing
+        if issubclass(kind, Tensor):
+            self.tensors.append(thing)
+        elif issubclass(kind, (tuple, frozenset)):
+            self._waiting += thing
+        elif issubclass(kind, types.FunctionType):
+            self._look_into_function(thing)
+        elif issubclass(kind, type):
+            self._look_into_class(thing)
+        elif issubclass(kind, (types.MethodType, functools.partial)):
+            inner = (thing.func, thing.args, thing.keywords) if kind is functools.partial else (thing.__func__, thing.__self__)
+            self._waiting += inner
+        elif issubclass(kind, (staticmethod, classmethod)):
+            self._waiting.append(thing.__func__)
+        elif issubclass(kind, property):
+            self._waiting += (thing.fget, thing.fset, thing.fdel)
+        else:
+            self._look_into_object(thing, kind)
+
+    def _look_into_object(self, thing: Any, kind: type) -> None:
+        is_known = self._keep_content(thing, kind)
+        try:
+            attributes = object.__getattribute__(thing, "__dict__")  # whatever the class makes of a look
+        except AttributeError:
+            attributes = None
+        if type(attributes) is dict:
+            self._keep_mapping(attributes)
+            self._waiting += (*attributes.values(), kind)
+            is_known = is_known or not issubclass(kind, _NOT_PUT_BACK)
+        elif not is_known:
+            is_known = _root_of(kind.__module__) in _LIBRARIES and not issubclass(kind, _NOT_PUT_BACK)
+        if not is_known:
+            self.obstacle = f"its code reaches a {kind.__name__}, which cannot be put back"
+
+    def _keep_content(self, thing: Any, kind: type) -> bool:
+        """Of a container or a source of random numbers; by the methods of the plain class, whatever the program made of it."""
+        if issubclass(kind, dict):
+            self._keep_mapping(thing)
+            self._waiting += (*dict.keys(thing), *dict.values(thing))
+        elif issubclass(kind, (list, collections.deque)):
+            plain: Any = list if issubclass(kind, list) else collections.deque
+            content = list(plain.__iter__(thing))
+            self._keep(
+                lambda: _are_same(list(plain.__iter__(thing)), content),
+                lambda: (plain.clear(thing), plain.extend(thing, content)),
+            )
+            self._waiting += content
+        elif issubclass(kind, set):
+            content_set = set.copy(thing)
+            self._keep(
+                lambda: set.__len__(thing) == len(content_set) and set.issuperset(thing, content_set),
+                lambda: (set.clear(thing), set.update(thing, content_set)),
+            )
+            self._waiting += content_set
+        elif issubclass(kind, np.ndarray) and thing.size <= MOST_NUMBERS and not thing.dtype.hasobject:
+            copy = thing.copy()
+            self._keep(lambda: copy.tobytes() == thing.tobytes(), lambda: np.copyto(thing, copy))
+        elif issubclass(kind, (np.random.Generator, np.random.BitGenerator)):
+            bits = thing if isinstance(thing, np.random.BitGenerator) else thing.bit_generator
+            stand = bits.state
+            self._keep(lambda: repr(bits.state) == repr(stand), lambda: setattr(bits, "state", stand))
+        elif issubclass(kind, np.random.RandomState):
+            state = thing.get_state()
+            self._keep(lambda: repr(thing.get_state()) == repr(state), lambda: thing.set_state(state))
+        elif issubclass(kind, random.Random):
+            drawn = thing.getstate()
+            self._keep(lambda: thing.getstate() == drawn, lambda: thing.setstate(drawn))
+        elif issubclass(kind, torch.Generator):
+            position = thing.get_state()
+            self._keep(lambda: torch.equal(thing.get_state(), position), lambda: thing.set_state(position))
+        else:
+            return False
+        return True
+
+    def _keep(self, is_same: Callable[[], bool], restore: Callable[[], Any]) -> None:
+        self._kept.append((is_same, restore))
+
+    def _keep_mapping(self, thing: dict[Any, Any]) -> None:
+        content = dict.copy(thing)
+        self._keep(
+            lambda: _are_same(dict.keys(thing), content) and _are_same(dict.values(thing), content.values()),
+            lambda: (dict.clear(thing), dict.update(thing, content)),
+        )
+
+    def _look_into_function(self, function: types.FunctionType) -> None:
+        self._waiting.append(function.__dict__.get("__wrapped__"))
+        space = function.__globals__
+        if _root_of(space.get("__name__")) in _LIBRARIES:
+            return
+        self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        for cell in function.__closure__ or ():
+            self._keep_cell(cell)
+        self._keep_names(space, _names_in(function.__code__))
+
+    def _keep_names(self, space: dict[str, Any], names: set[str]) -> None:
+        """Variables of a module, and those of the modules of the program among them."""
+        for name in names & space.keys():
+            value = space[name]
+            self._keep_name(space, name, value)
+            if isinstance(value, types.ModuleType) and _root_of(value.__name__) not in _LIBRARIES:
+                for attribute in names & vars(value).keys():
+                    self._keep_name(vars(value), attribute, vars(value)[attribute])
+
+    def _keep_name(self, space: dict[str, Any], name: str, value: Any) -> None:
+        self._keep(lambda: space.get(name) is value, lambda: space.update({name: value}))
+        self._waiting.append(value)
+
+    def _keep_cell(self, cell: types.CellType) -> None:
+        try:
+            content = cell.cell_contents
+        except ValueError:  # empty
+            return
+        self._keep(lambda: cell.cell_contents is content, lambda: setattr(cell, "cell_contents", content))
+        self._waiting.append(content)
+
+    def _look_into_class(self, kind: type) -> None:
+        for one in kind.__mro__:
+            if _root_of(one.__module__) in _LIBRARIES or (id(one) in self._seen and one is not kind):
+                continue
+            self._seen[id(one)] = one
+            for name, value in list(vars(one).items()):
+                if name not in _OF_CLASSES:
+                    self._keep_attribute(one, name, value)
+                    self._waiting.append(value)
+
+    def _keep_attribute(self, kind: type, name: str, value: Any) -> None:
+        if not isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
+            self._keep(lambda: vars(kind).get(name) is value, lambda: type.__setattr__(kind, name, value))
+
+
+def _are_same(these: Iterable[Any], those: Iterable[Any]) -> bool:
+    first, second = list(these), list(those)
+    return len(first) == len(second) and all(a is b for a, b in zip(first, second))
+
+
+def _root_of(module: Any) -> str:
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Every name of a variable or an attribute that this code and the functions inside it use."""
+    inside = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return set(code.co_names).union(*map(_names_in, inside))
