@@ -233,11 +233,9 @@ class WritingStore:
                 self.db.execute("PRAGMA busy_timeout = 200")
                 self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self.db.execute("PRAGMA journal_mode = DELETE")
-            try:
-                self.db.close()
-            finally:
-                if self.lock:
-                    self.lock.release()
+            self.db.close()
+        if self.lock:
+            self.lock.release()
 
     def _layout(self, rows: str, zeros: str) -> int:
         if (rows, zeros) not in self.layouts:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 MOST_THINGS = 200_000
 MOST_NUMBERS = 1 << 22  # of an array that is copied
@@ -89,6 +89,8 @@ class Reached:
 
     def _look_into_object(self, thing: Any, kind: type) -> None:
         is_known = self._keep_content(thing, kind)
+        if _root_of(kind.__module__) == "torch" and not issubclass(kind, nn.Module):
+            return  # an operator, say: what its kernel remembers is no business of Python's
         try:
             attributes = object.__getattribute__(thing, "__dict__")  # whatever the class makes of a look
         except AttributeError:
