@@ -16,7 +16,7 @@ from .programs.faults import CAUSES
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["ddp"])
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     folder = tmp_path_factory.mktemp(f"faults_{request.param}")
     return folder, run_job("faults", 2, folder, request.param)
