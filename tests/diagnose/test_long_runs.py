@@ -27,7 +27,7 @@ def watched(model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[
 def test_a_layer_that_grows_towards_the_end_of_fp16_is_told_before_it_is_there():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
 
     def step(i: int) -> None:
         with torch.no_grad():

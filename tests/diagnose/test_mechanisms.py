@@ -105,3 +105,13 @@ def test_a_loss_is_compared_with_sums_over_as_many_terms():
 
     assert [f.code for f in loud(longer=10)][:1] == ["LOSS_SPIKE"]
     assert loud(longer=300) == []
+
+
+@pytest.mark.parametrize(("falls", "told"), [(0.8, []), (1.0, ["LOSS_SPIKE"])])
+def test_a_loss_that_jumps_with_its_task_and_is_learnt_away_is_no_spike(falls: float, told: list[str]):
+    run, found = RunHistory(), []
+    rules = {"LOSS_SPIKE": all_rules()["LOSS_SPIKE"]}
+    for i in range(80):
+        loss = 9.0 * falls ** (i - 40) if i >= 40 else 0.1 + 0.001 * (i % 7)
+        found += judge_step(StepRecord(i, loss=loss, loss_terms=10), run, rules)
+    assert list(dict.fromkeys(f.code for f in found if f.severity > Severity.INFO)) == told

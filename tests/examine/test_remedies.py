@@ -99,6 +99,37 @@ def test_an_eps_that_the_format_can_hold_is_tried_below_the_root() -> None:
     assert (trial.value, trial.outputs_finite, trial.gradients_finite) == (1e-4, True, True)
 
 
+class Gate(nn.Module):
+    """Sure of itself: its probabilities are exactly 0 and 1 in fp16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            return 40.0 * self.score(x)
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_loss_on_logits_is_tried_where_probabilities_are_rounded_to_zero(by_hand: bool) -> None:
+    x, y = 1.7 * torch.ones(4, 8).cumsum(0), torch.ones(4, 1)
+    model, wide = Gate(), Gate()
+    with sanitize(model, strict=True) as seen:
+        p = torch.sigmoid(-model(x).abs())
+        (-p.log().float().mean() if by_hand else nn.functional.binary_cross_entropy(p, y.half())).backward()
+    assert not bool(model.score.weight.grad.isfinite().all())
+    (trial,) = (t for t in seen.examination.trials if t.change == "on_logits")
+    loss = nn.functional.binary_cross_entropy_with_logits(-(40.0 * wide.score(x)).abs(), y)
+    loss.backward()
+    assert (trial.helped, trial.gradients_finite) == (True, True)
+    assert trial.gradient_error is not None
+    assert trial.gradient_error < 0.01
+    if by_hand:
+        assert trial.loss == pytest.approx(loss.item(), rel=1e-2)
+
+
 def test_what_fp32_does_not_cure_is_not_tried_in_fp32() -> None:
     model = nn.Linear(8, 1)
     with sanitize(model, strict=True) as seen:

@@ -123,6 +123,7 @@ class Limits:
     # loss
     loss_zscore: float = _limit(8.0, "own-history", "a choice: a loss is noisier than a gradient norm")
     loss_ratio: float = _limit(3.0, "own-history", "a choice: and three times the median; both must hold")
+    loss_learnt: float = _limit(0.8, "own-history", "a choice: a new task falls so far within the steps that make a trend")
     loss_high_steps: float = _limit(3, "own-history", "a choice: one bad batch is not a trend")
     plateau_steps: float = _limit(50, "updates", "a choice: a bit-identical loss that long, with gradients, means nothing moves")
     converged: float = _limit(1e-2, "own-history", "a choice: below this share of its beginning is convergence, not trouble")
@@ -202,6 +203,7 @@ class Limits:
     damage_kept: float = _limit(0.5, "updates", "less than half of an update or addend arrives")
     damage_flips: float = _limit(0.05, "decisions", "near-ties of a healthy router flip for 0.2 to 0.7 % of the tokens")
     damage_ties: float = _limit(0.2, "decisions", "healthy scores tie in 0.1 to 1.3 % of the choices")
+    target_spacing: float = _limit(1.0, "formats", "targets that vary by a spacing owe a twelfth of their variance to rounding")
     damage_last_bit: float = _limit(0.25, "formats", "numbers that a format has rounded use its last bit half of the time")
     damage_jump: float = _limit(
         4.0, "normal-error", "a choice: an operation that makes an error so many times larger is the one to ask"

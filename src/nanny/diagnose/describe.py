@@ -122,6 +122,7 @@ _CHANGES = {
     "fp32": ("{op} in FP32{more}", "{op} 改用 FP32{more}"),
     "scaled_first": ("the first factor of {op} divided by {value} before the product", "在 {op} 之前先把第一个因子除以 {value}"),
     "larger_eps": ("an eps of {value} at {op}", "{op} 处的 eps 取 {value}"),
+    "on_logits": ("the probabilities of {op} from their logits, in FP32", "{op} 的概率改由 logits 以 FP32 计算"),
     "master_weights": ("FP32 master weights", "改用 FP32 主权重"),
     "rows_left_out": ("{rows} of the batch left out", "去掉 batch 中的 {value} 行"),
     "smaller_scale": ("a loss scale {value} times smaller", "损失缩放缩小到原来的 1/{value}"),

@@ -18,6 +18,7 @@ from ..core.examination import Examination, FirstBad, Hazard, Place
 from ..core.finding import NannyError
 from ..core.formats import FP16, format_of
 from ..core.limits import Limits
+from ..core.ops import LOGARITHMS
 from ..core.step import Growth, StepRecord
 from .evidence import Evidence, RunFacts
 from .knowledge import current_name
@@ -125,6 +126,9 @@ class Signs:
             return None
         backward = [e for e in self.broken_exams if any(g.nonfinite for g in e.gradients)]
         if backward:  # the last: a loss scale that was still being searched broke the earlier ones
+            tiny = backward[-1].facts.get("tiny_probabilities")
+            if tiny is not None and told is not None and told.op in LOGARITHMS:
+                return replace(told, dtype="float16", in_reference=False)  # the criterion's derivative, not the model's
             return first_bad_of(backward[-1])
         return told
 

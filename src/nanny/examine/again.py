@@ -69,10 +69,27 @@ def examine_again(
         facts["uncompiled"] = True
     elif any(call.gave(result) is False for call, result in zip(calls, second.results)):
         facts["other_bits"] = True
+    if lost := _tiny_probabilities(calls, second.results):
+        facts["tiny_probabilities"] = lost
     unlike = _unlike(calls, models, second) if compare else {}
     if unlike:
         facts["not_reproducible"] = unlike
     return replace(examination, facts=facts)
+
+
+def _tiny_probabilities(calls: Sequence[ModelCall], results: Sequence[Any]) -> float | None:
+    """The largest of the fp16 probabilities that got an infinite gradient, if only such did: 1 / p is finite in FP32."""
+    largest: list[float] = []
+    for call, result in zip(calls, results):
+        for i, output in enumerate(tensors_in(result)):
+            gradient = call.gradients.get(i)
+            if gradient is None or bool((good := gradient.isfinite()).all()):
+                continue
+            bad = output.detach()[~good]
+            if output.dtype != torch.float16 or not bool(((output >= 0) & (output <= 1)).all()) or not bool((bad > 0).all()):
+                return None
+            largest.append(float(bad.max()))
+    return max(largest, default=None)
 
 
 def run_twice(calls: Sequence[ModelCall], models: Models, root: Tensor) -> dict[str, Any]:

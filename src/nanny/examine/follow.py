@@ -8,6 +8,7 @@ loss, gradients and weights tell what each suspect did to them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -60,6 +61,7 @@ from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
 _ADDITIONS = ("add", "sub")
+_SHIFTS = frozenset(["add", "sub", "mul", "div"])
 _Line = tuple[str, Any, int, str]
 
 
@@ -106,6 +108,8 @@ class Follower:
         ids = next((tag.ids for tag in tags if tag.ids is not None), None)
         if ids is not None and name in LOOKUPS:
             ids.meets(name)
+        if concerned and (wanted := self._wanted(step)) is not None:
+            coarse_target(self._ledger, step, wanted)
         for real, twin in zip(outs, twins):
             if real.is_floating_point():
                 self._floating(step, real, twin)
@@ -156,6 +160,7 @@ class Follower:
             reference_bad=reference_bad,
             reference_quiet=reference_quiet,
             ancestors=self._ledger.ancestors(step),
+            spacing=stored_spacing(self._ledger, step),
             whole=next((t.whole for t in step.tags if t.whole is not None), None),
         )
         if not same and twin is not None and real.numel():
@@ -203,8 +208,9 @@ class Follower:
                 assert tag.origin is not None
                 tag.origin.cancelled = True
         wanted = self._wanted(step)
-        if wanted is not None and wanted.origin is not None:
-            wanted.origin.target = True
+        tag = self._ledger.tags.find(wanted) if wanted is not None else None
+        if tag is not None and tag.origin is not None:
+            tag.origin.target = True
         if given and not self._made_by_kernel(step, real, level):
             additive, jump = step.name in ADDITIVE, self._ledger.limits.damage_jump
             worst = max(given, key=lambda t: t.error if additive else t.level)
@@ -230,15 +236,16 @@ class Follower:
         own = own_error(step.op.func, step.op.args, step.op.kwargs, [real])
         return own is not None and own >= max(self._ledger.threshold(real.dtype), level.plain / self._ledger.limits.damage_made)
 
-    def _wanted(self, step: TaggedOp) -> Tag | None:
+    def _wanted(self, step: TaggedOp) -> Tensor | None:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""
         args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and has_storage(a)]
         by_hand = step.name == "sub" and step.spot.place.phase == "loop"
         if len(args) < 2 or not (step.name in LOSS_OPS or by_hand) or args[0].requires_grad == args[1].requires_grad:
             return None
-        tag = self._ledger.tags.find(args[args[0].requires_grad])
+        wanted = args[args[0].requires_grad]
+        tag = self._ledger.tags.find(wanted)
         logs = tag is not None and tag.origin is not None and "log_softmax" in tag.origin.after
-        return None if by_hand and logs else tag  # a margin of two policies has no target
+        return None if by_hand and logs else wanted  # a margin of two policies has no target
 
     def _is_residual(self, step: TaggedOp) -> bool:
         """The smaller addend was computed from the larger one."""
@@ -369,6 +376,39 @@ def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]
         operands=ledger.named(step),
         numbers=lost,
     )
+
+
+def stored_spacing(ledger: Ledger, step: TaggedOp) -> float:
+    """Of numbers that came in 16 bits, and were copied, shifted or stretched since."""
+    if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | _SHIFTS or not step.inputs:
+        return 0.0
+    source = step.inputs[0]
+    if any(t.numel() > 1 for t in step.inputs[1:]) or id(source) in step.written:
+        return 0.0
+    spacing = _spacing(ledger, source)
+    if step.name in ("mul", "div") and step.scalars and step.scalars[0]:
+        return spacing * abs(step.scalars[0] if step.name == "mul" else 1 / step.scalars[0])
+    return spacing
+
+
+def _spacing(ledger: Ledger, tensor: Tensor) -> float:
+    tag = ledger.tags.find(tensor)
+    if tag is not None or tensor.dtype not in LOW or tensor.requires_grad or ledger.role(tensor)[0] not in ("given", "input"):
+        return tag.spacing if tag is not None else 0.0
+    largest = extent(tensor).absmax
+    return 2 * format_of(tensor.dtype).unit_roundoff * 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
+
+
+def coarse_target(ledger: Ledger, step: TaggedOp, wanted: Tensor) -> None:
+    """What a loss compares with was stored in 16 bits, and differs by less than its spacing there: most of it is rounding."""
+    spacing = _spacing(ledger, wanted)
+    spread = float(wanted.detach().double().std()) if spacing and wanted.numel() > 1 else 0.0
+    if 0 < spread < ledger.limits.target_spacing * spacing:
+        ledger.suspect(step, "coarse").note(
+            dtype=short_dtype(ledger.low_dtype or wanted.dtype),
+            count=wanted.numel(),
+            numbers={"spacing": spacing, "spread": spread},
+        )
 
 
 def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:

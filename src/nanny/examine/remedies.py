@@ -7,6 +7,7 @@ backward pass and into gradients, which nobody else ever sees. The changes:
     fp32          this operation in FP32, and those behind it until the next matrix product, as autocast would; the same
                   wherever the range is left again
     scaled_first  the first factor of a product is divided before it, by what the program divides the result by
+    on_logits     a probability whose logarithm is taken is the FP32 one, as in a loss that takes logits
     larger_eps    the zero that is divided by, or whose logarithm or root is taken, gets an eps that its format can hold
 
 and, without a lane:
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from ..core.examination import Place, Trial
 from ..core.formats import format_of
-from ..core.ops import ATTENTIONS, CASTS, DIVISIONS, LOGARITHMS, MATMULS, RECURRENT, SAME_VALUE, bare_op
+from ..core.ops import ATTENTIONS, CASTS, DIVISIONS, LOGARITHMS, MATMULS, PROBABILITIES, RECURRENT, SAME_VALUE, bare_op
 from ..watch.op_stream import Op, join_beside, leave
 from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of, whole_storage
@@ -53,9 +54,10 @@ class _NotFollowed(RuntimeError):
 class Lane(Twins):
     """A second value of everything that descends from what was changed."""
 
-    def __init__(self, change: str) -> None:
+    def __init__(self, change: str, beside: Twins) -> None:
         super().__init__(on_trouble=self._lose)
         self.change = change
+        self.reference = beside.twin
         self.order, self.op = 0, ""  # of the first operation that was changed
         self.spot: Spot | None = None
         self.places = 0
@@ -221,10 +223,25 @@ def _larger_eps(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
     return lane.run(op, "")
 
 
+def _on_logits(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
+    name = bare_op(seen.name)
+    at = {"binary_cross_entropy": 0, "binary_cross_entropy_backward": 1}.get(name, 0 if name in LOGARITHMS else None)
+    rounded = op.args[at] if at is not None and len(op.args) > at else None
+    if not isinstance(rounded, Tensor) or made_by(rounded) not in PROBABILITIES or rounded.dtype not in LOW or op.written:
+        return None
+    whole = whole_storage(rounded.detach())
+    exact = lane.reference(whole)
+    if bool(((exact <= 0) | (exact >= 1)).any()):
+        return None  # FP32 rounds them as well
+    lane._twins.put(whole, exact.float().clone(), owned=True)
+    return lane.run(op, "wide")
+
+
 CHANGES: dict[str, Callable[[Lane, Op, Operation, Makers], Any]] = {
     "fp32": _wider,
     "scaled_first": _scaled_first,
     "larger_eps": _larger_eps,
+    "on_logits": _on_logits,
 }
 
 
@@ -251,7 +268,7 @@ class Remedies:
             if lane is not None:
                 if change == "fp32":
                     lane.begin(op, order, spot, overwritten, made_by)
-            elif (lane := Lane(change)).begin(op, order, spot, overwritten, made_by):
+            elif (lane := Lane(change, self._twins)).begin(op, order, spot, overwritten, made_by):
                 self._lanes[change] = lane
                 join_beside(lane, self._twins)
 

@@ -70,6 +70,8 @@ class States:
                 continue
             name = bare_op(op.name)
             other = others[i] if isinstance(others, (list, tuple)) and len(others) == len(written) else others
+            if name == "copy" and isinstance(other, Tensor) and has_storage(other) and key_of(other) == key_of(tensor):
+                continue  # `s[k] += 1` puts back what it has just written
             itself = decayed.find(other) if name == "copy" and isinstance(other, Tensor) and has_storage(other) else None
             if itself is not None and itself[0] == key_of(tensor):
                 state.factors.append(itself[1])

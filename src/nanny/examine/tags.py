@@ -47,6 +47,7 @@ class Tag:
     whole: Suspect | None = None
     ids: Suspect | None = None  # whole numbers that were stored in 16 bits
     absorbed: Suspect | None = None  # an addend is missing in it
+    spacing: float = 0.0  # between the numbers that it could hold when it came from outside, in 16 bits
     ancestors: frozenset[int] = frozenset()
 
 

@@ -171,6 +171,7 @@ class Examiner:
         self._thread = 0
         self._position = self._calls = 0
         self._elapsed, self._opened = 0.0, (0.0, 0.0)
+        self._took: float | None = None  # seconds, of the step that is over while what follows is still looked at
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
         self._is_replaced = False  # what is open came to an end before the step, which was made again
@@ -299,7 +300,7 @@ class Examiner:
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened, self._calls, self._is_replaced = _now(), 0, False
+        self._opened, self._calls, self._is_replaced, self._took = _now(), 0, False, None
         try:
             opened.append(
                 Sanitizer(
@@ -331,9 +332,15 @@ class Examiner:
             examination = sanitizer.close()
         finally:
             self._release()
-        seconds = max(_since(self._opened) - (self._typical() or 0.0), 0.0)
+        took = _since(self._opened) if self._took is None else self._took
+        seconds = max(took - (self._typical() or 0.0), 0.0)
         self.plan.done(self._position, seconds, was_cut, bool(examination.facts.get("scale_overflow")))
         return examination
+
+    def step_is_over(self) -> None:
+        """What follows is still looked at until a module is called: the loop's own averages move behind the optimizer."""
+        if self._sanitizer is not None:
+            self._took = _since(self._opened)
 
     def abandon(self) -> None:
         """After `close`, which may have failed. Idempotent."""
@@ -377,7 +384,8 @@ class Examiner:
                 return
         capture = self._recorder.capture
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
-        if over and id(module) in self._recorder.modules and self._recorder.when_cleared is not None:
+        ours = self._took is not None or id(module) in self._recorder.modules
+        if over and ours and self._recorder.when_cleared is not None:
             self._recorder.when_cleared()
 
     def _leads(self) -> bool:

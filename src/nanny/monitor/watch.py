@@ -235,14 +235,17 @@ class MixedPrecisionNanny:
         self._recorder.open()
         self._recorder.begin(step, traced, examined)
 
-    def end_step(self) -> None:
+    def end_step(self, goes_on: bool = False) -> None:
+        """`goes_on`: its optimizers have stepped, and nobody knows what the loop does next: averages of the weights follow."""
         if not self._closed:
-            self._attempt(self._end)
+            self._attempt(self._end, goes_on)
             self._ended = perf_counter()
 
-    def _end(self) -> None:
+    def _end(self, goes_on: bool) -> None:
         self._recorder.end()
-        if self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.record.stepped):
+        if goes_on and self._examiner is not None and not self._recorder.off:
+            self._examiner.step_is_over()
+        elif self._recorder.off or (self._recorder.capture is not None and self._recorder.capture.record.stepped):
             self._close_examination()
 
     def _close_examination(self, at_any_price: bool = False) -> None:
@@ -449,7 +452,7 @@ class MixedPrecisionNanny:
             None if find_models else [model for model, _ in self._recorder.models],
             self.add_model,
             guard=lambda hook: functools.partial(self._hear, hook),
-            over=self.end_step,
+            over=functools.partial(self.end_step, goes_on=True),
             first=first,
         )
         clock.open()

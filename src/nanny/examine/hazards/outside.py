@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...core.examination import Hazard
-from ...core.numbers import share
+from ...core.numbers import share, short
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
 
@@ -39,6 +39,23 @@ def given_nonfinite(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         (f"the data is {what} before any operation touches it", "data:target" if suspect.place.phase == "loop" else "data"),
     )
     return hazard_of(suspect, message, operand.role, site=site)
+
+
+@hazard("coarse_target", rank=6)
+def coarse_target(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
+    """Targets that were stored in 16 bits and differ by less than the spacing there"""
+    if suspect.trouble != "coarse":
+        return None
+    spacing, spread, form = suspect.numbers["spacing"], suspect.numbers["spread"], step.format_of(suspect)
+    return hazard_of(
+        suspect,
+        f"targets were stored in {form.name} where its numbers lie {short(spacing)} apart, and differ by {short(spread)}: "
+        "what is between was rounded away before the step",
+        value=spread,
+        limit=spacing,
+        consequence=min(spacing**2 / 12 / spread**2, 1.0),
+        site="data:target",
+    )
 
 
 @hazard("masked_rows", rank=8)

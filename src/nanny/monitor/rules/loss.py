@@ -35,7 +35,12 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     )
     run.loss_high = run.loss_high + 1 if high else 0
     if known is not None and high:
-        lasting = run.loss_high >= limits.loss_high_steps
+        if run.loss_high == 1:
+            run.loss_jump = step.loss if not run.norm_high else 0.0
+        learnt = step.loss < limits.loss_learnt * run.loss_jump  # usual updates before: the task changed, not the weights
+        run.changes_task |= learnt and run.loss_high >= limits.loss_high_steps
+        patience = limits.baseline_steps if run.changes_task and run.loss_jump else limits.loss_high_steps
+        lasting = run.loss_high >= patience and not learnt
         yield Observation(
             f"loss {step.loss:.4g} against a median of {known.median:.4g}" + (f", for {run.loss_high} steps" if lasting else ""),
             "loss",

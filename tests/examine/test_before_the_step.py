@@ -1,0 +1,43 @@
+"""What low precision did before the step began: targets that were stored rounded, counters that stand still."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nanny.examine.run import sanitize
+
+
+def kinds(model: nn.Module, x: Tensor, target: Tensor) -> set[tuple[str, str]]:
+    with sanitize(model, strict=True) as seen:
+        nn.functional.mse_loss(model(x).squeeze(-1), target.float() - float(target.float().median())).backward()
+    return {(h.cause, h.place.site) for h in seen.examination.hazards}
+
+
+@pytest.mark.parametrize(("around", "is_lost"), [(1013.0, True), (10.0, False), (0.0, False)])
+def test_targets_that_were_stored_with_less_than_they_say(around: float, is_lost: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    told = kinds(nn.Linear(4, 1), x, (around + x[:, 0] + x[:, 1]).bfloat16())
+    assert (("target_in_low_precision", "data:target") in told) == is_lost
+
+
+class Counts(nn.Module):
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("seen", torch.full((2,), start, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k in (0, 1, 0, 1, 0, 1):
+            self.seen[k] += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(("start", "stands"), [(256.0, True), (8.0, False)])
+def test_a_counter_that_no_longer_counts(start: float, stands: bool) -> None:
+    with sanitize(model := Counts(start), strict=True) as seen:
+        model(torch.randn(8, 4)).sum().backward()
+    told = {(h.cause, h.place.site) for h in seen.examination.hazards}
+    assert (("absorption_in_accumulator", "seen") in told) == stands
