@@ -115,3 +115,15 @@ def test_a_loss_that_jumps_with_its_task_and_is_learnt_away_is_no_spike(falls: f
         loss = 9.0 * falls ** (i - 40) if i >= 40 else 0.1 + 0.001 * (i % 7)
         found += judge_step(StepRecord(i, loss=loss, loss_terms=10), run, rules)
     assert list(dict.fromkeys(f.code for f in found if f.severity > Severity.INFO)) == told
+
+
+@pytest.mark.parametrize(("skipped", "moves", "told"), [(30, True, 1), (30, False, 0), (8, True, 0)])
+def test_a_schedule_that_moves_on_at_skipped_steps(skipped: int, moves: bool, told: int):
+    run, found, lr = RunHistory(), [], 1.0
+    for i in range(60):
+        lost = i < skipped
+        found += judge_step(
+            StepRecord(i, lr=lr, skipped=lost, stepped=True, scale=1.0), run, {"SCHEDULE_AHEAD": all_rules()["SCHEDULE_AHEAD"]}
+        )
+        lr = lr * 0.99 if moves or not lost else lr
+    assert len({f.code for f in found}) == told

@@ -211,6 +211,7 @@ class RunHistory:
         self.pinned = 0  # skips in a row that left the scale as it was
         self.searches_begun = 0  # anew, from a higher scale, before the last one had let a step through
         self.last_skipped = False
+        self.schedule_skips = 0  # skipped steps behind which the learning rate was another
         self.same_loss = 0  # steps in a row with a bit-identical loss
         self.loss_high = 0
         self.loss_jump = 0.0  # the first of them, if the updates before were usual

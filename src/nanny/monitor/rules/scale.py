@@ -143,6 +143,28 @@ def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
+@rule("SCHEDULE_AHEAD", Severity.WARNING)
+def schedule_ahead(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
+    """The learning rate schedule moves on at steps that GradScaler skips.
+
+    Why: a schedule counts steps that were made. Those that were not shorten the warmup and the time at a high rate.
+
+    Fix: call `scheduler.step()` only if the scale did not fall: compare `scaler.get_scale()` before and after `scaler.update()`.
+    """
+    before = run.scalars.get("lr")
+    if not run.last_skipped or before is None or step.lr is None or step.lr == before:
+        return
+    run.schedule_skips += 1
+    seen = run.schedule_skips
+    if seen > run.limits.schedule_skips and seen > run.limits.skip_rate_error * run.steps:
+        yield Observation(
+            f"the learning rate moved on at {seen} skipped steps of {run.steps}: the schedule is so far ahead of the training",
+            "scheduler",
+            value=seen,
+            limit=run.limits.schedule_skips,
+        )
+
+
 @rule("SCALE_LOW", Severity.WARNING)
 def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss scale has sunk far below the one at which steps first passed.
