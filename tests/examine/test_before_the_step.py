@@ -1,4 +1,4 @@
-"""What low precision did before the step began: targets that were stored rounded, counters that stand still."""
+"""What low precision did before a step began, and behind it: targets stored rounded, counters and averages that stand still."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import nanny
 from nanny.examine.run import sanitize
 
 
@@ -41,3 +42,25 @@ def test_a_counter_that_no_longer_counts(start: float, stands: bool) -> None:
         model(torch.randn(8, 4)).sum().backward()
     told = {(h.cause, h.place.site) for h in seen.examination.hazards}
     assert (("absorption_in_accumulator", "seen") in told) == stands
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(torch.bfloat16, [("ema_stagnation", "loop:ema")]), (torch.float32, [])])
+def test_an_average_that_moves_behind_the_optimizer_belongs_to_the_step(dtype: torch.dtype, told: list[tuple[str, str]]) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64)
+    average = [p.detach().to(dtype, copy=True) for p in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watcher = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    watcher.steps_by_themselves(find_models=False)
+    for _ in range(4):
+        model.train()
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+        for one, p in zip(average, model.parameters()):
+            one.mul_(0.999).add_(p.detach().to(dtype), alpha=0.001)
+        model.eval()
+        with torch.inference_mode():  # where an examination cannot be closed
+            model(torch.ones(1, 64))
+    watcher.close()
+    assert [(one.cause, one.culprit) for one in watcher.diagnoses()] == told

@@ -388,7 +388,7 @@ class Sanitizer:
         if not isinstance(loss, Tensor) or loss.numel() != 1 or loss.grad_fn is None or in_backward():
             return
         if self._updating and self._places.in_closure_step:
-            self._conclude("the optimizer calls its closure again, on weights that it has moved")
+            self.conclude("the optimizer calls its closure again, on weights that it has moved")
             return
         self._scale = self._scale_of() if self._scale_of is not None else None
         scale = self._scale or 1.0
@@ -613,9 +613,9 @@ class Sanitizer:
 
     def give_up(self) -> None:
         """Its time is over: what was seen stands, nothing more is looked at."""
-        self._conclude(f"its {self.seconds:.1f} s were spent")
+        self.conclude(f"its {self.seconds:.1f} s were spent")
 
-    def _conclude(self, why: str) -> None:
+    def conclude(self, why: str) -> None:
         """Before its end: what the part that was seen has done is known now, and not later."""
         if not in_backward():
             self._guarded(self._measure_gradients)

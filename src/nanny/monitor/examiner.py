@@ -386,6 +386,8 @@ class Examiner:
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
         ours = self._took is not None or id(module) in self._recorder.modules
         if over and ours and self._recorder.when_cleared is not None:
+            if self._sanitizer is not None and self._took is not None and not modes_may_change():
+                self._sanitizer.conclude("the step was over")  # an evaluation begins, where nothing may be closed
             self._recorder.when_cleared()
 
     def _leads(self) -> bool:
