@@ -7,6 +7,7 @@ environment variable NANNY_CASES (comma separated) only those; NANNY_CORPUS=scri
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import tempfile
@@ -57,7 +58,8 @@ def _of_scripts(wanted: Sequence[str]) -> Iterator[Answer]:
     from scripts import EXPECTED, said_of
 
     for about in EXPECTED:
-        if wanted and about["file"] not in wanted:
+        missing = [library for library in about.get("needs", ()) if importlib.util.find_spec(library) is None]
+        if missing or (wanted and about["file"] not in wanted):
             continue
         with tempfile.TemporaryDirectory() as folder:
             found = said_of(about["file"], Path(folder))

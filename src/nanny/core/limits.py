@@ -119,6 +119,7 @@ class Limits:
     skip_window: float = _limit(200, "loss-scaling", "a choice: 1 % of it is 2 skips")
     skip_rate_warn: float = _limit(0.01, "loss-scaling", "the usual growth every 2000 steps costs 0.05 %", quoted="1 %")
     skip_rate_error: float = _limit(0.10, "loss-scaling", "a choice: one step in ten is not taken")
+    scale_stuck: float = _limit(0.9, "loss-scaling", "a choice: so much of it left at a skip, seven skips do not halve it")
     schedule_skips: float = _limit(16, "loss-scaling", "a start from 2**24 skips 6 steps until it has found its scale")
 
     # loss

@@ -453,10 +453,10 @@ class RunHistory:
         self.last_skipped = step.skipped
 
     def is_pinned(self, step: StepRecord) -> bool:
-        """Skipped like the step before it, at a scale that did not fall in between."""
-        return (
-            step.skipped and self.last_skipped and step.scale is not None and bool(self.scales) and step.scale >= self.scales[-1]
-        )
+        """Skipped like the step before it, at a scale that hardly fell in between."""
+        if not (step.skipped and self.last_skipped) or step.scale is None or not self.scales:
+            return False
+        return step.scale >= self.limits.scale_stuck * self.scales[-1]
 
     def is_begun_anew(self, step: StepRecord) -> bool:
         return self.is_pinned(step) and step.scale is not None and step.scale > self.scales[-1]

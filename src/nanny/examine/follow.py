@@ -26,6 +26,7 @@ from ..core.ops import (
     JOINS,
     LOOKUPS,
     LOSS_OPS,
+    MOVES,
     PROTECT,
     SAME_VALUE,
     SCATTERS,
@@ -208,9 +209,9 @@ class Follower:
                 assert tag.origin is not None
                 tag.origin.cancelled = True
         wanted = self._wanted(step)
-        tag = self._ledger.tags.find(wanted) if wanted is not None else None
-        if tag is not None and tag.origin is not None:
-            tag.origin.target = True
+        aim = self._ledger.tags.find(wanted) if wanted is not None else None
+        if aim is not None and aim.origin is not None:
+            aim.origin.target = True
         if given and not self._made_by_kernel(step, real, level):
             additive, jump = step.name in ADDITIVE, self._ledger.limits.damage_jump
             worst = max(given, key=lambda t: t.error if additive else t.level)
@@ -380,10 +381,10 @@ def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]
 
 def stored_spacing(ledger: Ledger, step: TaggedOp) -> float:
     """Of numbers that came in 16 bits, and were copied, shifted or stretched since."""
-    if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | _SHIFTS or not step.inputs:
+    if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | MOVES | _SHIFTS or not step.inputs:
         return 0.0
     source = step.inputs[0]
-    if any(t.numel() > 1 for t in step.inputs[1:]) or id(source) in step.written:
+    if any(t.numel() > 1 and t.is_floating_point() for t in step.inputs[1:]) or id(source) in step.written:
         return 0.0
     spacing = _spacing(ledger, source)
     if step.name in ("mul", "div") and step.scalars and step.scalars[0]:

@@ -76,6 +76,7 @@ def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     Confirm: call scaler.step(optimizer) for every optimizer: loss and weights stay finite.
     """
     facts = signs.facts
+    yield from _scaled_by_hand(signs)
     wrong, step = facts.count("stepped_scaled"), facts.first_steps.get("stepped_scaled")
     if not wrong or not (signs.harmed or signs.runaway is not None) or any(signs.fact("divided_by_hand")):
         return  # a loop that divides its gradients by hand is well
@@ -97,6 +98,32 @@ def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     )
 
 
+def _scaled_by_hand(signs: Signs) -> Iterator[Diagnosis]:
+    """A loss that is multiplied before backward, and gradients that nobody divides: the steps are too long by as much."""
+    facts = signs.facts
+    factor = facts.largest.get("loss_factor", 1.0)
+    if (
+        factor < signs.limits.scale_low_warn
+        or "fp16" not in signs.formats
+        or facts.count("scale")
+        or signs.steps_too_long is None
+    ):
+        return
+    if any(o.beta2 is not None for o in facts.latest.optimizers) or any(signs.fact("divided_by_hand")):
+        return  # Adam divides by the size of its gradients
+    yield Diagnosis(
+        culprit="loop:step",
+        confidence=LIKELY,
+        evidence=(
+            f"the loss is multiplied by {number(factor)} before backward, and the gradients are not divided again",
+            f"the updates are {number(factor)} times as long as the learning rate says, and the loss runs away",
+        ),
+        chain=("loss scaled by hand", "gradients not unscaled", "updates too long by the factor", "loss and weights lost"),
+        step=signs.steps_too_long.start,
+        precision_caused=False,
+    )
+
+
 @cause("loss_scale_pinned", family="scaler_misuse")
 def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
     """The loss scale is set anew at every step, so it cannot fall when gradients overflow.
@@ -108,7 +135,9 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
     _, skipped = signs.evidence.curve("skipped")
     if len(scales) < 3 or len(scales) != len(skipped):
         return
-    stuck = [i for i in range(1, len(scales)) if skipped[i] and skipped[i - 1] and scales[i] >= scales[i - 1]]
+    least = signs.limits.scale_stuck
+    stuck = [i for i in range(1, len(scales)) if skipped[i] and skipped[i - 1] and scales[i] >= least * scales[i - 1]]
+    falls = bool(stuck) and all(scales[i] < scales[i - 1] for i in stuck)
     bad_forward = [i for i in facts.incidents if i.loss is not None and not math.isfinite(i.loss)]
     begun_anew = [i for i in stuck if scales[i] > scales[i - 1]] if all(skipped) else []  # and no search has come to an end
     is_stuck = len(stuck) >= 2 and len(stuck) >= 0.5 * float(sum(skipped))
@@ -125,13 +154,15 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
         if given
         else "the backoff factor is 1: the scale cannot fall"
         if facts.count("scale_static")
+        else f"a skip leaves {scales[stuck[0]] / scales[stuck[0] - 1]:.0%} of the scale: the backoff factor is too near 1"
+        if falls
         else "update() is not called" if "update" not in calls else "the scale is put back between the steps"
     )  # fmt: skip
     yield Diagnosis(
         culprit="scaler" if made else "scaler.update" if "update" not in calls or facts.count("scale_given") else "scaler.scale",
         confidence=CERTAIN,
         evidence=(
-            f"{int(sum(skipped))} of {len(skipped)} steps skipped while the scale stayed at {scales[-1]:g}"
+            f"{int(sum(skipped))} of {len(skipped)} steps skipped while the scale stayed near {scales[-1]:g}"
             if is_stuck
             else f"all {len(skipped)} steps skipped, and the scale was put back to {max(scales):g} again and again",
             how,

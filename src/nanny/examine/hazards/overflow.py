@@ -81,11 +81,12 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
             yield "small_terms"
     if op in PRODUCTS:
         yield "product"
-    if op in ("pow", "square") or (op == "mul" and suspect.numbers.get("of_itself")):
+    square = op in ("pow", "square") or (op == "mul" and bool(suspect.numbers.get("of_itself")))
+    if square:
         yield "square"
     if op in ("sub", "add", "div"):
         yield "elementwise"
-    if op in PRODUCTS | REDUCTIONS and suspect.met.keys() & _NORM_ENDS:
+    if (square or op in REDUCTIONS | PRODUCTS - {"mul"}) and suspect.met.keys() & _NORM_ENDS:
         yield "norm"
     if _sum_times_constant(suspect, step):
         yield "sum_times_constant"

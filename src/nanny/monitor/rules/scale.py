@@ -102,7 +102,7 @@ def scale_pinned(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """
     if run.is_pinned(step) and run.pinned + 1 >= run.limits.scale_skips_error:
         yield Observation(
-            f"{run.pinned + 1} steps in a row skipped while the loss scale stayed at {step.scale:g}",
+            f"{run.pinned + 1} steps in a row skipped while the loss scale stayed near {step.scale:g}",
             "scaler",
             value=step.scale,
             evidence={"overflowed": bad_sites(step.grads)},
