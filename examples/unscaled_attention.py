@@ -1,8 +1,10 @@
 """A small transformer in FP16 whose attention forgets 1/sqrt(d). It trains until the scores pass 65,504, and is NaN from then on.
 
 nanny run examples/unscaled_attention.py
-nanny diagnose
+nanny run examples/unscaled_attention.py --fixed
 """
+
+import sys
 
 import torch
 from torch import nn
