@@ -16,7 +16,7 @@ $(USABLE): pyproject.toml constraints.txt
 	@$(PIP) hatchling editables
 	@$(PIP) torch==2.13.0
 	@echo "... then nanny and what it needs"
-	@$(PIP) --no-build-isolation -e '.[card]'
+	@$(PIP) --no-build-isolation -e '.[card,fix]'
 	@$(BIN)/python -m compileall -q src/nanny || true
 	@touch $(USABLE)
 

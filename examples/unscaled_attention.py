@@ -1,7 +1,7 @@
 """A small transformer in FP16 whose attention forgets 1/sqrt(d). It trains until the scores pass 65,504, and is NaN from then on.
 
 nanny run examples/unscaled_attention.py
-nanny run examples/unscaled_attention.py --fixed
+nanny run examples/unscaled_attention.py --fixed    # q and k normalised
 """
 
 import sys
@@ -18,6 +18,8 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, dim=-1)
+        if "--fixed" in sys.argv:
+            q, k = nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1)
         scores = q @ k.transpose(-1, -2)
         return self.out(scores.softmax(dim=-1) @ v)
 

@@ -14,6 +14,7 @@ from runs.query_recordings import nanny
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.slow
 def test_unscaled_attention_is_diagnosed_down_to_its_line(tmp_path):
     script = shutil.copy(EXAMPLES / "unscaled_attention.py", tmp_path)
     assert nanny("run", script, cwd=tmp_path).returncode == 0
@@ -24,6 +25,35 @@ def test_unscaled_attention_is_diagnosed_down_to_its_line(tmp_path):
     assert first["culprit"] in ("blocks.0.attn", "blocks.1.attn", "blocks.2.attn")
     assert first["where"].endswith(f"unscaled_attention.py:{line}")
     assert first["precision_caused"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "causes", "culprits", "precision"),
+    [
+        ("vanishing_gradients", ("grad_underflow_no_scaling",), ("0.weight", "2.weight", "4.weight"), True),
+        ("lost_updates", ("update_lost",), ("0.weight",), True),
+        ("clipped_too_early", ("clip_before_unscale",), ("loop:clip",), True),
+        ("squared_norm", ("norm_square_overflow_fp16",), ("unit",), True),
+        ("lost_digits", ("catastrophic_cancellation", "scale_imbalance_absorption"), ("0", "2"), True),
+        ("learning_rate", ("lr_too_high",), ("optimizer.lr",), False),
+        ("bad_record", ("data_nan",), ("data:input",), False),
+        ("empty_row", ("mask_inf_full_row",), ("attention", "op:softmax"), False),
+        ("forgotten_zero_grad", ("gradient_never_cleared",), ("optimizer",), False),
+        ("new_head", ("in_no_optimizer",), ("head.weight",), False),
+        ("sleeping_dropout", ("mode_mismatch",), ("2",), False),
+    ],
+)
+def test_an_example_is_diagnosed_and_its_fix_is_healthy(example, causes, culprits, precision, tmp_path):
+    script = shutil.copy(EXAMPLES / f"{example}.py", tmp_path)
+    assert len(Path(script).read_text().splitlines()) < 60
+    assert nanny("run", script, cwd=tmp_path).returncode == 0
+    first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
+    assert first["cause"] in causes
+    assert first["culprit"] in culprits
+    assert (first["precision_caused"] is True) == precision
+    assert nanny("run", script, "--fixed", cwd=tmp_path).returncode == 0
+    assert json.loads(nanny("summary", "--format", "json", cwd=tmp_path).stdout)["healthy"] is True
 
 
 @pytest.mark.slow

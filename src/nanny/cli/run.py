@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ..core.terminal import tell
 
+NO_STEP = "nanny: no training step was seen: nothing in this process called a model and then backward"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(_tell_end, os.getpid())  # before the monitor registers its own end: last in, first out
@@ -20,10 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _tell_end(pid: int) -> None:
     """Of this process alone, and whatever fails here is no matter of the script's."""
-    from ..monitor.command import recorded_at
+    from ..monitor.command import recorded_at, saw_nothing
 
     place = recorded_at() if os.getpid() == pid else None
     if place is None:
+        if os.getpid() == pid and saw_nothing():
+            tell(NO_STEP)
         return
     try:
         tell_end(*place)

@@ -79,6 +79,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def size(elements: int) -> str:
+    """`512`, `6.9M`."""
+    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if elements >= unit:
+            return f"{elements / unit:.3g}{letter}"
+    return str(elements)
+
+
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 layer`, `12 layers`, `no layers`."""
     word = noun if number == 1 else plural or f"{noun}s"

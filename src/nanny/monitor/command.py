@@ -110,3 +110,8 @@ _kept: list[MixedPrecisionNanny] = []  # alive until the interpreter ends
 def recorded_at() -> tuple[Path, int] | None:
     """Store and number of the run that was watched, on the first rank, if it wrote any."""
     return _kept[-1].recorded_at if _kept else None
+
+
+def saw_nothing() -> bool:
+    """The script ended, and no training step was seen in it."""
+    return bool(_kept) and _kept[-1].saw_nothing

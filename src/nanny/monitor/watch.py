@@ -39,6 +39,7 @@ from ..core.command_line import examine_command
 from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
+from ..core.numbers import short, size
 from ..core.step import StepRecord
 from ..core.terminal import tell
 from ..diagnose.choose import diagnoses_of
@@ -143,7 +144,7 @@ class MixedPrecisionNanny:
         self._dumps: list[Path] = []
         self._facts_written = 0.0
         self._facts: dict[str, Any] = {}  # of the last step
-        self._is_tracked = False
+        self._is_tracked = self._greets = False
         self._rng: torch.Tensor | None = None
         self._began: float | None = None
         self._ended = 0.0
@@ -327,6 +328,8 @@ class MixedPrecisionNanny:
 
     def _judge(self, step: StepRecord) -> None:
         found = judge_step(step, self._history, self._rules)
+        if self._greets:
+            self._say_hello(step)
         wrong = any(f.severity is Severity.ERROR for f in found)
         if self._recording is not None:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
@@ -456,6 +459,19 @@ class MixedPrecisionNanny:
             first=first,
         )
         clock.open()
+        self._greets = find_models and self._live is not None and not self._rank
+
+    def _say_hello(self, step: StepRecord) -> None:
+        """What was found in a program that did not say what to watch."""
+        self._greets = False
+        assert self._live is not None
+        models = [model for model, _ in self._recorder.models]
+        names = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
+        parameters = {id(p): p.numel() for model in models for p in model.parameters()}
+        precision = step.amp_dtype or "no autocast"
+        scale = "" if step.scale is None else f" with GradScaler {short(step.scale)}"
+        kept = "" if self._recording is None else f", recording to {self._folder}, live: nanny ui --db {self._folder}"
+        self._live.say(f"nanny: watching {names}, {size(sum(parameters.values()))} parameters, {precision}{scale}{kept}")
 
     def _hear(self, hook: Callable[..., None], *about: Any) -> None:
         if not self._recorder.is_busy:
@@ -514,6 +530,10 @@ class MixedPrecisionNanny:
         if self._live is not None and self._steps and not self._rank:
             self._attempt(self._say_goodbye, cost, status)
         self._attempt(self._recorder.forget)
+
+    @property
+    def saw_nothing(self) -> bool:
+        return self.enabled and self._failure is None and not self._steps and os.getpid() == self._pid
 
     @property
     def recorded_at(self) -> tuple[Path, int] | None:

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.command_line import examine_command
 from ...core.finding import Finding, Severity
 from ...core.formats import format_of
-from ...core.numbers import counted, duration, power_of_two, share, short
+from ...core.numbers import counted, duration, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
 from ...diagnose.describe import trial_in_words
@@ -97,14 +97,6 @@ def setup_text(setup: Setup) -> str:
         meant = f", though {format_of(setup.meant).name} was meant" if setup.meant else ""
         told.append(f"full precision in all of {counted(setup.modules, 'module')}{meant}")
     return ", ".join(told)
-
-
-def size(elements: int) -> str:
-    """`512`, `6.9M`."""
-    for unit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if elements >= unit:
-            return f"{elements / unit:.3g}{letter}"
-    return str(elements)
 
 
 def _overview(state: RankState) -> list[Line]:
