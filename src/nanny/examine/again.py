@@ -61,7 +61,7 @@ def examine_again(
     """
     calls = tuple(calls)  # those who listen hear the second run as well
     second = _Again(calls, root, scale)
-    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies)
+    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies, called=[call.module for call in calls])
     second.run(sanitizer)
     examination = sanitizer.close()
     facts = {**examination.facts, "again": True}
@@ -131,7 +131,7 @@ def smaller_scale(calls: Sequence[ModelCall], models: Models, step: int) -> Tria
     calls = tuple(calls)
     if _is_bad([call.gradients for call in calls]) is not False:
         return None  # they were spoilt before they came to the model
-    sanitizer = Sanitizer(models, step, try_remedies=False)
+    sanitizer = Sanitizer(models, step, try_remedies=False, called=[call.module for call in calls])
     try:
         again = _Again(calls)
         again.shrink = 1 / _SMALLER
@@ -221,7 +221,8 @@ class _Again:
                     self._as_written(),
                     torch._C._EnableTorchFunction(),
                 ):  # for the program's own classes
-                    self.results = [call.make_again(*self._inputs(call)) for call in self._calls]
+                    for call in self._calls:
+                        self.results.append(call.make_again(*self._inputs(call)))
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
                 self._backward(sanitizer)
             except Stopped as error:
@@ -233,15 +234,27 @@ class _Again:
         return uncompiled() if self.compiled else nullcontext()
 
     def _inputs(self, call: ModelCall) -> tuple[Any, ...]:
+        """What another call gave is what it gives now; and backward ends where the call began."""
         rows = self.leave_out.get(id(call))
-        if rows is None:
+        if rows is None and all(t.grad_fn is None for t in call.inputs):
             return ()
 
-        def kept(value: Any) -> Any:
-            is_batch = isinstance(value, Tensor) and value.dim() and len(value) == len(rows)
+        def given(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if value.grad_fn is not None and not value.is_inference():
+                value = self._as_now(value).detach().requires_grad_()
+            is_batch = rows is not None and value.dim() and len(value) == len(rows)
             return value[~rows] if is_batch else value
 
-        return tuple(map_leaves((call.args, call.kwargs), kept))
+        return tuple(map_leaves((call.args, call.kwargs), given))
+
+    def _as_now(self, before: Tensor) -> Tensor:
+        for call, result in zip(self._calls, self.results):
+            position = call.position_of(before)
+            if position is not None:
+                return tensors_in(result)[position]
+        return before
 
     def _backward(self, sanitizer: Sanitizer | None) -> None:
         if many_processes():

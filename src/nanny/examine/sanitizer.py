@@ -87,6 +87,7 @@ _OF_THE_STEP = (
     "_hooks",
     "_remedies",
 )  # not kept after it
+_MOST_OUTPUTS = 64  # of all that was called for one loss
 _CHECK_OPS = 64
 _CHECK_SHARE = 8  # or when this part of the budget has been made since
 _STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
@@ -110,6 +111,7 @@ class Sanitizer:
         strict: bool = False,
         seconds: float = math.inf,
         try_remedies: bool = True,
+        called: Sequence[nn.Module] = (),
     ) -> None:
         self._models = [(unwrapped(model), prefix) for model, prefix in models]
         self._step = step
@@ -119,6 +121,7 @@ class Sanitizer:
         self.seconds = seconds
         self._strict = strict
         self._tries = try_remedies
+        self._ends = {id(unwrapped(module)) for module in (*called, *(model for model, _ in models))}  # what they give counts
         self._handles: list[Any] = []
         self._is_open = False
         self._failure = self._left_out = ""
@@ -283,7 +286,7 @@ class Sanitizer:
             self._guarded(self._note_inputs, prefix, args)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_open and id(module) in self._roots:
+        if self._is_open and id(module) in self._ends:
             self._guarded(self._note_outputs, output)
 
     def _note_outputs(self, output: Any) -> None:
@@ -294,7 +297,7 @@ class Sanitizer:
             tags = [self._ledger.tags.find(leaf) for leaf in leaves]
             self._saturation = max((self._saturated(leaf) for leaf in leaves), default=0.0)
             self._remedies.outputs(leaves)
-        self._outputs = [tag for tag in tags if tag is not None]
+        self._outputs = [*self._outputs, *(tag for tag in tags if tag is not None)][-_MOST_OUTPUTS:]
 
     def _note_inputs(self, prefix: str, args: Any) -> None:
         if being_traced():

@@ -27,7 +27,7 @@ from ..measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradient
 from ..measure.sketch import reduction_rows, sketch
 from ..measure.transfer import PendingRead
 from ..watch import events
-from ..watch.calls import ModelCall, ModelCalls
+from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
 from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
@@ -42,6 +42,7 @@ MOST_CALLS_NOTED = 64  # per step
 MOST_OPERATIONS_OF_A_LOSS = 8
 MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
 MOST_KNOWN = 64  # groups of gradients whose names and sizes are kept
+MOST_BELOW = 3  # levels of modules between a model and what the program calls of it
 SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
 _GRAD, _IS_LEAF = (getattr(Tensor, name).__get__ for name in ("grad", "is_leaf"))
@@ -81,6 +82,7 @@ class Recorder:
         self.invariants = Invariants()
         self._signature: list[Any] | None = None  # of what the names were found in
         self._owners: Mapping[int, Held] = {}
+        self._below = 0  # how deep in the models that lies which the program calls
         self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
@@ -170,6 +172,8 @@ class Recorder:
         self._signature = signature
         parts = parts_of(self.models)
         self._called = [called_part(model) for (model, _), read in zip(self.models, reads) if parts.compiled or read]
+        for _ in range(self._below):
+            self._called = inner_modules(self._called)
         self.modules, self.parameters, self.buffers = parts.modules, parts.parameters, parts.buffers
         self._owners, self.compiled = parts.owners, parts.compiled
         self.invariants.know(self.models, self.parameters, self._owners)
@@ -449,12 +453,22 @@ class Recorder:
             self.run(self.invariants.given.looked, self._made, apart=False)
         self._before_backward(roots)
 
+    def _look_below(self) -> None:
+        """Backward, and no model was called: the program calls their parts. They are heard from the next step on."""
+        if self._calls is None or self._calls.heard or not self.hears_calls or not self._called:
+            return
+        if self._below >= MOST_BELOW or self.compiled:
+            return
+        self._below += 1
+        self._called = inner_modules(self._called)
+
     @property
     def _made(self) -> Sequence[ModelCall]:
         return () if self._calls is None else self._calls.made
 
     @guarded
     def _before_backward(self, roots: tuple[Tensor, ...]) -> None:
+        self._look_below()
         capture = self.capture
         if capture is not None and roots:
             self.invariants.before_backward(roots[0], self._made)

@@ -74,6 +74,13 @@ class ModelCall:
         """Nobody has written into the inputs since."""
         return self._versions == [t._version for t in self.inputs if not t.is_inference()]
 
+    def position_of(self, tensor: Tensor) -> int | None:
+        """Which of its outputs this is, if nobody has written into it since."""
+        for i, (ref, (_, version)) in enumerate(zip(self.outputs, self._numbers)):
+            if ref() is tensor:
+                return i if tensor._version == version else None
+        return None
+
     def make_again(self, args: Any = None, kwargs: Any = None) -> Any:
         """The same call, or one with other inputs; the random state is set, and left where the call leaves it."""
         torch.set_rng_state(self._random)
@@ -135,6 +142,18 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().view(sizes.get(tensor.element_size(), torch.int8))
 
 
+def inner_modules(models: Sequence[nn.Module]) -> list[nn.Module]:
+    """What is called where a model is only the place that holds its parts; lists and dictionaries of modules cannot be called."""
+    out: dict[int, nn.Module] = {}
+    for model in models:
+        for part in model.children():
+            if isinstance(part, (nn.ModuleList, nn.ModuleDict)):
+                out.update((id(inner), inner) for inner in inner_modules([part]))
+            else:
+                out[id(part)] = part
+    return list(out.values())
+
+
 class ModelCalls:
     """Hears the calls of these models that the thread makes which opened it."""
 
@@ -142,6 +161,7 @@ class ModelCalls:
         self.made: list[ModelCall] = []
         self.catches = False  # gradients of the outputs
         self.in_train_mode = 0  # calls without gradients of a model in train mode
+        self.heard = False  # any call at all
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -162,6 +182,7 @@ class ModelCalls:
         """A step of this thread: what was called before is forgotten, but not the call within which it begins."""
         self._thread = threading.get_ident()
         self.made = [call for call in self.made if not call.is_over]
+        self.heard = bool(self.made)
 
     def close(self) -> None:
         self.made.clear()
@@ -171,7 +192,10 @@ class ModelCalls:
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
+        self.heard = True
         self.in_train_mode += module.training and not torch.is_grad_enabled() and not in_backward()
+        if self.made and not self.made[-1].is_over:
+            return None  # a part of what is being called
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
             return None
         has_modes = has_other_modes()
