@@ -46,6 +46,7 @@ from ..diagnose.choose import diagnoses_of
 from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
+from ..diagnose.registry import LIKELY
 from ..diagnose.text import diagnosis_lines
 from ..diagnose.verdict import NO_VERDICT, Verdict, finding_of, is_from_others, verdict_of
 from ..examine.hazards import judged
@@ -130,6 +131,7 @@ class MixedPrecisionNanny:
         self._callback_failed = False
         self._dump_on_error = dump_on_error
         self._told: Diagnosis | None = None
+        self._suspected: tuple[str, str] | None = None  # cause and culprit of the last examined step, if it had any
         self._tries = 0
         self._asked = 0
         self._foretold: set[tuple[str, str]] = set()
@@ -353,6 +355,8 @@ class MixedPrecisionNanny:
             self._trackers.tell_verdict(self.verdict())
         if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
             self._explain()
+        elif step.examined and self._live is not None and self._told is None and self._tries < MOST_TRIES:
+            self._explain_if_seen_again()
         elif step.traced and not self._told and self._steps - self._asked >= FORETELL_EVERY:
             self._asked = self._steps
             self._foretell()
@@ -377,6 +381,19 @@ class MixedPrecisionNanny:
         if best is not None and not best.early and (best.where or not best.is_bare_operation):
             self._told = best
             self._say(best)
+
+    def _explain_if_seen_again(self) -> None:
+        """What goes wrong without an error is said when two examined steps in a row point to the same place."""
+        self._tries += 1
+        verdict = self.verdict()
+        best, warning = verdict.diagnosis, finding_of(verdict)
+        if best is None or warning is None or best.early or best.confidence < LIKELY:
+            return
+        before, self._suspected = self._suspected, (best.cause, best.culprit)
+        if self._suspected == before:
+            self._told = best
+            self._say(best)
+            self._call_back(warning)
 
     def verdict(self, status: str = "running") -> Verdict:
         """What `nanny summary` would say of the run as it is now."""

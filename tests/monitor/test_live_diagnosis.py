@@ -1,0 +1,46 @@
+"""What goes wrong without an error is said while the run goes on, not only at its end."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from nanny import MixedPrecisionNanny
+
+
+class Unit(nn.Module):
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        self.wide = wide
+
+    def forward(self, x):
+        x = x.float() if self.wide else x
+        return x / (x * x).sum(-1, keepdim=True).sqrt()
+
+
+def lines_while_training(capsys, wide: bool) -> str:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), Unit(wide), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    told = []
+    nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, examine="every", strict=True, on_finding=told.append)
+    for step in range(4):
+        x = 300 * torch.randn(32, 8)
+        with nanny.step(step):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(x)
+            nn.functional.mse_loss(out.float(), x[:, :1].sign()).backward()
+            optimizer.step()
+    said = capsys.readouterr().err
+    nanny.close()
+    assert [f.code for f in told if f.code == "norm_square_overflow_fp16"] == ([] if wide else ["norm_square_overflow_fp16"])
+    return said
+
+
+def test_a_silent_overflow_is_told_after_two_examined_steps(capsys):
+    assert lines_while_training(capsys, wide=False).count("norm_square_overflow_fp16") == 1
+
+
+def test_the_same_norm_in_full_precision_is_not(capsys):
+    assert lines_while_training(capsys, wide=True) == ""
