@@ -190,7 +190,7 @@ def without_servers_and_scripts() -> Iterator[None]:
             (place("monitor.command"), "start_target", nothing),
             (place("ops.command"), "start_target", nothing),
             (place("web.server").Server, "serve_forever", interrupt),
-            (place("cli.demo"), "one_thread", interrupt),
+            (place("cli.demo").subprocess, "Popen", interrupt),
             (place("cli.doctor"), "ask_torch", lambda: {"error": "not asked"}),
             (place("agent.server"), "build_server", interrupt),
             (place("check.command").time, "sleep", interrupt),

@@ -230,7 +230,7 @@ class Recorder:
         self._calls.catches = not self._own_scalers  # a scaler skips what is bad, and the step after it can be examined
         self._calls.begin()
         quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
-        return quiet
+        return 0 if self._below else quiet
 
     def _forget_hooks(self) -> None:
         """Ours would be compiled with the backward pass that begins."""
@@ -464,7 +464,8 @@ class Recorder:
 
     @property
     def _made(self) -> Sequence[ModelCall]:
-        return () if self._calls is None else self._calls.made
+        """Calls of the models themselves: their inputs are the batch. What goes into a part of one may be anything."""
+        return () if self._calls is None or self._below else self._calls.made
 
     @guarded
     def _before_backward(self, roots: tuple[Tensor, ...]) -> None:
@@ -519,7 +520,7 @@ class Recorder:
         if found is not None and found.sure:
             return found
         weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
-        given = [] if self._calls is None else [t for call in self._calls.made for t in call.inputs]
+        given = [t for call in self._made for t in call.inputs]
         return bad_from_outside(weights, given) or (None if self.compiled else found)
 
     @guarded

@@ -75,7 +75,7 @@ def _is_plain(tensor: Tensor) -> bool:
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or not transfer.reads_freely(tensor.device):
         return False
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    if wrapped or tensor.is_quantized or tensor.is_complex():
+    if wrapped or tensor.is_quantized or tensor.is_complex() or tensor.is_nested:
         return False
     return tensor.numel() > 0 and tensor.untyped_storage().nbytes() > 0  # it may have been given back since
 

@@ -33,7 +33,7 @@ _shtab_nanny_plot_option_strings=(-h --help --db --run -o --out --what --format 
 _shtab_nanny_rule_option_strings=(-h --help --all --lang --format)
 _shtab_nanny_mcp_option_strings=(-h --help --root --db --http --allow-run)
 _shtab_nanny_doctor_option_strings=(-h --help --format)
-_shtab_nanny_demo_option_strings=(-h --help --out)
+_shtab_nanny_demo_option_strings=(-h --help --list --out --lang)
 _shtab_nanny_completion_option_strings=(-h --help)
 _shtab_nanny_option_strings=(-h --help)
 
@@ -87,6 +87,7 @@ _shtab_nanny_plot___quantity_choices=(absmax headroom flushed norm lost error)
 _shtab_nanny_rule___lang_choices=(en zh)
 _shtab_nanny_rule___format_choices=(text markdown json)
 _shtab_nanny_doctor___format_choices=(text json)
+_shtab_nanny_demo___lang_choices=(en zh)
 _shtab_nanny_completion_pos_0_choices=(bash zsh)
 _shtab_nanny_pos_0_choices=(check lsp tensor diff trace replay run diagnose summary alerts stats layer runs compare whatif export snapshot sql tail report ui card plot rule mcp doctor demo completion)
 
@@ -176,6 +177,7 @@ _shtab_nanny_doctor__h_nargs=0
 _shtab_nanny_doctor___help_nargs=0
 _shtab_nanny_demo__h_nargs=0
 _shtab_nanny_demo___help_nargs=0
+_shtab_nanny_demo___list_nargs=0
 _shtab_nanny_completion__h_nargs=0
 _shtab_nanny_completion___help_nargs=0
 _shtab_nanny_pos_0_nargs=A...

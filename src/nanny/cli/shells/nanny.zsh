@@ -130,7 +130,10 @@ _shtab_nanny_completion_defaults_added=0
 
 _shtab_nanny_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--list[the examples, a line each]"
   "--out[where to record (default\: demo)]:DIR:"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
+  ":an example of --list (default\: the story):"
 )
 
 # guard to ensure default positional specs are added only once per session
