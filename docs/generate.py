@@ -89,6 +89,7 @@ def pages() -> dict[Path, str]:
         DOCS / "commands.md": commands_page(),
         **{SHELLS / f"nanny.{shell}": completion(shell) for shell in ("bash", "zsh")},
         DOCS / "rules.md": rules_page(),
+        DOCS / "rules.zh-CN.md": rules_page("zh"),
         DOCS / "causes.md": causes_page(),
         DOCS / "limits.md": limits_page(),
         DOCS / "schema.md": schema_page(),

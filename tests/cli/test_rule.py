@@ -120,11 +120,13 @@ def test_a_family_of_causes_gives_all_its_pages(capsys):
     assert "stale_inf_grads (scaler_misuse" in text
 
 
-def test_a_rule_without_a_chinese_page_is_shown_in_english_and_says_so(capsys):
-    assert main(["CONFIG_LOSS_SCALE", "--lang", "zh"]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith("CONFIG_LOSS_SCALE (")
-    assert captured.err == "nanny: only causes have a Chinese page; in English: CONFIG_LOSS_SCALE\n"
+def test_the_locale_chooses_the_language_of_text_and_not_of_json(capsys, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    assert "\n\n原因：固定缩放为 1" in shown(capsys, "CONFIG_LOSS_SCALE")
+    assert "\n\n原因：固定缩放为 1" not in shown(capsys, "CONFIG_LOSS_SCALE", "--lang", "en")
+    row = json.loads(shown(capsys, "CONFIG_LOSS_SCALE", "--format", "json"))[0]
+    assert row["title"] == "A loss-scale setting makes no sense."
+    assert shown(capsys).endswith("nanny rule CODE 解释其中一条。\n")
 
 
 def test_the_list_of_causes_links_to_pages_that_exist():

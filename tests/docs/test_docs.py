@@ -25,11 +25,11 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("skills/*/SKILL.md")]
 )
 # generated, or for those who go deep: English only
-ENGLISH = {"architecture", "causes", "check-triage", "commands", "limits", "numerics", "performance", "rules", "schema"}
+ENGLISH = {"architecture", "causes", "check-triage", "commands", "limits", "numerics", "performance", "schema"}
 SITE = [page for page in PAGES if page.startswith(("README", "docs/"))]
 CHINESE = [page for page in PAGES if page.endswith(".zh-CN.md")]
 RECIPES = {"CONTRIBUTING.md"}  # its code is run by test_contributing.py
-SNIPPETS = {"docs/rules.md"}  # each shows a mistake; tests/check holds whole programs
+SNIPPETS = {"docs/rules.md", "docs/rules.zh-CN.md"}  # each shows a mistake; tests/check holds whole programs
 
 
 class Block(NamedTuple):

@@ -15,6 +15,7 @@ from runs.query_recordings import SICK, record
 import nanny
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
+from nanny.show.pages import SECTIONS, Page, all_pages, chinese_rules, section_of
 from nanny.show.translation import translate
 
 SOURCE = Path(nanny.__file__).parent
@@ -61,6 +62,30 @@ def test_the_catalogue_is_of_pairs_with_the_same_gaps():
         gaps = re.findall(r"\{\d\}", english)
         assert gaps == [f"{{{i}}}" for i in range(len(gaps))], english
         assert sorted(re.findall(r"\{\d\}", chinese)) == gaps, english
+
+
+def sections(page: Page) -> list[tuple[str, str]]:
+    """The sections of a page by their English names, each with its code."""
+    english = {chinese: name for name, chinese in SECTIONS.items()}
+    return [(english.get(name, name), code) for name, _, code in map(section_of, page.text.split("\n\n"))]
+
+
+def test_every_rule_has_a_chinese_page_with_all_its_sections_and_the_same_code():
+    chinese = all_pages("zh")
+    rules = [page for page in all_pages().values() if not page.family]
+    assert len(rules) > 100
+    assert [page.code for page in rules if sections(chinese[page.code]) != sections(page)] == []
+    said = [(page.code, section_of(block)) for page in rules for block in chinese[page.code].text.split("\n\n")]
+    wrong = [(code, name) for code, (name, prose, code_lines) in said if not (prose or code_lines) or english_in(prose)]
+    plain = [(code, name) for code, (name, prose, _) in said if prose and not re.search("[\u4e00-\u9fff]", prose)]
+    assert wrong + plain == []
+
+
+def test_the_chinese_pages_are_of_rules_and_sections_that_exist():
+    pages = {code: page for code, page in all_pages().items() if not page.family}
+    assert set(chinese_rules()) <= set(pages)
+    known = {code: {name for name, _ in sections(page)} for code, page in pages.items()}
+    assert [(code, name) for code, said in chinese_rules().items() for name in said if name not in known[code]] == []
 
 
 @pytest.mark.parametrize(

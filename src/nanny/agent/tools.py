@@ -103,7 +103,7 @@ class Tools:
     def explain(
         self,
         name: Annotated[str, "the code of a finding (SCALE_COLLAPSE) or a cause (exp_overflow_fp16)"],
-        lang: Annotated[Literal["en", "zh"], "zh: in Chinese, where there is such a page"] = "en",
+        lang: Annotated[Literal["en", "zh"], "zh: in Chinese"] = "en",
     ) -> Explanation:
         """Explain a finding's code or a cause: mechanism, how it shows, failing and repaired code."""
         from ..show.pages import page_markdown, page_of

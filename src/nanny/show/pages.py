@@ -5,19 +5,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
 from inspect import cleandoc
 
 from ..core.finding import NannyError, Severity
 from ..core.numbers import nearest
 from .term import DEFAULT_WIDTH
+from .translation import translate
 
-SECTIONS = ("Why", "Example", "Use instead", "When not", "Fix", "In settings files")
+SECTIONS = {
+    "Why": "原因", "Example": "示例", "Use instead": "改用", "When not": "例外", "Fix": "修复", "In settings files": "配置文件中",
+}  # fmt: skip
 _ITEM = re.compile(r"(?:[-*]|\d+\.) +")
-_SECTION = re.compile(rf"^({'|'.join(SECTIONS)}):[ \t]*(.*)$")
+_SECTION = re.compile(rf"^({'|'.join(SECTIONS)}|{'|'.join(SECTIONS.values())})([:：])[ \t]*(.*)$")
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Page:
     text: str  # first line: what it is; then the sections
     by: str  # the command that reports it
     family: str = ""  # of a cause; rules have none
+    lang: str = "en"
 
     @property
     def title(self) -> str:
@@ -79,7 +86,8 @@ def cause_pages(lang: str = "en") -> Iterator[Page]:
     from ..diagnose.knowledge import causes
 
     for cause in causes(lang).values():
-        yield Page(cause.name, Severity.ERROR, f"{cause.title}\n\n{cause.body.rstrip()}", "nanny diagnose", cause.family)
+        text = f"{cause.title}\n\n{cause.body.rstrip()}"
+        yield Page(cause.name, Severity.ERROR, text, "nanny diagnose", cause.family, lang)
 
 
 def op_pages() -> Iterator[Page]:
@@ -109,13 +117,51 @@ SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (
 
 
 def all_pages(lang: str = "en") -> dict[str, Page]:
-    """Every page by its name; the first source that has a name gives its page. What is not translated is in English."""
+    """Every page by its name; the first source that has a name gives its page."""
     pages: dict[str, Page] = {}
     for source in SOURCES:
         for page in source():
             pages.setdefault(page.code, page)
-    translated = {} if lang == "en" else {page.code: page for page in cause_pages(lang)}
-    return dict(sorted((pages | translated).items()))
+    if lang == "zh":
+        pages = {code: in_chinese(page) for code, page in pages.items() if not page.family}
+        pages |= {page.code: page for page in cause_pages(lang)}
+    return dict(sorted(pages.items()))
+
+
+@lru_cache(maxsize=1)
+def chinese_rules() -> dict[str, dict[str, str]]:
+    """Code -> what its page says by section in `assets/rules_zh.txt`; what it finds stands under no name."""
+    text = resources.files("nanny.show").joinpath("assets/rules_zh.txt").read_text(encoding="utf-8")
+    said: dict[str, dict[str, str]] = {}
+    for line in filter(None, text.splitlines()):
+        if line.startswith("## "):
+            said[line[3:]] = page = {}
+        elif not line.startswith("#"):
+            section, prose, _ = section_of(line)
+            page[section] = prose
+    return said
+
+
+def section_of(block: str) -> tuple[str, str, str]:
+    """Of a block of a page: the name of its section, its prose in one line, and its code."""
+    lines = block.splitlines()
+    prose = " ".join(itertools.takewhile(lambda line: not line.startswith("    "), lines))
+    code = "\n".join(itertools.dropwhile(lambda line: not line.startswith("    "), lines))
+    named = _SECTION.match(prose)
+    return (named[1], named[3], code) if named else ("", prose, code)
+
+
+def in_chinese(page: Page) -> Page:
+    """A rule's page with its prose in Chinese and its examples as they are."""
+    said = chinese_rules().get(page.code, {})
+    out = []
+    for block in page.text.split("\n\n"):
+        section, prose, code = section_of(block)
+        name = f"{SECTIONS[section]}：" if section else ""
+        known = said.get(section, "") if section or prose == page.title else ""
+        chinese = known or translate(prose, "zh")
+        out.append("\n".join(filter(None, (name + chinese, code))))
+    return replace(page, text="\n\n".join(out), lang="zh")
 
 
 def page_of(name: str, lang: str = "en") -> Page:
@@ -136,7 +182,7 @@ def all_names() -> list[tuple[str, str]]:
 
 
 def page_text(page: Page, width: int = DEFAULT_WIDTH) -> str:
-    text = page.text if re.search(r"[\u4e00-\u9fff]", page.text) else reflow(page.text, width)
+    text = reflow(page.text, width) if page.lang == "en" else page.text
     return f"{page.code} ({page.kind}, {page.by})\n\n{text}"
 
 
@@ -173,7 +219,7 @@ def reflow(text: str, width: int) -> str:
 
 def page_markdown(page: Page) -> str:
     """Of a rule: the sections in bold, indented code fenced. A cause's page is Markdown already."""
-    out = [f"## {page.code}", "", f"*{page.kind}, reported by `{page.by}`*", ""]
+    out = [f"## {page.code}", "", f"*{page.kind}, {translate(f'reported by `{page.by}`', page.lang)}*", ""]
     if page.family:
         return "\n".join([*out, re.sub(r"^## ", "### ", page.text, flags=re.MULTILINE)])
     fenced = False
@@ -188,7 +234,7 @@ def page_markdown(page: Page) -> str:
         fenced = is_code
         section = _SECTION.match(line)
         if section and not is_code:
-            out.append(f"**{section[1]}:** {section[2]}".rstrip())
+            out.append(f"**{section[1]}{section[2]}** {section[3]}".rstrip())
         else:
             out.append(line[4:] if is_code else line)
     return "\n".join([*out, "```"] if fenced else out).rstrip()

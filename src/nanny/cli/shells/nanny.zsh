@@ -275,7 +275,7 @@ _shtab_nanny_report_defaults_added=0
 _shtab_nanny_rule_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--all[every page]"
-  "--lang[language of the pages of causes (default\: en)]:lang:(en zh)"
+  "--lang[language of the pages (default\: the locale\'s language)]:lang:(en zh)"
   "--format[default\: text]:format:(text markdown json)"
   "(*)::a code or cause, or what several begin with (SCALER):"
 )
