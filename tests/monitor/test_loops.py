@@ -120,6 +120,54 @@ WAYS = {
         "    loss = loss_of(m, x, x[:, :1]); o.zero_grad(); loss.backward(); o.step()",
         ("data[at : at + 16]", "data[at : at + 16]; at += 16"),
     ),
+    "a schedule that falls to 0 by an integer division": (
+        "STEP_CHANGES_NOTHING", 35,
+        "s = torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: (12 - epoch) // 12)\n"
+        "for i in range(60):\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step()\n"
+        "    if i % 15 == 14: s.step()",
+        ("// 12", "/ 12"),
+    ),
+    "a schedule that falls to 0 late, at once": (
+        "STEP_CHANGES_NOTHING", 130,
+        "for i in range(140):\n"
+        "    o.param_groups[0]['lr'] = 1e-2 * (i < 100)\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step()",
+        ("* (i < 100)", "/ (1 + i)"),
+    ),
+    "a decay by epoch that is made at each step": (
+        "STEP_CHANGES_NOTHING", 130,
+        "o = torch.optim.SGD(m.parameters(), lr=1e-2); s = torch.optim.lr_scheduler.ExponentialLR(o, 0.8)\n"
+        "for i in range(140):\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step(); s.step()",
+        ("; s.step()", "\n    if i % 20 == 19: s.step()"),
+    ),
+    "a warm-up that never gets anywhere": (
+        "STEP_CHANGES_NOTHING", 63,
+        "o = torch.optim.SGD(m.parameters(), lr=0.05)\n"
+        "for i in range(70):\n"
+        "    o.param_groups[0]['lr'] = 0.05 * min(1, (i + 1) / 1e11)\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step()",
+        ("1e11", "1e4"),
+    ),
+    "a learning rate below the spacing of the weights": (
+        "STEP_CHANGES_NOTHING", 5,
+        "o = torch.optim.SGD(m.parameters(), lr=1e-10)\n"
+        "for i in range(70):\n"
+        "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step()",
+        ("1e-10", "1e-5"),
+    ),
+    "a first half that runs before autocast": (
+        "AUTOCAST_NOT_APPLIED", 0,
+        "for i in range(20):\n"
+        "    x, y = draw()\n"
+        "    h = m[0](x)\n"
+        "    with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+        "        out = m[2](m[1](h))\n"
+        "    loss = (out.float() - y).pow(2).mean(); o.zero_grad(); loss.backward(); o.step()",
+        ("    h = m[0](x)\n    with torch.autocast('cpu', dtype=torch.bfloat16):\n",
+         "    with torch.autocast('cpu', dtype=torch.bfloat16):\n        h = m[0](x)\n"),
+    ),
     "autocast around the batch": (
         "AUTOCAST_NOT_APPLIED", 10,
         "for i in range(20):\n"

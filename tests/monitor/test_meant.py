@@ -265,6 +265,77 @@ def warm_up_from_nothing() -> Loop:
 
 
 @meant
+def a_cosine_that_ends_at_nothing() -> Loop:
+    model = mlp()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS - 5)
+    return model, usual(model, optimizer, schedule=schedule)
+
+
+@meant
+def a_last_epoch_at_nothing() -> Loop:
+    model = mlp()
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1 - (i // 40) / 4)
+    return model, usual(model, optimizer, schedule=schedule)
+
+
+@meant
+def a_rate_that_comes_back() -> Loop:
+    model = mlp()
+    optimizer = SGD(model.parameters(), lr=1e-1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 20)
+    return model, usual(model, optimizer, schedule=schedule)
+
+
+@meant
+def one_of_two_optimizers_pauses() -> Loop:
+    model = Stages(norm=False)
+    first, second = Adam(model.backbone.parameters(), lr=1e-2), Adam(model.head.parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.LambdaLR(first, lambda i: float(i < 60))
+    return model, usual(model, first, second, schedule=schedule)
+
+
+@meant
+def a_model_that_has_converged() -> Loop:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = SGD(model.parameters(), lr=0.2)
+
+    def step(i: int) -> None:
+        x, _ = batch(i, 32)
+        optimizer.zero_grad()
+        F.mse_loss(model(x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+
+    return model, step
+
+
+@meant
+def a_small_rate_after_a_large_one() -> Loop:
+    model = mlp()
+    optimizer = Adam(model.parameters(), lr=1e-1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1.0 if i < 40 else 1e-4)
+    return model, usual(model, optimizer, schedule=schedule)
+
+
+@meant
+def a_head_in_full_precision_behind_autocast() -> Loop:
+    model = Stages(norm=False)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+
+    def step(i: int) -> None:
+        x, y = batch(i)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = model.backbone(x)
+        optimizer.zero_grad()
+        F.mse_loss(model.head(h.float()), y).backward()
+        optimizer.step()
+
+    return model, step
+
+
+@meant
 def layers_that_freeze_one_after_the_other() -> Loop:
     model = mlp()
     optimizer = SGD(model.parameters(), lr=1e-2, momentum=0.9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -91,3 +92,16 @@ def test_a_line_that_is_not_in_the_file_gives_no_frame():
 def test_summary_counts_in_words():
     assert summary([], 3) == "No findings in 3 files."
     assert summary([CODE, LIVE, EVIL, EVIL], 1) == "Found 1 error, 1 warning and 2 remarks in 1 file."
+
+
+def test_a_finding_of_a_run_has_one_shape_whether_its_line_is_known_or_not():
+    always = {"code", "severity", "message", "hint", "site", "step"}
+    run = Finding("A", Severity.ERROR, "seen", site="optimizer", step=3)
+    located = replace(run, file="train.py", line=7)
+    source = Finding("B", Severity.ERROR, "written", file="train.py", line=7)
+    bare, placed, written = json.loads(render_json([run, located, source]))
+    assert set(bare) == always
+    assert placed == bare | {key: placed[key] for key in written if key not in bare}
+    assert (placed["step"], placed["site"]) == (3, "optimizer")
+    assert (placed["filename"], placed["location"]) == ("train.py", {"row": 7, "column": 1})
+    assert not {"site", "step"} & set(written)

@@ -259,6 +259,9 @@ class Limits:
     # loops
     still_looks: float = _limit(3, "loops", "a choice: steps that moved nothing; the first may be of a warm-up")
     still_steps: float = _limit(10, "loops", "with a learning rate of 0: a warm-up from 0 has one such step")
+    still_rising: float = _limit(64, "loops", "a rising rate: a warm-up moves FP32 weights within a few steps of it")
+    still_again: float = _limit(16, "loops", "a choice: steps in a row that move nothing, after steps that did")
+    still_tail: float = _limit(0.25, "loops", "of the steps before: a decay to 0 may end on it, for the last of five epochs")
     still_gradient: float = _limit(1e-7, "loops", "rms; the rounding noise of a flat loss is 1e-9")
     unowned_steps: float = _limit(3, "loops", "a choice: a gradient at three steps, and bits that stay")
     uncleared_steps: float = _limit(2, "loops", "a choice: once may be a step that is made to try")

@@ -43,10 +43,20 @@ def _position(row: int | None, column: int | None) -> dict[str, int] | None:
     return None if row is None else {"row": row, "column": column or 1}
 
 
+_OF_SOURCE = ("file", "line", "column", "end_line", "end_column", "cell", "chain")
+
+
 def finding_object(finding: Finding) -> dict[str, Any]:
-    """A finding in source code has always the same ten keys; one of a run has the fields that say something."""
-    if not finding.file:
-        return finding.to_json()
+    """A finding in source code has always the same ten keys. One of a run has always code, severity, message, hint, site and
+    step, whatever else says something, and those ten where the line is known."""
+    source = _source_object(finding) if finding.file else {}
+    if source and finding.step is None and not finding.site:
+        return source
+    told = {key: value for key, value in finding.to_json().items() if key not in _OF_SOURCE}
+    return {**told, "hint": finding.hint, "site": finding.site, "step": finding.step, **source}
+
+
+def _source_object(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "severity": finding.severity.name,

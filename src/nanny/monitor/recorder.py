@@ -98,6 +98,7 @@ class Recorder:
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
+        self._hears_all = False
         self._stop_hearing: Callable[[], Any] = lambda: None
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
@@ -223,7 +224,8 @@ class Recorder:
     def _hear_calls(self) -> int:
         """Gives how often the models were called in train mode without gradients since the last step began."""
         models = self._called if self.hears_calls else []
-        if self._calls is None or not self._calls.are_of(models):
+        self._hears_all = self._calls is not None and self._calls.are_of(models)  # a step may begin within the first call
+        if self._calls is None or not self._hears_all:
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
@@ -455,7 +457,7 @@ class Recorder:
 
     def _look_below(self) -> None:
         """Backward, and no model was called: the program calls their parts. They are heard from the next step on."""
-        if self._calls is None or self._calls.heard or not self.hears_calls or not self._called:
+        if self._calls is None or self._calls.heard or not (self.hears_calls and self._hears_all and self._called):
             return
         if self._below >= MOST_BELOW or self.compiled:
             return

@@ -117,6 +117,7 @@ class StepTrace:
         self.called_without_grad: set[str] = set()
         self.given: dict[str, tuple[int, int]] = {}  # identity and size of the first tensor that a module was called with
         self.products: dict[str, tuple[str, int]] = {}  # modules that autocast lowers: format of the output, elements of weights
+        self.outside: set[str] = set()  # those of them that ran while autocast was off
         self.low_elsewhere = False  # a module of somebody else put out 16 bits
         self.roots: frozenset[int] = frozenset()  # the models themselves, by identity
         self.root_inputs: set[int] = set()  # checksums of what they were called with
@@ -179,6 +180,8 @@ class StepTrace:
             ):  # the CPU's autocast leaves those alone
                 elements = sum(p.numel() for p in module._parameters.values() if p is not None)
                 self.products.setdefault(name, (short_dtype(out.dtype), elements))
+                if not torch.is_autocast_enabled(out.device.type):
+                    self.outside.add(name)
 
     def _one_output(self, site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> None:
         self.called.add(site)

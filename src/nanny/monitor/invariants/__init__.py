@@ -46,6 +46,7 @@ class Invariants:
         self._between = Between()
         self._products: dict[str, tuple[str, int]] = {}
         self._meant = ""
+        self._excludes = False  # the program switches autocast off where it wants to
         self._evaluates = 0
         self._quiet_steps = self._quiet_calls = 0
         self._is_quiet = False
@@ -83,7 +84,7 @@ class Invariants:
         if has_closure and mine:
             return
         if mine:
-            self._movement.before_step(mine)
+            self._movement.before_step(optimizer, mine)
         if watched.is_close:
             self._movement.look_for_unowned()
             if mine:
@@ -95,7 +96,7 @@ class Invariants:
 
     @property
     def wants_probe(self) -> bool:
-        return self.watched.is_close and not self._movement.has_moved
+        return self._movement.wants_probe
 
     def after_step(self) -> None:
         self._movement.after_step()
@@ -105,6 +106,7 @@ class Invariants:
         if self.watched.is_early and torch.is_grad_enabled():
             kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
             entered = short_dtype(torch.get_autocast_dtype(kinds[0])) if kinds else ""
+            self._excludes |= not kinds
             if ended:
                 self._between.entered(entered)
             else:
@@ -147,11 +149,12 @@ class Invariants:
             yield from self._batches.breaches()
             if trace is not None and self._meant and not (trace.low_elsewhere and not self._low()):
                 yield from self._of_precision(self._meant, "autocast" if self.step.autocast else "scaler")
+                if self.step.autocast and not self._excludes:
+                    yield from self._before_autocast(trace.outside)
             elif self._between.alone > 2 and not self._meant:
                 yield from self._of_precision(self._between.format, "autocast")
         else:
-            if self._movement.has_news:
-                yield from self._movement.of_frozen()
+            yield from self._movement.late()
             if self._calls.is_never and (last or self.watched.position % 64 == 0):
                 yield from self._calls.of_never(last)
         if self.watched.is_early or self._evaluates or self._is_quiet:
@@ -184,6 +187,17 @@ class Invariants:
         if full and 2 * len(full) > len(products) and share > 0.5:
             traits = (by, meant, products[full[0]][0])
             yield Breach("full_precision", tuple(full[:MOST_NAMES]), len(full), 1, len(products), traits=traits)
+
+    def _before_autocast(self, outside: set[str]) -> Iterator[Breach]:
+        """Layers that ran before the first one that is low. One that comes after it was given FP32 by somebody's own cast."""
+        products = self._products
+        formats = [dtype for dtype, _ in products.values()]
+        first = next((i for i, dtype in enumerate(formats) if dtype not in ("float32", "float64")), 0)
+        early = [name for name in list(products)[:first] if name in outside]
+        share = sum(products[name][1] for name in early) / max(sum(count for _, count in products.values()), 1)
+        if share > 0.1:
+            traits = ("before", self._meant, formats[0])
+            yield Breach("full_precision", tuple(early[:MOST_NAMES]), len(early), 1, len(products), traits=traits)
 
     def _setup(self) -> Setup:
         watched = self.watched

@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
 
 from ...core.step import Breach, Update
 from ...measure.transfer import PendingRead
 from ...watch.names import unwrapped
 from ...watch.tensors import gradient_of, is_readable
-from ..updates import UpdateProbe
-from .watched import Watched, leaves_of, sample_of
+from ..updates import UpdateProbe, lr_of
+from .watched import EVERY, Watched, leaves_of, sample_of
 
 MOST_FROZEN = 32
+COLLAPSED = 1e-3  # of the highest learning rate: whether weights still move is asked again
 SAID_FROZEN = ("require_grad", "require_grads", "requires_grads", "trainable")  # what does nothing on a parameter
 
 
@@ -29,6 +31,8 @@ class Movement:
         self._still_without_rate = self._still_without_gradient = 0
         self._rates: list[float] = []
         self._narrow_only = False
+        self._nearly = False  # a few elements did move, which were about 0
+        self._stop = Standstill(watched)
         self._unowned: dict[str, tuple[Tensor, Tensor, int]] = {}  # the weight, its gradient, looks
         self._reached: set[int] = set()  # parameters in which the losses of this step end
         self._owns_nothing = False  # no optimizer has any parameter of ours
@@ -41,12 +45,14 @@ class Movement:
     def begin(self) -> None:
         self._frozen = []
         self._reached = set()
+        self._stop.has_news = False
 
     def before_backward(self, root: Tensor) -> None:
         if self._watched.is_close and self._watched.parameters.keys() - self._watched.owned():
             self._reached |= leaves_of(root, self._watched.parameters)
 
-    def before_step(self, mine: list[Tensor]) -> None:
+    def before_step(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
+        self._stop.before_step(optimizer)
         if self._watched.is_due or self._frozen_moves:
             self._look_at_frozen(mine)
 
@@ -57,9 +63,14 @@ class Movement:
         self._frozen = []
 
     @property
-    def has_news(self) -> bool:
-        """Late in a run: what was frozen has moved for the second time."""
-        return max(self._frozen_moves.values(), default=0) == 2
+    def wants_probe(self) -> bool:
+        return self._stop.wants_probe if self.has_moved else self._watched.is_close
+
+    def late(self) -> Iterator[Breach]:
+        """Late in a run: what moves no more, and what was frozen and has moved for the second time."""
+        yield from self._stop.breaches()
+        if max(self._frozen_moves.values(), default=0) == 2:
+            yield from self.of_frozen()
 
     def probed(self, probes: Sequence[UpdateProbe]) -> None:
         if probes:
@@ -71,14 +82,19 @@ class Movement:
     def _look_at_updates(self, every: Sequence[Update]) -> None:
         updates = [u for u in every if u.count]
         moved = sum(u.count - u.unchanged for u in updates)
-        if moved > 0.01 * sum(u.count for u in updates) or (not updates and any(u.update_rms for u in every)):
+        narrow_only = bool(updates) and all(u.dtype in ("bfloat16", "float16") and u.lr for u in updates)
+        moves = moved > 0.01 * sum(u.count for u in updates) or (not updates and any(u.update_rms for u in every))
+        if self.has_moved:
+            self._stop.looked(moves or narrow_only or not updates, moved > 0)
+        elif moves:
             self.has_moved = True
         elif every:
             self._still += 1
             self._still_without_rate += all(u.lr == 0 for u in every)
             self._still_without_gradient += not updates  # there was one when it was measured, or the rule is silent
             self._rates.append(max(u.lr for u in every))
-            self._narrow_only = bool(updates) and all(u.dtype in ("bfloat16", "float16") and u.lr for u in updates)
+            self._narrow_only = narrow_only
+            self._nearly |= moved > 0
 
     def look_for_unowned(self) -> None:
         """Trainable, with a gradient that is new at each look, in no optimizer: those that also do not move from look to look."""
@@ -140,11 +156,17 @@ class Movement:
             nothing = self._owns_nothing
             yield watched.breach("still" if nothing else "unowned", names, looks, watched.total, ("others",) if nothing else ())
         rises = len(self._rates) > 1 and self._rates[-1] > self._rates[0]  # a warm-up is on its way
-        if self._still and not self.has_moved and not self._narrow_only and not rises:
-            traits = {"no_rate": self._still_without_rate, "cleared": self._still_without_gradient}
+        if self._still and not self.has_moved and not self._narrow_only:
+            traits = {
+                "no_rate": self._still_without_rate == self._still,
+                "cleared": self._still_without_gradient == self._still,
+                "rises": rises,
+                "nearly": self._nearly,
+            }
             yield watched.breach(
-                "still", [], self._still, watched.total, tuple(trait for trait, times in traits.items() if times == self._still)
+                "still", [], self._still, watched.total, tuple(trait for trait, is_so in traits.items() if is_so)
             )
+        yield from self._stop.breaches()
         yield from self.of_frozen()
         moving = [name for name, (_, _, times) in self._norms.items() if times]
         if moving:
@@ -159,6 +181,50 @@ class Movement:
         if self._frozen_moves:
             names, times = list(self._frozen_moves), max(self._frozen_moves.values())
             yield self._watched.breach("frozen_moves", names, times, self._watched.total)
+
+
+class Standstill:
+    """Steps that move nothing although the ones before did: a schedule that has come to 0, or close to it, and stays there.
+
+    Only a learning rate that has collapsed is a reason to look: a model that has converged may stand still by itself.
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._highest = self._last = 0.0  # learning rates
+        self._moved_at = -1  # the last step of the run at which an optimizer had another one
+        self._since: int | None = None  # optimizer steps before the first that moved nothing
+        self._nearly = False
+        self._moves_all_the_same = False
+        self.has_news = False
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        rates = (lr_of(group) for group in optimizer.param_groups)
+        if all(rate <= COLLAPSED * self._highest for rate in rates):
+            return
+        first = lr_of(optimizer.param_groups[0])
+        self._highest, self._last = max(self._highest, first), first
+        self._moved_at, self._since, self._moves_all_the_same = self._watched.position, None, False
+
+    @property
+    def wants_probe(self) -> bool:
+        watched = self._watched
+        if watched.position == self._moved_at:
+            return False
+        is_new = not self._moves_all_the_same and (self._since is None or watched.total - self._since <= EVERY)
+        return is_new or watched.position % EVERY == 0
+
+    def looked(self, moves: bool, nearly: bool) -> None:
+        self.has_news, self._moves_all_the_same = not moves, moves
+        self._nearly = nearly or (self._nearly and self._since is not None)
+        self._since = None if moves else self._watched.total - 1 if self._since is None else self._since
+
+    def breaches(self) -> Iterator[Breach]:
+        if self.has_news and self._since is not None:
+            traits = {"sudden": self._last > 0.5 * self._highest, "nearly": self._nearly}
+            steps = self._watched.total - self._since
+            named = ("later", *(trait for trait, is_so in traits.items() if is_so))
+            yield self._watched.breach("still", [], steps, self._since, named)
 
 
 def is_sharded_whole(models: Sequence[tuple[nn.Module, str]]) -> bool:

@@ -41,17 +41,29 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
             reason = f"none of its parameters is one of the model's, and no optimizer holds {named(one)}"
         elif "cleared" in one.traits:
             reason = "its gradients were there and are exactly 0 when it steps, clipped to 0 or overwritten"
-        elif "no_rate" in one.traits:
+        elif "no_rate" in one.traits or step.lr == 0:
             reason = "its learning rate is 0"
         else:
             reason = f"learning rate {step.lr:g}" if step.lr is not None else "its step does nothing"
         if "others" not in one.traits and not _has_gradient(step, run):
             continue
-        enough = one.of >= run.limits.still_steps if "no_rate" in one.traits else one.steps >= run.limits.still_looks
+        later = "later" in one.traits
+        if not later:
+            steps, enough = one.of, one.steps >= run.limits.still_looks
+            if "no_rate" in one.traits:
+                enough = one.of >= run.limits.still_steps
+            elif "rises" in one.traits:
+                enough = one.of >= run.limits.still_rising
+        else:
+            tail = 0.0 if "sudden" in one.traits else run.limits.still_tail * one.of
+            steps, enough = one.steps, one.steps >= run.limits.still_again and one.steps > tail
         if enough:
+            did, since = counted(steps, "optimizer step"), f"; {counted(one.of, 'step')} before moved them" if later else ""
             yield Observation(
-                f"{counted(one.of, 'optimizer step')} and every weight is bit for bit what it was: {reason}",
-                "optimizer", value=float(one.of), evidence=evidence_of(one), where=one.where,
+                f"{did} and at most 1 % of the weights changed at each: {reason}{since}" if "nearly" in one.traits
+                else f"{did} and every weight is bit for bit what it was: {reason}{since}",
+                "optimizer", severity=Severity.WARNING if later or "rises" in one.traits else None,
+                value=float(steps), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
 
