@@ -7,7 +7,9 @@ READY := $(VENV)/.ready
 SITE := $(VENV)/.site
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all test-matrix lint bench docs site browser clean
+.PHONY: demo test test-all test-matrix lint bench docs site dist browser clean
+# A machine that forbids bytecode would have pytest rewrite every test anew, in each of its processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
 # What a user has: nanny and what it needs, without the tools of its developers.
 $(USABLE): pyproject.toml constraints.txt
@@ -33,10 +35,10 @@ demo: $(USABLE)
 	@$(BIN)/nanny demo
 
 test: $(READY) browser
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-all: $(READY) browser
-	$(BIN)/pytest -m 'slow or not slow'
+	$(PYTEST) -m 'slow or not slow'
 
 # Other versions of torch and Python: downloads several GB the first time, so no part of CI.
 test-matrix:
@@ -50,6 +52,10 @@ lint: $(READY)
 
 bench: $(READY) browser
 	$(BIN)/python -m benchmarks --write
+
+# Wheel and sdist; the same bytes from the same commit.
+dist: $(USABLE)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m hatchling build -c
 
 browser:
 	@.ci/chromium
