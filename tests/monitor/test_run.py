@@ -156,7 +156,14 @@ def test_micro_batches_belong_to_the_step_of_their_optimizer(folder):
         assert reader.scalars(db, 1)["loss"][0].tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), "needs a script"), (("nothing.py",), "there is no script 'nothing.py'")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "needs a script"),
+        (("nothing.py",), "there is no script 'nothing.py'"),
+        (("-m", __file__), "is a script, not a module; leave -m out"),
+    ],
+)
 def test_a_missing_script_is_told_in_one_sentence(folder, arguments, said):
     done = run(folder, "-m", "nanny.cli", "run", *arguments)
     assert (done.returncode, done.stdout) == (2, "")

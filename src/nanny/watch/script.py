@@ -25,6 +25,8 @@ def start_target(target: Sequence[str], as_module: bool) -> None:
 
 def check_module(name: str) -> None:
     """Refuses a name that `python -m` would not find."""
+    if os.path.isfile(name):  # asking for its module would run it, as the package `train` of a module `py`
+        raise NannyError(f"{name} is a script, not a module; leave -m out")
     sys.path[0] = os.getcwd()  # as python -m does
     try:
         found = importlib.util.find_spec(name) if all(name.split(".")) else None
