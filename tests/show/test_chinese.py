@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import shutil
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -13,15 +14,18 @@ import pytest
 from runs.query_recordings import SICK, record
 
 import nanny
+from nanny.check.config import Config, known_codes
+from nanny.check.files import check_paths
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
-from nanny.show.pages import SECTIONS, Page, all_pages, chinese_rules, section_of
+from nanny.show.pages import Page, all_pages
+from nanny.show.rule_text import SECTIONS, chinese_rules, section_of
 from nanny.show.translation import translate
 
 SOURCE = Path(nanny.__file__).parent
 SPEAKERS = (
     "monitor/rules", "examine/hazards", "diagnose/causes", "diagnose/describe.py", "diagnose/verdict.py", "diagnose/text.py",
-    "runs/text",
+    "runs/text", "check/rules", "check/settings", "check/chains.py",
 )  # fmt: skip
 ENGLISH = re.compile(r"[A-Za-z]+(?:,? [a-z]+){3,}")
 CODE = re.compile(r"`[^`]*`|nanny [a-z].*|--\w+")
@@ -103,6 +107,41 @@ def test_the_chinese_pages_are_of_rules_and_sections_that_exist():
 def test_a_sentence_is_put_together_clause_by_clause(english, chinese):
     assert translate(english, "zh") == chinese
     assert translate(english, "en") == english
+
+
+SHORT = re.compile(r"[A-Za-z]+(?:,? [a-z]+){2,}")  # a message of the checker may be three words long
+NAMES = re.compile(r"[\w.]+\(.*?\)|\w+(?:\.\w+)+")
+
+
+@pytest.mark.slow
+def test_nothing_that_the_checker_says_of_its_fixtures_stays_english(tmp_path):
+    shutil.copytree(Path(__file__).parents[1] / "check" / "fixtures" / "bad", tmp_path / "bad")
+    found = check_paths([str(tmp_path / "bad")], Config(select=known_codes(["ALL"], "")), 1).findings
+    said = {text for one in found for text in (one.message, one.hint, *(link.what for link in one.chain))}
+    assert len(said) > 300
+    shown = {text: NAMES.sub("", CODE.sub("", translate(text.replace(str(tmp_path), "code"), "zh"))) for text in said}
+    assert [text for text, chinese in shown.items() if SHORT.search(chinese)] == []
+
+
+def test_the_checker_speaks_chinese_to_people_and_english_to_programs(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "zh_CN.UTF-8")
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nwith torch.autocast(dtype=torch.float16):\n    pass\n")
+    asked = ["check", str(script), "--no-cache", "--output-format"]
+    assert main([*asked, "text", "--explain"]) == 1
+    said = capsys.readouterr().out
+    assert "调用 autocast 时没有给设备类型：会抛出 TypeError" in said
+    assert "原因: `torch.cuda.amp.autocast()` 知道自己的设备" in said
+    assert "修复: 先写设备类型" in said
+    assert "在 1 个文件中发现 1 个错误。" in said
+    assert [words for line in said.splitlines() for words in english_in(line)] == []
+    assert main([*asked, "concise"]) == 1
+    assert "REGION_NO_DEVICE 调用 autocast 时没有给设备类型" in capsys.readouterr().out
+    for form in ("json", "sarif", "github"):
+        assert main([*asked, form]) == 1
+        assert capsys.readouterr().out.isascii(), form
+    assert main([*asked, "text", "--lang", "en"]) == 1
+    assert capsys.readouterr().out.isascii()
 
 
 FOUND = (

@@ -51,8 +51,10 @@ def unknown_link(value: Value, file: str) -> str:
         return ""
     guess = next((v for v in _way(value) if not v.sure and v.op in ("module_call", "cast", "arange")), value)
     where = node_link(guess.node, file, "") if guess.node is not None else None
-    place = f" at {where.file}:{where.line}" if where is not None else ""
-    return f"the dtype that the call{place} gives back" if guess.op == "module_call" else f"the dtype of the cast{place}"
+    is_call, place = guess.op == "module_call", f"{where.file}:{where.line}" if where is not None else ""
+    if not place:
+        return "the dtype that the call gives back" if is_call else "the dtype of the cast"
+    return f"the dtype that the call at {place} gives back" if is_call else f"the dtype of the cast at {place}"
 
 
 def _way(value: Value) -> Iterator[Value]:

@@ -13,13 +13,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..core.command_line import Parser, whole
+from ..core.command_line import Parser, add_language, terminal_language, whole
 from ..core.finding import Finding, NannyError, Severity
 from ..core.numbers import counted
 from ..core.terminal import complain, say, visible_lines
 from ..show.findings import (
     errors_first,
     folded,
+    in_language,
     in_order,
     render_concise,
     render_statistics,
@@ -29,6 +30,7 @@ from ..show.findings import (
     worst_code,
 )  # fmt: skip
 from ..show.term import wants_colour, width_of
+from ..show.translation import translate
 from .cache import user_cache
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
 from .files import NO_TEXTS, STDIN, Report, check_paths, check_text, merged
@@ -74,8 +76,7 @@ def _check_once(options: argparse.Namespace, overrides: Config) -> int:
         report = replace(report, findings=[])
     if not report.files and not report.findings:
         report.notes.append(f"{' '.join(options.paths)}: no Python file, notebook or settings file was checked")
-    for note in report.notes:
-        complain(note)
+    _complain(report.notes, options)
     _put_out(report, options)
     worst = max((finding.severity for finding in report.findings), default=Severity.INFO)
     is_bad = bool(report.findings) and worst >= Severity.parse(options.fail_on)
@@ -96,12 +97,13 @@ def _show_diff(options: argparse.Namespace, overrides: Config) -> int:
     from .fix import diff_of, fix_all
 
     fixed = fix_all(lambda texts: _report(options, overrides, texts), options.paths, options.unsafe_fixes)
-    for note in fixed.report.notes + fixed.notes:
-        complain(note)
+    _complain(fixed.report.notes + fixed.notes, options)
     if not fixed.texts:
         return 0
     say(diff_of(fixed))
-    complain(f"{counted(fixed.count, 'finding')} would be fixed in {counted(len(fixed.texts), 'file')}; --fix writes it")
+    _complain(
+        [f"{counted(fixed.count, 'finding')} would be fixed in {counted(len(fixed.texts), 'file')}; --fix writes it"], options
+    )
     return 0 if options.exit_zero else 1
 
 
@@ -136,6 +138,11 @@ def _without_known(report: Report, path: str) -> Report:
     return replace(report, findings=new, notes=report.notes + notes)
 
 
+def _complain(notes: Sequence[str], options: argparse.Namespace) -> None:
+    for note in notes:
+        complain(translate(note, terminal_language(options.lang)))
+
+
 def _put_out(report: Report, options: argparse.Namespace) -> None:
     if options.output_file:
         text = rendered(report, options, colour=False, width=100)
@@ -144,7 +151,7 @@ def _put_out(report: Report, options: argparse.Namespace) -> None:
                 stream.write(f"{visible_lines(text)}\n" if text else "")
         except OSError as error:
             raise NannyError(f"{options.output_file}: cannot be written ({error.strerror})") from error
-        complain(f"{options.output_file}: {len(report.findings)} findings written")
+        _complain([f"{options.output_file}: {len(report.findings)} findings written"], options)
         return
     colour = wants_colour(sys.stdout)
     text = rendered(report, options, colour, width_of(sys.stdout))
@@ -153,17 +160,18 @@ def _put_out(report: Report, options: argparse.Namespace) -> None:
 
 
 def rendered(report: Report, options: argparse.Namespace, colour: bool, width: int) -> str:
-    findings, form = report.findings, options.output_format
+    findings, form, lang = report.findings, options.output_format, terminal_language(options.lang)
     if options.statistics:
-        return _statistics(report, form, colour)
+        return _statistics(report, form, colour, lang)
     if form in ("text", "concise"):
         findings = errors_first(folded(findings, "REGION_DEPRECATED"))
     if form == "text":
-        lines, whys = (_lines_of_chains(report), _whys(findings)) if options.explain else (report.lines, None)
-        parts = (render_text(findings, lines, colour, width, whys), _ending(report, options))
+        lines, whys = (_lines_of_chains(report), _whys(findings, lang)) if options.explain else (report.lines, None)
+        parts = (render_text(findings, lines, colour, width, whys, lang), _ending(report, options, lang))
         return "\n\n".join(part for part in parts if part)
     if form == "concise":
-        return "\n".join(part for part in (render_concise(findings, colour), summary(report.findings, len(report.files))) if part)
+        shown = render_concise([in_language(finding, lang) for finding in findings], colour)
+        return "\n".join(part for part in (shown, _total(report, lang)) if part)
     if form in ("json", "jsonl"):
         from ..core.plain_json import render_json, render_jsonl
 
@@ -191,27 +199,31 @@ def _lines_of_chains(report: Report) -> dict[tuple[str, int | None], list[str]]:
     return lines
 
 
-def _whys(findings: Sequence[Finding]) -> dict[str, str]:
+def _whys(findings: Sequence[Finding], lang: str) -> dict[str, str]:
     """The reason that the page of each code gives."""
+    from ..show.rule_text import why_of
     from .pages import checker_pages
 
     pages = checker_pages()
-    sections = {code: pages[code][1].partition("\nWhy: ")[2] for code in {f.code for f in findings} if code in pages}
-    return {code: " ".join(text.partition("\n\n")[0].split()) for code, text in sections.items()}
+    return {code: why_of(code, pages[code][1], lang) for code in {finding.code for finding in findings} if code in pages}
 
 
-def _statistics(report: Report, form: str, colour: bool) -> str:
+def _total(report: Report, lang: str) -> str:
+    return translate(summary(report.findings, len(report.files)), lang)
+
+
+def _statistics(report: Report, form: str, colour: bool, lang: str) -> str:
     if form == "text":
-        return render_statistics(report.findings, colour) or summary([], len(report.files))
+        return render_statistics(report.findings, colour) or _total(report, lang)
     from ..core.plain_json import to_text
 
     return to_text([{"code": code, "severity": s, "count": count} for count, code, s in statistics(report.findings)])
 
 
-def _ending(report: Report, options: argparse.Namespace) -> str:
+def _ending(report: Report, options: argparse.Namespace, lang: str) -> str:
     next_step = f"Next: nanny rule {worst_code(report.findings)}" if report.findings else ""
     lines = (summary(report.findings, len(report.files)), _also_read(report), _can_be_fixed(report, options), next_step)
-    return "\n".join(line for line in lines if line)
+    return "\n".join(translate(line, lang) for line in lines if line)
 
 
 def _also_read(report: Report) -> str:
@@ -297,6 +309,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--amp-dtype", metavar="{" + ",".join(AMP_DTYPES) + "}", help="autocast's format, if the code does not say so")
     add("--format", "--output-format", dest="output_format", choices=FORMATS, default="text", help="default: text")
     add("-o", "--output-file", metavar="FILE", help="write the findings there instead of to the terminal")
+    add_language(parser, "text and concise", chosen_by="the locale")
     add("--explain", action="store_true", help="the chain of each finding in full, and why it matters")
     add("--statistics", action="store_true", help="how many findings of each code")
     add("--fail-on", choices=("info", "warning", "error"), default="warning", help="exit code 1 from here (warning)")

@@ -16,6 +16,7 @@ from ..core.finding import Finding, Link, Severity
 from ..core.numbers import counted
 from ..core.terminal import visible
 from .term import DEFAULT_WIDTH, painted
+from .translation import translate
 
 Lines = Mapping[tuple[str, int | None], Sequence[str]]  # (file, cell) -> its lines
 STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "quiet"}
@@ -60,6 +61,14 @@ def folded(findings: Sequence[Finding], code: str) -> list[Finding]:
     return out
 
 
+def in_language(finding: Finding, lang: str) -> Finding:
+    """With its message, hint and chain as the reader of this language sees them."""
+    if lang == "en":
+        return finding
+    chain = tuple(replace(link, what=translate(link.what, lang)) for link in finding.chain)
+    return replace(finding, message=translate(finding.message, lang), hint=translate(finding.hint, lang), chain=chain)
+
+
 def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
     """One line for each finding, in the form that editors and `grep` know."""
     lines = []
@@ -72,10 +81,10 @@ def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
 
 def render_text(
     findings: Sequence[Finding], lines: Lines | None = None, colour: bool = False, width: int = DEFAULT_WIDTH,
-    whys: Mapping[str, str] | None = None,
+    whys: Mapping[str, str] | None = None, lang: str = "en",
 ) -> str:  # fmt: skip
     """Each finding with the code it is about, the message and what to do; with `whys` (code -> text), explained in full."""
-    return "\n\n".join(_block(finding, lines or {}, colour, width, whys) for finding in findings)
+    return "\n\n".join(_block(in_language(finding, lang), lines or {}, colour, width, whys, lang) for finding in findings)
 
 
 def summary(findings: Sequence[Finding], checked: int, noun: str = "file") -> str:
@@ -118,17 +127,17 @@ def one_line(text: str) -> str:
     return visible(" ".join(text.split()))
 
 
-def _chain(finding: Finding, lines: Lines, width: int, in_full: bool) -> list[str]:
+def _chain(finding: Finding, lines: Lines, width: int, in_full: bool, lang: str) -> list[str]:
     """The way to the mistake: in one line, or a line for each place with its code."""
 
     def at(link: Link) -> str:
         cell = f"cell {link.cell}, " if link.cell is not None else ""
-        return f"{cell}line {link.line}" if link.file == finding.file else f"{link.file}:{cell}{link.line}"
+        return translate(f"{cell}line {link.line}", lang) if link.file == finding.file else f"{link.file}:{cell}{link.line}"
 
     if not in_full:
         if len(finding.chain) < 2:
             return []
-        return _indent(" > ".join(f"{at(k)} {k.what}" for k in finding.chain), width, first="  chain: ", rest="         ")
+        return _labelled("chain:", " > ".join(f"{at(k)} {k.what}" for k in finding.chain), width, lang)
     out = []
     for number, link in enumerate(finding.chain, 1):
         out += _indent(f"{number}. {at(link)}: {link.what}", width, rest="     ")
@@ -138,20 +147,25 @@ def _chain(finding: Finding, lines: Lines, width: int, in_full: bool) -> list[st
     return out
 
 
-def _block(finding: Finding, lines: Lines, colour: bool, width: int, whys: Mapping[str, str] | None = None) -> str:
+def _block(finding: Finding, lines: Lines, colour: bool, width: int, whys: Mapping[str, str] | None, lang: str) -> str:
     head = f"{painted(place(finding), 'strong', colour)}: " if place(finding) else ""
     head += painted(f"{finding.severity.name} {finding.code}", STYLES[finding.severity], colour)
     out = [head, *_indent(finding.message, width)]
     source = lines.get((finding.file, finding.cell))
     if source is not None and finding.line is not None and 1 <= finding.line <= len(source):
         out += _frame(finding, source, colour, width)
-    out += _chain(finding, lines, width, in_full=whys is not None)
+    out += _chain(finding, lines, width, whys is not None, lang)
     if whys and whys.get(finding.code):
-        out += _indent(whys[finding.code], width, first="  why: ", rest="       ")
+        out += _labelled("why:", whys[finding.code], width, lang)
     if finding.hint:
-        fix = _indent(finding.hint, width, first="  fix: ", rest="       ")
-        out += [painted(fix[0][:6], "good", colour) + fix[0][6:], *fix[1:]]
+        fix, label = _labelled("fix:", finding.hint, width, lang), f"  {translate('fix:', lang)}"
+        out += [painted(label, "good", colour) + fix[0].removeprefix(label), *fix[1:]]
     return "\n".join(out)
+
+
+def _labelled(label: str, text: str, width: int, lang: str) -> list[str]:
+    first = f"  {translate(label, lang)} "
+    return _indent(text, width, first=first, rest=" " * _cells(first))
 
 
 def _indent(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:

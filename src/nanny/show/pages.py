@@ -5,25 +5,19 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from importlib import resources
 from inspect import cleandoc
 
 from ..core.finding import NannyError, Severity
 from ..core.numbers import nearest
+from .rule_text import SECTION, chinese_text
 from .term import DEFAULT_WIDTH
 from .translation import translate
 
-SECTIONS = {
-    "Why": "原因", "Example": "示例", "Use instead": "改用", "When not": "例外", "Fix": "修复", "In settings files": "配置文件中",
-}  # fmt: skip
 _ITEM = re.compile(r"(?:[-*]|\d+\.) +")
-_SECTION = re.compile(rf"^({'|'.join(SECTIONS)}|{'|'.join(SECTIONS.values())})([:：])[ \t]*(.*)$")
 
 
 @dataclass(frozen=True)
@@ -123,45 +117,10 @@ def all_pages(lang: str = "en") -> dict[str, Page]:
         for page in source():
             pages.setdefault(page.code, page)
     if lang == "zh":
-        pages = {code: in_chinese(page) for code, page in pages.items() if not page.family}
+        rules = {code: page for code, page in pages.items() if not page.family}
+        pages = {code: replace(page, text=chinese_text(code, page.text), lang="zh") for code, page in rules.items()}
         pages |= {page.code: page for page in cause_pages(lang)}
     return dict(sorted(pages.items()))
-
-
-@lru_cache(maxsize=1)
-def chinese_rules() -> dict[str, dict[str, str]]:
-    """Code -> what its page says by section in `assets/rules_zh.txt`; what it finds stands under no name."""
-    text = resources.files("nanny.show").joinpath("assets/rules_zh.txt").read_text(encoding="utf-8")
-    said: dict[str, dict[str, str]] = {}
-    for line in filter(None, text.splitlines()):
-        if line.startswith("## "):
-            said[line[3:]] = page = {}
-        elif not line.startswith("#"):
-            section, prose, _ = section_of(line)
-            page[section] = prose
-    return said
-
-
-def section_of(block: str) -> tuple[str, str, str]:
-    """Of a block of a page: the name of its section, its prose in one line, and its code."""
-    lines = block.splitlines()
-    prose = " ".join(itertools.takewhile(lambda line: not line.startswith("    "), lines))
-    code = "\n".join(itertools.dropwhile(lambda line: not line.startswith("    "), lines))
-    named = _SECTION.match(prose)
-    return (named[1], named[3], code) if named else ("", prose, code)
-
-
-def in_chinese(page: Page) -> Page:
-    """A rule's page with its prose in Chinese and its examples as they are."""
-    said = chinese_rules().get(page.code, {})
-    out = []
-    for block in page.text.split("\n\n"):
-        section, prose, code = section_of(block)
-        name = f"{SECTIONS[section]}：" if section else ""
-        known = said.get(section, "") if section or prose == page.title else ""
-        chinese = known or translate(prose, "zh")
-        out.append("\n".join(filter(None, (name + chinese, code))))
-    return replace(page, text="\n\n".join(out), lang="zh")
 
 
 def page_of(name: str, lang: str = "en") -> Page:
@@ -209,7 +168,7 @@ def reflow(text: str, width: int) -> str:
             finish()
             out.append(line)
         else:
-            if _SECTION.match(line) or _ITEM.match(line):
+            if SECTION.match(line) or _ITEM.match(line):
                 finish()
             paragraph.append(line.strip() if paragraph else line.rstrip())
         fenced ^= fence
@@ -232,7 +191,7 @@ def page_markdown(page: Page) -> str:
                 out.pop()
             out += ["```", ""]
         fenced = is_code
-        section = _SECTION.match(line)
+        section = SECTION.match(line)
         if section and not is_code:
             out.append(f"**{section[1]}{section[2]}** {section[3]}".rstrip())
         else:

@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from typing import Any
 
 _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, before a number
@@ -18,7 +17,8 @@ _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, b
 # What a text is put together with, longest first: between clauses, around an addition, along a chain.
 _JOINTS = ((" -> ", " -> "), ("; ", "；"), (": ", "："), (". ", "。"), (", ", "，"), (" (", "（"))
 FEWEST_LETTERS = 3  # in what is looked up at all
-_WITHIN = r"((?:(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause ...
+_WITHIN = r"((?:(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
+_FIRST = _WITHIN.replace("; |", "; |: |")
 _BRACKETED = "([^()]+?)"
 _ANYTHING = "(.+)"  # ... but what stands behind a colon may be a whole sentence
 
@@ -33,23 +33,26 @@ class _Entry:
 @lru_cache(maxsize=1)
 def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
     """Texts without gaps, and those with gaps, the most specific first."""
+    from importlib import resources  # slow to import, and who reads English needs none
+
     text = resources.files("nanny.show").joinpath("assets/zh.txt").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     whole, gapped = _remedies(), []
     for english, chinese in zip(lines[::2], lines[1::2]):
-        parts = re.split(r"\{\d\}", english)
+        parts = re.split(r"\{\d\}", english.removesuffix("."))
         whole[english] = chinese
         whole.setdefault(english.removesuffix("."), chinese.removesuffix("。"))
         if len(parts) > 1:
             fixed = list(map(re.escape, parts))
             pattern = re.compile(fixed[0] + "".join(map(_gap, parts, parts[1:])), re.DOTALL)
-            gapped.append((sum(map(len, parts)), _Entry(max(parts, key=len), pattern, chinese)))
+            gapped.append((sum(map(len, parts)), _Entry(max(parts, key=len), pattern, chinese.removesuffix("。"))))
     return whole, [entry for _, entry in sorted(gapped, key=lambda pair: -pair[0])]
 
 
 def _gap(before: str, after: str) -> str:
     """What stands between two fixed parts, and the second of them."""
     inner = _BRACKETED if before.endswith("(") else _ANYTHING if not after and before.endswith(": ") else _WITHIN
+    inner = inner if before else _FIRST
     return inner + re.escape(after)
 
 

@@ -143,7 +143,7 @@ def _feeds_log(event: Event, view: FileView) -> bool:
     if not any(v.op in ("sigmoid", "softmax") for v in _steps(first)):
         return False
     logs = ("log", "log2", "log10")
-    return id(event.out) in view.once("steps to a log", lambda: {id(v) for e in view.of(*logs) for v in _steps(e.arg(0))})
+    return id(event.out) in view.once("steps_to_log", lambda: {id(v) for e in view.of(*logs) for v in _steps(e.arg(0))})
 
 
 def _steps(value: Value) -> Iterator[Value]:

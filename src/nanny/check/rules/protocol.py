@@ -96,8 +96,9 @@ class Scaled:
     unknown: str = ""
 
     def links(self, use: Event, what: str) -> tuple[Link, ...]:
-        by = " (the framework scales the loss)" if self.backward.op == "framework.backward" else ""
-        return link(self.backward, f"backward of the scaled loss{by}"), link(use, f"{what}, with no unscale_ in between")
+        is_framework = self.backward.op == "framework.backward"
+        first = "backward of the scaled loss (the framework scales the loss)" if is_framework else "backward of the scaled loss"
+        return link(self.backward, first), link(use, f"{what}, with no unscale_ in between")
 
     def since(self, use: Event) -> str:
         return f"backward at {self.backward.place_in(use.file)}{'' if self.unknown else ', no unscale_ since'}"

@@ -7,7 +7,7 @@
 
 _shtab_nanny_subparsers=(check lsp tensor diff trace replay run diagnose summary alerts stats layer runs compare whatif export snapshot sql tail report ui card plot rule mcp doctor demo completion)
 
-_shtab_nanny_check_option_strings=(-h --help --select --ignore --exclude --device --amp-dtype --format --output-format -o --output-file --explain --statistics --fail-on --exit-zero --fix --diff --unsafe-fixes --baseline --write-baseline --stdin-filename --jobs --no-cache --watch)
+_shtab_nanny_check_option_strings=(-h --help --select --ignore --exclude --device --amp-dtype --format --output-format -o --output-file --lang --explain --statistics --fail-on --exit-zero --fix --diff --unsafe-fixes --baseline --write-baseline --stdin-filename --jobs --no-cache --watch)
 _shtab_nanny_lsp_option_strings=(-h --help --stdio)
 _shtab_nanny_tensor_option_strings=(-h --help --dtype --dim --tile --format --lang -o --output)
 _shtab_nanny_diff_option_strings=(-h --help --model --input --dtype --loss --target --policy --reference --loss-scale --weights --no-backward --no-own --eval --seed --rel-warn --rel-error --advise --all --format --lang --output --fail-on)
@@ -42,6 +42,7 @@ _shtab_nanny_option_strings=(-h --help)
 _shtab_nanny_check___device_choices=(cuda cpu)
 _shtab_nanny_check___format_choices=(text concise json jsonl github gitlab junit sarif)
 _shtab_nanny_check___output_format_choices=(text concise json jsonl github gitlab junit sarif)
+_shtab_nanny_check___lang_choices=(en zh)
 _shtab_nanny_check___fail_on_choices=(info warning error)
 _shtab_nanny_tensor___dtype_choices=(fp16 bf16 fp8_e4m3 fp8_e5m2)
 _shtab_nanny_tensor___format_choices=(text json html)

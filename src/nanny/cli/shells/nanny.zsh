@@ -86,6 +86,7 @@ _shtab_nanny_check_options=(
   "--amp-dtype[autocast\'s format, if the code does not say so]:{fp16,bf16}:"
   {--format,--output-format}"[default\: text]:output_format:(text concise json jsonl github gitlab junit sarif)"
   {-o,--output-file}"[write the findings there instead of to the terminal]:FILE:"
+  "--lang[language of text and concise (default\: the locale\'s language)]:lang:(en zh)"
   "--explain[the chain of each finding in full, and why it matters]"
   "--statistics[how many findings of each code]"
   "--fail-on[exit code 1 from here (warning)]:fail_on:(info warning error)"
