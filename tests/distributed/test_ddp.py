@@ -10,12 +10,12 @@ import pytest
 
 from nanny import cli
 
-from .job import run_job
+from .job import run_job, said_by
 from .programs.ddp import BAD
 
 pytestmark = pytest.mark.slow
 
-HEALTHY = ("healthy", "healthy_bf16", "bucket_views", "unused", "accumulated", "local_steps")
+HEALTHY = ("healthy", "healthy_bf16", "bucket_views", "unused", "accumulated", "local_steps", "stepped_on_one_and_sent")
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -89,3 +89,24 @@ def test_replicas_that_drift_apart_are_named_by_parameter_step_and_rank(job, nam
         assert "rank 1 differs" in text
     assert cli.main(["diagnose", "--db", str(job[0] / name)]) == 1
     assert "replicas_apart" in capsys.readouterr().out
+
+
+def test_an_optimizer_that_steps_on_one_rank_only_parts_the_replicas(job, capsys):
+    data, text = summary(job[0], "stepped_on_one", capsys)
+    assert "replicas_apart in optimizer at step 0" in data["verdict"], text
+    others = ", ".join(map(str, range(1, len(job[1]))))
+    assert f"{others} made no optimizer step, and rank 0 did" in " ".join(text.split())
+
+
+def test_the_file_of_the_first_rank_answers_for_all_and_that_of_another_says_whose_it_is(job, capsys):
+    whole, _ = summary(job[0], "stepped_on_one", capsys)
+    first, _ = summary(job[0], "stepped_on_one/metrics.db", capsys)
+    assert first["verdict"] == whole["verdict"]
+    other, _ = summary(job[0], "stepped_on_one/metrics.rank1.db", capsys)
+    assert other["notes"][0].startswith(f"this is rank 1 of {len(job[1])} alone")
+
+
+def test_the_last_words_name_the_rank_they_are_of_and_the_folder_of_all(job):
+    said = said_by(job[0], 0)
+    assert f"nanny: rank 0 of {len(job[1])}: HEALTHY" in said
+    assert f"next: nanny summary --db {job[0] / 'healthy'}\n" in said

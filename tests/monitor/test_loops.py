@@ -14,7 +14,9 @@ WATCHED = (
     "no_gradient_arrives",
     "gradient_never_cleared",
     "step_without_backward",
+    "backward_without_step",
     "mode_mismatch",
+    "same_batch_again",
     "gradient_gone_for_one_step",
     "autocast_not_applied",
 )

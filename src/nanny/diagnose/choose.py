@@ -275,6 +275,7 @@ PRECEDENCE = (
     Precedence("gradient_never_cleared", "overflow", "the gradients grew first, numbers left their range afterwards"),
     Precedence("step_without_backward", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("no_gradient_arrives", "step_changes_nothing", "a step without a gradient has nothing to change"),
+    Precedence("replicas_apart", "backward_without_step", "one rank alone does not step, and the others do"),
     Precedence("train_infer_mismatch", "logprob_rounding", "a ratio off 1 on unchanged weights is the proof itself"),
 )
 

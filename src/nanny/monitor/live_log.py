@@ -49,13 +49,15 @@ class LiveLog:
             say(text, self._stream)
 
 
-def closing_lines(verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str) -> list[str]:
-    """The four lines at the end of a run."""
+def closing_lines(
+    verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str, whose: str = ""
+) -> list[str]:
+    """The four lines at the end of a run; `whose`: of which rank, where there are several."""
     first = verdict.first
     said = ", ".join(f"{n} {name}" for name, n in severity_counts(findings).items() if n)
     noticed = f" (noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
     return [
-        f"nanny: {verdict.text}{noticed}",
+        f"nanny: {whose}{verdict.text}{noticed}",
         f"nanny: cost: {cost}",
         f"nanny: dropped: {dropped}",
         f"nanny: next: {next_command}",

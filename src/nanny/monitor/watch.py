@@ -168,7 +168,7 @@ class MixedPrecisionNanny:
             self._examiner = Examiner(self._recorder, self._examined, always=examine == "every", try_remedies=try_remedies)
         self._recorder.when_cleared = self._close_examination
         info = run_info(self._interval)
-        self._rank = info.rank if info.world_size > 1 else None
+        self._rank, self._world_size = info.rank if info.world_size > 1 else None, info.world_size
         self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
         self._recording: RunRecording | None = None
         self._trackers = Trackers(self._warn, lambda: atexit.register(_close_at_exit))  # theirs end later than ours
@@ -411,7 +411,8 @@ class MixedPrecisionNanny:
 
     def _say(self, one: Diagnosis) -> None:
         if self._live is not None:
-            self._live.say("\n".join(f"nanny: {text}" for text in diagnosis_lines(one)))
+            whose = "" if self._rank is None else f"rank {self._rank}: "
+            self._live.say(f"nanny: {whose}" + "\nnanny: ".join(diagnosis_lines(one)))
 
     def evidence(self) -> Evidence:
         """What was gathered so far, as `diagnose` reads it."""
@@ -574,6 +575,8 @@ class MixedPrecisionNanny:
         assert self._live is not None
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
+        if where is not None and self._rank is not None:
+            where = where.parent  # all ranks write there
         count = len(self._history.examinations)
         examined = (
             f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s{self._examined_share()}" if count else ""
@@ -601,6 +604,7 @@ class MixedPrecisionNanny:
             f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced{examined}",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
+            "" if self._rank is None else f"rank {self._rank} of {self._world_size}: ",
         ):
             self._live.say(text)
         for path in self._dumps:

@@ -101,6 +101,14 @@ def open_job(db_path: str | None, number: int | None, damage: Damage | None = No
         run = pick_run(db, number)
         sources = [Source(first, db, run, _flags(db_path, number))]
         notes = []
+        if run.world_size > 1 and db_path is not None and Path(db_path).is_file():
+            beside = [path for path in find_stores(first.parent) if not path.samefile(first)]
+            if run.rank == 0:
+                others = beside  # the file that a run names stands for all of its ranks
+            elif beside:
+                notes.append(
+                    f"this is rank {run.rank} of {run.world_size} alone; all of them: --db {shlex.quote(str(first.parent))}"
+                )
         for path in others if run.world_size > 1 else []:
             try:
                 member = _of_same_job(sources[0], path, _enter(stack, path, damage))

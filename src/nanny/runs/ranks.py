@@ -52,7 +52,7 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     if len(sources) < 2:
         return Apart()
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
-    same = (*_same_batches(sources, groups), *_rounded_sums(sources, groups))
+    same = (*_same_batches(sources, groups), *_rounded_sums(sources, groups), *_never_updated(sources, groups))
     by_moment: dict[tuple[int, int, int], dict[int, Sums]] = {}
     for source in sources:
         for moment in moments(source):
@@ -95,6 +95,44 @@ def _same_batches(sources: Sequence[Source], groups: Mapping[int, Sequence[froze
                     step=told[0].first_steps.get("setup"),
                     evidence={"ranks": sorted(group)[: len(told)]},
                 )
+
+
+def _never_updated(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Finding]:
+    """Replicas whose optimizer never steps, and whose weights nobody moves, while that of others does."""
+    enough = Limits().lost_steps
+    by_rank = {source.run.rank: source for source in sources}
+    for group in dict.fromkeys(group for known in groups.values() for group in known):
+        members = {rank: by_rank[rank] for rank in sorted(group) if rank in by_rank}
+        rates = {rank: _steps_with(source, "lr") for rank, source in members.items()}
+        idle = [rank for rank, source in members.items() if not rates[rank] and _trained_for_nothing(source, enough)]
+        stepping = [rank for rank, steps in rates.items() if len(steps) >= enough]
+        if idle and stepping:
+            yield Finding(
+                "RANKS_APART",
+                Severity.ERROR,
+                f"{_ranks(idle)} made no optimizer step, and {_ranks(stepping)} did: their weights part at the first",
+                remedy_of("replicas_apart"),
+                site="optimizer",
+                step=rates[stepping[0]][0],
+                evidence={"ranks": idle, "stepping": stepping, "of": "weight"},
+            )
+
+
+def _steps_with(source: Source, scalar: str) -> list[int]:
+    found = reader.scalars(source.db, source.run.id, [scalar]).get(scalar)
+    return [] if found is None else [int(step) for step in found[0]]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _trained_for_nothing(source: Source, enough: float) -> bool:
+    """Backward passes without a step: a rule has told, or there were losses and the weights are the same at both ends."""
+    if source.evidence.finding("BACKWARD_WITHOUT_STEP") is not None:
+        return True
+    weights = [moment.sums for moment in moments(source) if KINDS[moment.kind][0] == "weight"]
+    return len(_steps_with(source, "loss")) >= enough and len(weights) > 1 and weights[0] == weights[-1]
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ class Loop:
     forward: Callable[[nn.Module, Tensor], Tensor] = lambda wrapped, x: wrapped(x)
     before_update: Callable[[int, nn.Module], None] = lambda step, net: None
     after_update: Callable[[int, nn.Module], None] = lambda step, net: None
+    updates: bool = True
     accumulate: int = 1
     local_steps: bool = False  # no_sync around every backward
     interval: int = 4
@@ -68,7 +69,8 @@ class Loop:
                             loss = self.loss(step, out.float(), y)
                         loss.backward()
                 self.before_update(step, net)
-                optimizer.step()
+                if self.updates:
+                    optimizer.step()
                 optimizer.zero_grad()
                 self.after_update(step, net)
         if watch is not None:
@@ -94,18 +96,24 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
             with torch.no_grad():
                 net[2].bias.view(-1)[0] += 1e-6
 
+    def send(step: int, net: nn.Module) -> None:
+        for p in net.parameters():
+            dist.broadcast(p.data, FIRST)
+
     yield "healthy", Loop(rank)
     yield "healthy_bf16", Loop(rank, amp=torch.bfloat16)
     yield "bucket_views", Loop(rank, wrap={"gradient_as_bucket_view": True, "static_graph": True})
     yield "unused", Loop(rank, wrap={"find_unused_parameters": True})
     yield "accumulated", Loop(rank, accumulate=3)
     yield "local_steps", Loop(rank, local_steps=True)
+    yield "stepped_on_one_and_sent", Loop(rank, updates=rank == FIRST, after_update=send)
     yield "same_batches", Loop(FIRST)  # a sampler that is not split
     yield "bad_batch", Loop(rank, spoil=nan_here)
     yield "bad_backward", Loop(rank, loss=root_of_zero)
     yield "bypassed", Loop(rank, forward=lambda wrapped, x: wrapped.module(x))
     yield "clipped_on_one", Loop(rank, before_update=clip_here)
     yield "changed_on_one", Loop(rank, after_update=load_here)
+    yield "stepped_on_one", Loop(rank, updates=rank == FIRST)
 
 
 def main(rank: int, world: int, folder: Path) -> dict[str, Any]:

@@ -195,7 +195,7 @@ class Calls:
         for times, trait in ((self._again, "again"), (self._empty, "empty"), (self._cleared, "cleared")):
             if times:
                 yield watched.breach("no_backward", [], times, self._looked, (trait,))
-        if self._lost and (watched.known or self._has_optimizer):
+        if self._lost and (watched.known or (self._has_optimizer and self._stands_still)):
             yield watched.breach("no_step", [], self._lost, self._passes, () if watched.known else ("never",))
         for idle in self._idle.values():
             owner = idle.optimizer()
@@ -208,9 +208,13 @@ class Calls:
 
     def of_never(self, last: bool) -> Iterator[Breach]:
         """Backward passes that add up for nobody; how long that may be accumulation, and how long not, the rule knows."""
-        still = self._first and all(torch.equal(before, sample_of(p)) for p, before in self._first)
-        if self._never and still and not self._lost and self._has_optimizer:
+        if self._never and not self._lost and self._has_optimizer and self._stands_still:
             yield self._watched.breach("no_step", [], self._never, self._never, ("ended" if last else "kept",))
+
+    @property
+    def _stands_still(self) -> bool:
+        """Nobody else moves the weights: the program itself, or another rank that sends its own."""
+        return bool(self._first) and all(torch.equal(before, sample_of(p)) for p, before in self._first)
 
     @property
     def is_never(self) -> bool:
