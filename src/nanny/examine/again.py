@@ -244,8 +244,9 @@ class _Again:
                 return value
             if value.grad_fn is not None and not value.is_inference():
                 value = self._as_now(value).detach().requires_grad_()
-            is_batch = rows is not None and value.dim() and len(value) == len(rows)
-            return value[~rows] if is_batch else value
+            if rows is None or not value.dim() or len(value) != len(rows):
+                return value
+            return value[~rows]
 
         return tuple(map_leaves((call.args, call.kwargs), given))
 
