@@ -8,8 +8,8 @@ SITE := $(VENV)/.site
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-all test-matrix lint bench docs site dist browser clean
-# A machine that forbids bytecode would have pytest rewrite every test anew, in each of its processes.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
+# Where bytecode is forbidden, each of hundreds of processes would compile the sources, and pytest rewrite every test, anew.
+PYTEST := $(BIN)/python -m compileall -q src/nanny; PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
 # What a user has: nanny and what it needs, without the tools of its developers.
 $(USABLE): pyproject.toml constraints.txt
