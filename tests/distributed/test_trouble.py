@@ -58,16 +58,57 @@ def test_a_rank_that_dies_leaves_the_others_with_the_error_they_would_have_had(t
     assert "no numerical trouble" in said
 
 
-def test_torchrun_of_nanny_run_watches_a_script_that_knows_nothing_of_it(tmp_path, capsys):
+def torchrun(script: Path, folder: Path) -> str:
+    """Under `nanny run` in two processes; what was said."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nanny", "run"]
-    process = subprocess.Popen([*command, str(EXAMPLES / "ddp.py")], cwd=tmp_path, start_new_session=True)
+    with (folder / "said.txt").open("wb") as said:
+        process = subprocess.Popen([*command, str(script)], cwd=folder, start_new_session=True, stdout=said, stderr=said)
     try:
         assert process.wait(timeout=240) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    return (folder / "said.txt").read_text(errors="replace")
+
+
+def test_torchrun_of_nanny_run_watches_a_script_that_knows_nothing_of_it(tmp_path, capsys):
+    torchrun(EXAMPLES / "ddp.py", tmp_path)
     said, text = verdict(tmp_path / "nanny_logs", capsys)
     assert "data_nan" in said, text
     assert "on rank 1" in said
     assert "2 of 2 on record" in text
+
+
+ONE_STEPS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+net = DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+torch.manual_seed(dist.get_rank())
+for step in range(40):
+    x = torch.randn(32, 16)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(net(x), x[:, :1]).backward()
+    if dist.get_rank() == 0:  # WRONG
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_in_which_one_rank_steps_is_told_by_the_console_the_folder_and_the_file(tmp_path, capsys):
+    for name in ("wrong", "right"):
+        (tmp_path / name).mkdir()
+        script = tmp_path / name / "train.py"
+        script.write_text(ONE_STEPS if name == "wrong" else ONE_STEPS.replace("if dist.get_rank() == 0:", "if True:"))
+        console = torchrun(script, tmp_path / name)
+        assert "nanny: rank 0 of 2: HEALTHY" in console
+        assert ("replicas_apart: optimizer" in console) == (name == "wrong")
+        for place in ("nanny_logs", "nanny_logs/metrics.db"):
+            said, text = verdict(tmp_path / name / place, capsys)
+            assert said.startswith("NOT HEALTHY: replicas_apart" if name == "wrong" else "HEALTHY"), text
+            assert ("rank 1 made no optimizer step, and rank 0 did" in " ".join(text.split())) == (name == "wrong")
