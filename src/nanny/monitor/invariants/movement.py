@@ -45,7 +45,7 @@ class Movement:
     def begin(self) -> None:
         self._frozen = []
         self._reached = set()
-        self._stop.has_news = False
+        self._stop.begin()
 
     def before_backward(self, root: Tensor) -> None:
         if self._watched.is_close and self._watched.parameters.keys() - self._watched.owned():
@@ -192,27 +192,30 @@ class Standstill:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self._highest = self._last = 0.0  # learning rates
-        self._moved_at = -1  # the last step of the run at which an optimizer had another one
+        self._high_at = -1  # the last step of the run at which one was not low
+        self._is_low = False  # so are those of all optimizers that stepped in this step of the run
         self._since: int | None = None  # optimizer steps before the first that moved nothing
         self._nearly = False
         self._moves_all_the_same = False
         self.has_news = False
 
+    def begin(self) -> None:
+        self.has_news = self._is_low = False
+
     def before_step(self, optimizer: Optimizer) -> None:
         rates = (lr_of(group) for group in optimizer.param_groups)
         if all(rate <= COLLAPSED * self._highest for rate in rates):
+            self._is_low = self._is_low or self._high_at != self._watched.position
             return
         first = lr_of(optimizer.param_groups[0])
         self._highest, self._last = max(self._highest, first), first
-        self._moved_at, self._since, self._moves_all_the_same = self._watched.position, None, False
+        self._high_at, self._is_low, self._since, self._moves_all_the_same = self._watched.position, False, None, False
 
     @property
     def wants_probe(self) -> bool:
         watched = self._watched
-        if watched.position == self._moved_at:
-            return False
         is_new = not self._moves_all_the_same and (self._since is None or watched.total - self._since <= EVERY)
-        return is_new or watched.position % EVERY == 0
+        return self._is_low and (is_new or watched.position % EVERY == 0)
 
     def looked(self, moves: bool, nearly: bool) -> None:
         self.has_news, self._moves_all_the_same = not moves, moves
