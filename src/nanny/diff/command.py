@@ -67,9 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     import torch
 
-    from .model_files import load_function, load_model, load_sample, load_weights
+    from .model_files import check_saved, load_function, load_model, load_sample, load_weights
     from .run import auto_diff
 
+    if args.input:
+        check_saved(args.input)
     complain(f"running the code in {args.model}")
     torch.manual_seed(args.seed)
     model = load_model(args.model)

@@ -67,11 +67,13 @@ def _run_file(path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[path.stem] = module
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # nothing appears beside a file that is only looked at
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise NannyError(f"{path}: cannot be run ({type(error).__name__}: {error})") from error
     finally:
+        sys.dont_write_bytecode = writes
         sys.path.pop(0)
     return module
 
@@ -182,9 +184,14 @@ def load_target(spec: str) -> Any:
     return held[key]
 
 
-def _load(path: Path) -> Any:
+def check_saved(path: str | Path) -> None:
+    """Refuses a file that is not there, before anything runs."""
     if not os.path.isfile(path):
         raise NannyError(f"{path}: there is no such file; save one with {HOW_TO_SAVE}")
+
+
+def _load(path: Path) -> Any:
+    check_saved(path)
     if path.stat().st_size == 0:
         raise NannyError(f"{path}: the file is empty; save one with {HOW_TO_SAVE}")
     if path.suffix != ".safetensors":
