@@ -185,6 +185,7 @@ def test_a_server_killed_in_a_call_is_an_error_for_the_client_and_harms_no_run(p
     assert store.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_it_answers_over_http_on_this_machine_only(project):
     with subprocess.Popen(
         [sys.executable, "-m", "nanny.cli", "mcp", "--root", str(project), "--http", "8791"], stderr=subprocess.PIPE, text=True

@@ -56,6 +56,7 @@ def test_autocast_to_a_type_that_cpu_refuses_is_told_as_such():
         assert doctor._try_autocast("cpu", torch.float64) == "no: the product is float32"
 
 
+@pytest.mark.slow
 def test_text_names_the_device_the_store_and_every_extra():
     text = run_doctor().stdout
     assert "cpu" in text

@@ -39,6 +39,7 @@ def test_a_model_at_its_optimum_is_not_accused_of_gradients_that_cancel():
         assert loud(report.findings) == []
 
 
+@pytest.mark.slow
 def test_a_layer_that_only_receives_what_another_stored_badly_is_not_blamed():
     """The norms behind the shift have own errors of 20 %; the shift's own is 0.03 %."""
     model, x, loss, y = network_parts("loud_residual_stream")

@@ -155,6 +155,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_diagnosed_from_its_file(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(KILLED)

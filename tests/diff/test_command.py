@@ -146,6 +146,7 @@ def test_the_page_is_one_file_that_loads_nothing(folder):
     assert not re.search(r"""(src|href)=["']https?:""", text)
 
 
+@pytest.mark.slow
 def test_without_plotly_the_page_names_what_to_install(folder):
     script = "import sys; sys.modules['plotly'] = None\nfrom nanny.cli import main\nsys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
@@ -157,6 +158,7 @@ def test_without_plotly_the_page_names_what_to_install(folder):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_text_fits_into_a_hundred_columns(folder, capsys):
     (folder / "long.py").write_text(LONG)
     torch.save(torch.randn(4, 6, 32), "long.pt")

@@ -790,6 +790,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_forgets_to_close_loses_nothing(tmp_path):
     done = script(TRAIN, tmp_path)
     assert done.returncode == 0, done.stderr

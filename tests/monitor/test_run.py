@@ -101,6 +101,7 @@ def test_every_step_of_the_script_is_recorded_under_its_own_number(folder):
     assert (row.amp_dtype, row.argv, row.status) == ("float16", ("train.py", "--amp"), "finished")
 
 
+@pytest.mark.slow
 def test_an_overflow_in_an_unmodified_script_is_named(folder):
     done = run(folder, "-m", "nanny.cli", "run", "--trace-interval", "1", "train.py", "--amp", "--blow-up")
     first = next(f for f in findings(folder) if f.severity is Severity.ERROR)

@@ -212,6 +212,7 @@ def test_help_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_module_runs_alone_and_survives_an_ascii_terminal(folder):
     torch.save(torch.tensor([1.0, 70_000.0]), "x.pt")
     command = [sys.executable, "-m", "nanny", "tensor", "x.pt", "--dtype", "fp16"]

@@ -456,6 +456,7 @@ def test_every_stretch_without_a_finite_loss_is_shaded_and_a_wide_loss_is_on_a_l
     assert page.evaluate("() => averaged([1, NaN, 2])[2]") == pytest.approx(1.1)
 
 
+@pytest.mark.slow
 def test_zooming_one_plot_zooms_the_others(opened):
     page = opened.page
     page.evaluate("Plotly.relayout('curves-figure', {'xaxis.range[0]': 5, 'xaxis.range[1]': 15})")

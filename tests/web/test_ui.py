@@ -404,6 +404,7 @@ def test_hostile_names_are_harmless_in_the_live_page(many, chromium):
         assert page.locator("img[src=x]").count() == 0
 
 
+@pytest.mark.slow
 def test_a_run_that_grows_on_disk_grows_on_the_page(tmp_path, chromium):
     writer = RunWriter(tmp_path, RunInfo(started=9e9, argv=("train.py",)))
     for step in range(10):
