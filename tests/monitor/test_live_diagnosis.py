@@ -44,3 +44,21 @@ def test_a_silent_overflow_is_told_after_two_examined_steps(capsys):
 
 def test_the_same_norm_in_full_precision_is_not(capsys):
     assert lines_while_training(capsys, wide=True) == ""
+
+
+def test_a_callback_hears_of_it_also_where_nothing_is_printed(capsys):
+    told = []
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), Unit(wide=False), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, examine="every", on_finding=told.append) as nanny:
+        for step in range(4):
+            x = 300 * torch.randn(32, 8)
+            with nanny.step(step):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    out = model(x)
+                nn.functional.mse_loss(out.float(), x[:, :1].sign()).backward()
+                optimizer.step()
+    assert [f.code for f in told if f.code == "norm_square_overflow_fp16"] == ["norm_square_overflow_fp16"]
+    assert capsys.readouterr().err == ""

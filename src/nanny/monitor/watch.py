@@ -132,7 +132,7 @@ class MixedPrecisionNanny:
         self._dump_on_error = dump_on_error
         self._told: Diagnosis | None = None
         self._suspected: tuple[str, str] | None = None  # cause and culprit of the last examined step, if it had any
-        self._tries = 0
+        self._tries = self._silent_tries = 0
         self._asked = 0
         self._foretold: set[tuple[str, str]] = set()
         self._waiting: deque[StepCapture] = deque()
@@ -355,7 +355,7 @@ class MixedPrecisionNanny:
             self._trackers.tell_verdict(self.verdict())
         if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
             self._explain()
-        elif step.examined and self._live is not None and self._told is None and self._tries < MOST_TRIES:
+        elif step.examined and self._told is None and self._history.examinations and self._history.examinations[-1].hazards:
             self._explain_if_seen_again()
         elif step.traced and not self._told and self._steps - self._asked >= FORETELL_EVERY:
             self._asked = self._steps
@@ -384,12 +384,15 @@ class MixedPrecisionNanny:
 
     def _explain_if_seen_again(self) -> None:
         """What goes wrong without an error is said when two examined steps in a row point to the same place."""
-        self._tries += 1
+        if self._silent_tries >= MOST_TRIES:  # apart from those for errors, which may come much later
+            return
+        self._silent_tries += 1
         verdict = self.verdict()
         best, warning = verdict.diagnosis, finding_of(verdict)
+        before, self._suspected = self._suspected, None
         if best is None or warning is None or best.early or best.confidence < LIKELY:
             return
-        before, self._suspected = self._suspected, (best.cause, best.culprit)
+        self._suspected = (best.cause, best.culprit)
         if self._suspected == before:
             self._told = best
             self._say(best)
@@ -551,7 +554,7 @@ class MixedPrecisionNanny:
 
     @property
     def saw_nothing(self) -> bool:
-        return self.enabled and self._failure is None and not self._steps and os.getpid() == self._pid
+        return self.enabled and self._failure is None and not self._steps and getpid() == self._pid
 
     @property
     def recorded_at(self) -> tuple[Path, int] | None:
