@@ -384,8 +384,8 @@ class MixedPrecisionNanny:
 
     def _explain_if_seen_again(self) -> None:
         """What goes wrong without an error is said when two examined steps in a row point to the same place."""
-        if self._silent_tries >= MOST_TRIES:  # apart from those for errors, which may come much later
-            return
+        if self._silent_tries >= MOST_TRIES or any(f.severity is Severity.ERROR for f in self.findings):
+            return  # errors are explained by `_explain`, whose tries are counted apart: they may come much later
         self._silent_tries += 1
         verdict = self.verdict()
         best, warning = verdict.diagnosis, finding_of(verdict)
