@@ -6,10 +6,11 @@ import ast
 
 from ...core.formats import FORMATS
 from ...core.ops import DTYPES, TENSOR_TYPES
+from . import imports
 from .source import OwnClass
-from .trace import Frame
+from .trace import Frame, Walk
 from .uses import LONGEST, dotted
-from .values import UNKNOWN, Thing, Value, constant, copied, join, replace, tensor
+from .values import NOTHING, UNKNOWN, Thing, Value, constant, copied, join, replace, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
 
@@ -141,3 +142,67 @@ def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
         child = child_of(source.inputs[0])
         return Value("tuple", inputs=(UNKNOWN, child)) if source.op.startswith("call:named") else child
     return Value(thing=Thing(dotted(target)), op="element", inputs=(source,), tags=source.tags & {"scaled", "grad"})
+
+
+def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+    if base.kind == "external":
+        return external_attribute(f"{base.ref}.{name}")
+    if base.kind == "project":
+        found = base.ref.env.get(name)
+        if found is not None and found.kind == "lazy":
+            found = imports.resolve_lazy(walk, frame, found, name)
+        return found if found is not None else Value(thing=Thing(name))
+    if base.kind == "finfo":
+        return finfo_attribute(base, name)
+    if base.kind == "instance":
+        return _instance_attribute(walk, frame, base, name, node)
+    if base.thing is not None and base.thing.kind == "options" and name in base.thing.attrs:
+        return base.thing.attrs[name]
+    if base.kind == "class" and isinstance(base.ref, OwnClass):
+        method = base.ref.find(name)
+        found = base.ref.field_of(name)
+        return (
+            Value("function", ref=method, tags=frozenset({"unbound"}))
+            if method
+            else found or Value(op=f"class.{name}", ref=base.ref)
+        )
+    if name == "grad" and base.kind in ("tensor", "", "instance", "module"):
+        value = Value("tensor", op="grad", inputs=(base,), line=getattr(node, "lineno", 0), node=node, tags=frozenset({"grad"}))
+        return frame.emit("grad_read", node, (base,), out=value)
+    if name == "dtype":
+        kind = base.dtype or (base.thing.dtype if base.thing else "")
+        return Value("dtype", const=kind, op="dtype", inputs=(base,), sure=base.sure)
+    if name in ("shape", "ndim"):
+        return Value("const" if name == "ndim" else "", dtype="int")
+    if name == "type" and base.kind == "device":
+        return constant(base.const) if base.const is not NOTHING else UNKNOWN
+    if base.kind == "dict" and isinstance(base.ref, dict) and name in base.ref:
+        return base.ref[name]
+    if base.kind == "tensor":
+        return tensor_attribute(frame, base, name, node)
+    if base.thing is not None:
+        return thing_attribute(frame, base, name, node)
+    path = dotted(node)
+    return frame.unknown(path) if path else Value(thing=Thing(name))
+
+
+def _instance_attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
+    owner = base.ref
+    method = owner.find(name)
+    found = field_of(base, name)
+    if found is not None:
+        return found
+    if method is not None:
+        if method.decorators & {"property", "cached_property", "functools.cached_property"}:
+            return walk.follow(frame, method, [base], {}, node)
+        return Value("function", ref=method, inputs=(base,))
+    value = Value(thing=Thing(dotted(node) or f"self.{name}"))
+    if base.thing is not None:
+        base.thing.attrs[name] = value
+    return value
+
+
+def comprehension_of(item: Value) -> Value:
+    return Value(
+        "", item.dtype, item.why, item.line, op="comprehension", inputs=(item,), tags=item.tags, thing=item.thing
+    )  # fmt: skip

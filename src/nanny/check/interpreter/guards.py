@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from .trace import Frame, Guard
+from .trace import Frame, Guard, Walk
 from .uses import dotted, nodes, path_of, source_of, test_key
-from .values import Value
+from .values import Thing, Value, replace
 
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
 
@@ -108,3 +108,52 @@ def _has_modulo(test: ast.AST) -> bool:
         known = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in nodes(test))
         test.has_modulo = known  # type: ignore[attr-defined]
     return known
+
+
+def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
+    """The outcome of a test if the code itself fixes it."""
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    if isinstance(test, ast.BoolOp):  # `if False and ...`: what the first part decides
+        first = test.values[0]
+        decides = isinstance(first, ast.Constant) and bool(first.value) == isinstance(test.op, ast.Or)
+        return isinstance(test.op, ast.Or) if decides else None
+    if isinstance(test, ast.Compare) and dotted(test.left) == "__name__":
+        return frame.module.is_entry
+    if dotted(test).rpartition(".")[2] == "TYPE_CHECKING":
+        return False
+    if isinstance(test, ast.Compare) and value.kind == "const" and isinstance(value.const, bool):
+        return value.const
+    return None
+
+
+def narrow(walk: Walk, frame: Frame, test: ast.expr, arm: bool) -> None:
+    """Takes over what `if x.dtype == torch.float16` or `if isinstance(m, nn.LayerNorm)` says."""
+    if isinstance(test, ast.Call):
+        _narrow_class(walk, frame, test, arm)
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Attribute)):
+        return
+    path = dotted(test.left.value)
+    if test.left.attr != "dtype" or not path:
+        return
+    value = walk.evaluate(frame, test.left.value)
+    wanted = walk.evaluate(frame, test.comparators[0])
+    names = {v.const for v in (wanted.inputs or (wanted,)) if v.kind == "dtype"}
+    holds = arm is isinstance(test.ops[0], (ast.Eq, ast.In, ast.Is))
+    if holds and names <= {"fp32", "fp64"} and len(names) == 1:
+        frame.env[path] = replace(value, kind="tensor", dtype=names.pop(), why=f"tested at line {test.lineno}")
+    elif value.dtype in names or (not holds and value.is_half):  # code that asks knows what it does
+        frame.env[path] = replace(value, dtype="")
+
+
+def _narrow_class(walk: Walk, frame: Frame, test: ast.Call, arm: bool) -> None:
+    if dotted(test.func) != "isinstance" or len(test.args) != 2 or not arm:
+        return
+    path = dotted(test.args[0])
+    wanted = walk.evaluate(frame, test.args[1])
+    names = [
+        v.ref.rpartition(".")[2] for v in (wanted.inputs or (wanted,)) if v.kind == "external" and v.ref.startswith("torch.nn.")
+    ]
+    if path and names:
+        known = walk.evaluate(frame, test.args[0])
+        frame.env[path] = replace(known, kind="module", ref=names[0], thing=known.thing or Thing(path, "module"))

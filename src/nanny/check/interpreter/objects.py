@@ -17,6 +17,8 @@ from .trace import Frame
 from .uses import dotted
 from .values import HALF, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, replace, tensor
 
+SUPER = "super()"  # field with what a class gives to the __init__ of a base outside the project
+
 
 def builds_optimizer(path: str, last: str) -> bool:
     return (path.startswith("torch.optim.") and "." not in path[12:]) or last in OPTIMIZERS

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from .regions import Region
-from .source import OwnClass, OwnFunction, WalkedFile
-from .values import UNKNOWN, Env, Thing, Value, replace
+from .source import OwnClass, OwnFunction, Project, WalkedFile
+from .values import UNKNOWN, Args, Env, Kwargs, Thing, Value, replace
 
 MAX_DEPTH = 6  # calls followed into each other
 MAX_STATEMENTS = 40_000  # per file; a generated monster must not hang the check
@@ -205,3 +206,24 @@ class Frame:
 
     def inside(self, **changes: object) -> Context:
         return replace(self.at, **changes)
+
+
+class Walk(Protocol):
+    """What the files beside the interpreter ask of it: whatever runs code of the project goes back through here."""
+
+    project: Project
+    options: Options
+    modules: dict[str, WalkedFile | None]
+    follows_imports: bool
+
+    def evaluate(self, frame: Frame, node: ast.AST | None) -> Value: ...
+
+    def assign(self, frame: Frame, target: ast.expr, value: Value) -> None: ...
+
+    def run_block(self, frame: Frame, body: Sequence[ast.stmt]) -> None: ...
+
+    def follow(self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, node: ast.AST) -> Value: ...
+
+    def construct(self, frame: Frame, info: OwnClass, args: Args, kwargs: Kwargs, node: ast.AST) -> Value: ...
+
+    def build(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None: ...

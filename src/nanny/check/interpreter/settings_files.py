@@ -1,0 +1,61 @@
+"""Settings files that the code names, or that lie beside it, as values whose parts know their lines."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .torch_names import IN_FILE
+from .trace import Frame, Walk
+from .values import Args, Value, ancestors
+
+LOADERS = frozenset(
+    ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "yaml.full_load", "tomllib.load", "tomllib.loads", "toml.load",
+     "tomli.load", "omegaconf.OmegaConf.load", "OmegaConf.load")
+)  # fmt: skip
+
+
+BY_FILE = {
+    "accelerate.Accelerator": ("accelerate", "mixed_precision"),
+    "accelerate.accelerator.Accelerator": ("accelerate", "mixed_precision"),
+    "LightningCLI": ("lightning", "precision"),
+}
+
+
+def named_file(walk: Walk, frame: Frame, name: str) -> Value | None:
+    """What a settings file that the code names says, as a value whose parts know their lines."""
+    read = getattr(walk.project.sources, "settings", None)
+    found = read(name, frame.module.filename) if read is not None else None
+    if found is None:
+        return None
+    path, data, spans = found
+
+    def made(item: Any, at: tuple[str | int, ...]) -> Value:
+        node = ast.Constant(value=None, lineno=spans.get(at, (1,))[0], col_offset=0)
+        node.file = path  # type: ignore[attr-defined]
+        if isinstance(item, dict):
+            return Value("dict", ref={str(k): made(v, (*at, str(k))) for k, v in item.items()}, node=node)
+        if isinstance(item, list):
+            return Value("list", inputs=tuple(made(v, (*at, n)) for n, v in enumerate(item)), node=node)
+        return Value("const", const=item, node=node)
+
+    return made(data, ())
+
+
+def from_near_file(walk: Walk, frame: Frame, path: str) -> dict[str, Value]:
+    """What the one settings file of a framework near the code says about its precision, as the argument IN_FILE."""
+    near = getattr(walk.project.sources, "settings_near", None)
+    found = near(frame.module.filename, *BY_FILE[path]) if near is not None else []
+    if len(found) != 1:
+        return {}
+    value, file, row = found[0]
+    node = ast.Constant(value=value, lineno=row, col_offset=0)
+    node.file = file  # type: ignore[attr-defined]
+    return {IN_FILE: Value("const", const=value, node=node)}
+
+
+def loaded_value(walk: Walk, frame: Frame, args: Args) -> Value | None:
+    """`yaml.safe_load(open("train.yaml"))`: the one file that is named in it."""
+    names = [v.const for a in args for v in ancestors(a, 12) if isinstance(v.const, str) and v.sure]
+    named = [name for name in names if name.endswith((".json", ".yaml", ".yml", ".toml"))]
+    return named_file(walk, frame, named[0]) if len(named) == 1 else None
