@@ -64,3 +64,25 @@ def test_an_average_that_moves_behind_the_optimizer_belongs_to_the_step(dtype: t
             model(torch.ones(1, 64))
     watcher.close()
     assert [(one.cause, one.culprit) for one in watcher.diagnoses()] == told
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.bfloat16, None), (torch.float32, False)])
+def test_what_was_rounded_to_the_edge_before_is_not_said_of_fp32(dtype: torch.dtype, precision: bool | None) -> None:
+    """1 - x is 0 in the table. Stored in bf16 it may have been 0.9999; stored in FP32 it is 1, whatever the precision."""
+    torch.manual_seed(0)
+    table = torch.cat([torch.ones(1), torch.linspace(0.9, 0.1, 15)]).to(dtype)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watcher = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    for i in range(4):
+        with watcher.step(i):
+            at = torch.arange(16)
+            weight = table[at] / (1 - table[at])
+            loss = (weight.float() * model(torch.randn(16, 4)).squeeze(-1).square()).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    watcher.close()
+    (told,) = watcher.diagnoses()
+    assert told.precision_caused is precision
+    assert precision is False or (told.cause, told.culprit, told.confidence) == ("undefined_operation", "op:div", 0.8)

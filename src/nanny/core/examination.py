@@ -122,6 +122,11 @@ class FirstBad:
         return self.place.phase in ("forward", "loop")
 
     @property
+    def stored(self) -> bool:
+        """What went in had been rounded to 16 bits before the step: nobody knows what FP32 would have made of it."""
+        return self.hazard is not None and self.hazard.kind == "singular_backward" and bool(self.hazard.numbers.get("stored"))
+
+    @property
     def hint(self) -> str:
         """The cause that the examined operation speaks for by itself."""
         return self.hazard.cause if self.hazard is not None else ""

@@ -309,13 +309,14 @@ def fitting(evidence: Evidence) -> list[Diagnosis]:
     """Everything that fits at all, best first."""
     signs = Signs(evidence)
     known = {name: one for name, one in all_causes().items() if not name.endswith("_fp16") or "fp16" in signs.formats}
+    unknown = signs.first_bad is not None and signs.first_bad.stored
     found = [
         replace(
             seen,
             cause=one.name,
             format="fp16" if one.name.endswith("_fp16") else next(iter(signs.formats), ""),
             family=one.family,
-            precision_caused=one.precision if seen.precision_caused is None else seen.precision_caused,
+            precision_caused=seen.precision_caused if seen.precision_caused is not None or unknown else one.precision,
             remedy=remedy_of(one.name),
             confirm=one.paragraph("Confirm"),
         )

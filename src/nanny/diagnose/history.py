@@ -215,7 +215,6 @@ class RunHistory:
         self.same_loss = 0  # steps in a row with a bit-identical loss
         self.loss_high = 0
         self.loss_jump = 0.0  # the first of them, if the updates before were usual
-        self.changes_task = False  # such a jump was learnt away: more may come
         self.norm_high = 0
         self.exploding = False  # and that has been told
         self.bad_buffers = bad_buffers  # not finite from the start: masks

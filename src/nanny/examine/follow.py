@@ -8,7 +8,6 @@ loss, gradients and weights tell what each suspect did to them.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -62,7 +61,7 @@ from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
 _ADDITIONS = ("add", "sub")
-_SHIFTS = frozenset(["add", "sub", "mul", "div"])
+_SHIFTS = frozenset(["add", "sub", "rsub", "mul", "div"])
 _Line = tuple[str, Any, int, str]
 
 
@@ -386,23 +385,15 @@ def stored_spacing(ledger: Ledger, step: TaggedOp) -> float:
     source = step.inputs[0]
     if any(t.numel() > 1 and t.is_floating_point() for t in step.inputs[1:]) or id(source) in step.written:
         return 0.0
-    spacing = _spacing(ledger, source)
+    spacing = ledger.spacing(source)
     if step.name in ("mul", "div") and step.scalars and step.scalars[0]:
         return spacing * abs(step.scalars[0] if step.name == "mul" else 1 / step.scalars[0])
     return spacing
 
 
-def _spacing(ledger: Ledger, tensor: Tensor) -> float:
-    tag = ledger.tags.find(tensor)
-    if tag is not None or tensor.dtype not in LOW or tensor.requires_grad or ledger.role(tensor)[0] not in ("given", "input"):
-        return tag.spacing if tag is not None else 0.0
-    largest = extent(tensor).absmax
-    return 2 * format_of(tensor.dtype).unit_roundoff * 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
-
-
 def coarse_target(ledger: Ledger, step: TaggedOp, wanted: Tensor) -> None:
     """What a loss compares with was stored in 16 bits, and differs by less than its spacing there: most of it is rounding."""
-    spacing = _spacing(ledger, wanted)
+    spacing = ledger.spacing(wanted)
     spread = float(wanted.detach().double().std()) if spacing and wanted.numel() > 1 else 0.0
     if 0 < spread < ledger.limits.target_spacing * spacing:
         ledger.suspect(step, "coarse").note(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.examination import FirstBad, Place
 from ..core.formats import FP16
-from ..core.ops import CONSTANTS, MATMULS, SINGULAR_AT_ZERO, SOFTMAXES
+from ..core.ops import CONSTANTS, MATMULS, PARTIAL, SINGULAR_AT_ZERO, SOFTMAXES
 from ..measure.histogram import exponents_of
 from ..watch.places import Spot
 from ..watch.tensors import short_dtype
@@ -146,6 +146,21 @@ def note_nonfinite(
         bad.numbers = {"of_itself": True}
     if step.name in SOFTMAXES and span.nan and isinstance(step.op.args[1], int):
         bad.numbers = {"masked_rows": _masked_rows(step)}
+    if in_reference and step.name in PARTIAL and any(_stored_over_the_edge(ledger, step, t, real) for t in step.inputs):
+        bad.numbers = {**bad.numbers, "stored": True}
+
+
+def _stored_over_the_edge(ledger: Ledger, step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:
+    """It breaks at numbers from 16 bits that are nearer to the edge than these lie apart: rounding may have put them there."""
+    spacing = ledger.spacing(tensor)
+    if not spacing or (tensor.dtype == torch.bfloat16 and ledger.tags.find(tensor) is None):
+        return False  # bfloat16 itself flushes nothing: a zero was a zero
+    edges = (0.0,) if step.name in SINGULAR_AT_ZERO else (0.0, 1.0)
+    try:
+        near = torch.stack([(tensor.abs() - edge).abs() <= spacing for edge in edges]).any(0).broadcast_to(value.shape)
+    except RuntimeError:
+        return True
+    return bool((near & ~torch.isfinite(value)).any())
 
 
 def _masked_rows(step: TaggedOp) -> float:

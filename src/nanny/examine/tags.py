@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from ..watch.places import Spot, running_derivative
 from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import LOW, has_storage, short_dtype
 from ..watch.twins import Operation
-from .measure import ErrorLevel, operand_numbers, scalars_in
+from .measure import ErrorLevel, extent, operand_numbers, scalars_in
 from .records import Operand, Suspect
 
 _ANCESTORS = 48
@@ -122,6 +123,16 @@ class Ledger:
         """The plain error, or the centred one brought to its scale."""
         coarse = self.unit_roundoff(dtype) * 2**8  # the centred limit is that of bf16
         return level.graded(self.threshold(dtype) / (self.limits.diff_centred_warn * coarse) if coarse else 0.0)
+
+    def spacing(self, tensor: Tensor) -> float:
+        """Between the numbers that it could hold when it came from outside, in 16 bits; 0 if it did not."""
+        tag = self.tags.find(tensor)
+        if tag is not None or tensor.dtype not in LOW or tensor.requires_grad or self.role(tensor)[0] not in ("given", "input"):
+            return tag.spacing if tag is not None else 0.0
+        largest = extent(tensor).absmax
+        return (
+            2 * format_of(tensor.dtype).unit_roundoff * 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
+        )
 
     def note_computed(self, inputs: list[Tensor], outs: list[Tensor]) -> None:
         """What the program computes is not data, unless it was made of nothing else."""

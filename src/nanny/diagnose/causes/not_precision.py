@@ -158,7 +158,7 @@ def undefined_operation(signs: Signs) -> Iterator[Diagnosis]:
     """
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "undefined_operation" and not signs.ran_away_before(at):
-        yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)
+        yield by_first_bad(signs, at, CERTAIN if at.source == "examination" and not at.stored else LIKELY)
 
 
 @cause("float32_overflow", family="not_precision", precision=False)

@@ -96,6 +96,8 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     loaded = any(o.role in ("given", "input") for o in infinite)  # -inf as masks have it, but a layer was fed with it
     meant = bool(infinite) and not loaded  # a mask that was averaged or subtracted
     source = "infinities in the data" if loaded else "infinities that the program filled in" if meant else "finite numbers"
+    if suspect.numbers.get("stored"):
+        source = "numbers that were stored in 16 bits before the step"
     of_data = outside and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
     from_data = loaded or of_data
     return hazard_of(
