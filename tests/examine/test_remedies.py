@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from nanny import MixedPrecisionNanny, cli
 from nanny.core.examination import Trial
 from nanny.diagnose.choose import TRIED_FOR, diagnoses_of
-from nanny.diagnose.describe import trial_in_words
 from nanny.diagnose.records import Diagnosis
 from nanny.diagnose.registry import all_causes
+from nanny.diagnose.trials import trial_in_words
 from nanny.examine.remedies import CHANGES
 from nanny.examine.run import sanitize
 

@@ -50,7 +50,7 @@ LONGEST_LINE = 200
 
 Db = Annotated[str | None, "a metrics.db or its folder, as list_runs gives it; leave it out for the usual one"]
 Run = Annotated[int | None, "the number of the run in it; leave it out for the newest"]
-Limit = Annotated[int, f"at most this many rows, 1 to {MOST_ROWS}"]
+MostRows = Annotated[int, f"at most this many rows, 1 to {MOST_ROWS}"]
 Offset = Annotated[int, "leave out this many rows: the next_offset of the answer before"]
 
 
@@ -65,7 +65,7 @@ class Tools:
         device: Annotated[Literal["cuda", "cpu"] | None, "what the code trains on, if it does not say so itself"] = None,
         amp_dtype: Annotated[Literal["fp16", "bf16"] | None, "the format, if the code does not say so itself"] = None,
         severity: Annotated[Literal["info", "warning", "error"], "this severity and above"] = "info",
-        limit: Limit = 50,
+        limit: MostRows = 50,
         offset: Offset = 0,
     ) -> CheckResult:
         """Find mixed-precision mistakes in Python source without running it. Give either `path` or `text`."""
@@ -111,7 +111,7 @@ class Tools:
         page = page_of(name, lang)
         return Explanation(page.code, "cause" if page.by == "nanny diagnose" else "rule", page_markdown(page))
 
-    def list_runs(self, db: Db = None, limit: Limit = 50, offset: Offset = 0) -> RunListResult:
+    def list_runs(self, db: Db = None, limit: MostRows = 50, offset: Offset = 0) -> RunListResult:
         """List recorded training runs, the newest first, with their verdict in numbers. Without db: all below the root."""
         rows: list[ListedRun] = []
         notes: list[str] = []
@@ -159,7 +159,7 @@ class Tools:
         code: Annotated[str | None, "only this code"] = None,
         layer: Annotated[str | None, "only layers that match this glob, or one layer and what is in it"] = None,
         steps: Annotated[str | None, "100, 100:200, 100: or :200"] = None,
-        limit: Limit = 50,
+        limit: MostRows = 50,
         offset: Offset = 0,
     ) -> FindingsResult:
         """What went wrong in a run, in the order in which it happened."""
@@ -199,7 +199,7 @@ class Tools:
         db: Db = None,
         run: Run = None,
         steps: Annotated[str | None, "100, 100:200, 100: or :200"] = None,
-        limit: Limit = 50,
+        limit: MostRows = 50,
         offset: Offset = 0,
     ) -> LayerResult:
         """Statistics of one layer over the steps of a run, for each kind: outputs, gradients, weights. The latest steps first."""
@@ -220,7 +220,7 @@ class Tools:
         db_a: Db = None,
         db_b: Annotated[str | None, "where run_b is, if elsewhere than run_a"] = None,
         layer: Annotated[str | None, "only layers that match this glob"] = None,
-        limit: Limit = 30,
+        limit: MostRows = 30,
     ) -> ComparisonResult:
         """Where two runs part first: which step, which curve, which layer."""
         place_a = self.folder.store(db_a)
@@ -254,7 +254,7 @@ class Tools:
         run: Run = None,
         scale: Annotated[float | None, "a fixed loss scale, a power of two; leave it out for the best"] = None,
         layer: Annotated[str | None, "only layers that match this glob"] = None,
-        limit: Limit = 30,
+        limit: MostRows = 30,
     ) -> WhatIfResult:
         """Would this run have survived in another format? Answered from the recorded exponent histograms."""
         with open_run(self.folder.store(db), run) as source:

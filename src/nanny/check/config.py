@@ -16,7 +16,6 @@ For instance:
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +23,7 @@ from typing import Any
 
 from ..core.finding import Finding, NannyError
 from ..core.formats import format_of
-from ..core.regular_files import read_regular
+from ..core.regular_files import parsed_toml, read_regular
 from .registry import EXTRA, extra_codes
 from .suppress import selects
 from .walk import matches_path
@@ -165,12 +164,3 @@ def _table(file: str) -> Any:
     except (ValueError, RecursionError) as error:  # ValueError: not TOML, not UTF-8, or a number of thousands of digits
         raise NannyError(f"{file}: not valid TOML ({error}); fix it or move it away") from error
     return tools.get("nanny") if isinstance(tools, dict) else None  # what else stands there is not ours to judge
-
-
-def parsed_toml(text: str) -> dict[str, Any]:
-    """Raises ValueError if the text is no TOML."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # the same parser, for Python 3.10
-    return tomllib.loads(text)

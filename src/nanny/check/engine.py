@@ -52,7 +52,7 @@ def check_project(
 
 
 @dataclass(frozen=True)
-class Entry:
+class SeenFrom:
     """What was seen from one file, in it and in those that it imports; `read` names these."""
 
     filename: str
@@ -62,7 +62,7 @@ class Entry:
 
 def check_entries(
     project: Project, filenames: Iterable[str], options: Options, notes: list[str] | None = None
-) -> Iterator[Entry]:
+) -> Iterator[SeenFrom]:
     for filename in filenames:
         source = project.file(filename) if says_half(project.sources[filename]) else None
         if source is not None:
@@ -86,13 +86,13 @@ def _position(finding: Finding) -> tuple[int, int, str]:
     return finding.line or 0, finding.column or 0, finding.code
 
 
-def _check_file(source: SourceFile, project: Project, options: Options, notes: list[str] | None = None) -> Entry:
+def _check_file(source: SourceFile, project: Project, options: Options, notes: list[str] | None = None) -> SeenFrom:
     found: dict[tuple[object, ...], tuple[Finding, Hit]] = {}
     interpreter = Interpreter(project, options)
     try:
         seen = probe(source, project, options)
         if seen is not None and next(_hits(seen, None), None) is None:
-            return Entry(source.filename, [], [source.filename])
+            return SeenFrom(source.filename, [], [source.filename])
         view = interpreter.walk(WalkedFile(source))
     except RecursionError:
         raise
@@ -100,7 +100,7 @@ def _check_file(source: SourceFile, project: Project, options: Options, notes: l
         if notes is None:
             raise
         notes.append(f"{source.filename}: not checked, {_failure(error)}")
-        return Entry(source.filename, [], [])
+        return SeenFrom(source.filename, [], [])
     tests = {source.filename: source.is_test}
     for rule, hit, file, event in _hits(view, notes):
         finding = _finding(rule, hit, file, event)
@@ -115,7 +115,7 @@ def _check_file(source: SourceFile, project: Project, options: Options, notes: l
         found[key] = kept, known[1] if known is not None and kept.message == known[0].message else hit
     told = sorted(_one_for_each_mistake(found.values()), key=_position)
     interpreter.forget()
-    return Entry(source.filename, told, sorted({*interpreter.modules, *tests}))
+    return SeenFrom(source.filename, told, sorted({*interpreter.modules, *tests}))
 
 
 def _failure(error: Exception) -> str:

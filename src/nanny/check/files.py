@@ -266,7 +266,7 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
     if min(workers, len(batches)) > 1:
         reports = _in_workers(batches, sources, config, min(workers, len(batches)))
     else:
-        batch_of = Batches(sources, config)
+        batch_of = BatchCheck(sources, config)
         reports = [batch_of.check(batch) for batch in batches]
     report = sum(reports, report)
     if cache is not None and keys is not None:
@@ -305,7 +305,7 @@ def _size(path: str) -> int:
         return 0
 
 
-class Batches:
+class BatchCheck:
     """Some files of a project after the other; what they import is parsed once."""
 
     def __init__(self, sources: Sources, config: Config):
@@ -332,12 +332,12 @@ class Batches:
         return replace(report, findings=[finding for finding in report.findings if self.config.wants(finding)])
 
 
-_batches: Batches | None = None  # of a worker process
+_batches: BatchCheck | None = None  # of a worker process
 
 
 def _begin_worker(sources: Sources, config: Config) -> None:
     global _batches
-    _batches = Batches(sources, config)
+    _batches = BatchCheck(sources, config)
 
 
 def _work(batch: list[Found]) -> Report:
@@ -356,7 +356,7 @@ def _in_workers(batches: list[list[Found]], sources: Sources, config: Config, wo
             return list(pool.map(_work, batches))
     except BrokenProcessPool:  # a worker was killed, most often for its memory
         note = "a worker process was killed; checked everything again in one process"
-        alone = Batches(sources, config)
+        alone = BatchCheck(sources, config)
         return [Report(notes=[note]), *(alone.check(batch) for batch in batches)]
 
 

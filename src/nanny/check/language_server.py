@@ -27,7 +27,7 @@ except ImportError:
 
 from .. import __version__
 from .config import find_config, forget_configs
-from .files import Batches, Report, Sources
+from .files import BatchCheck, Report, Sources
 from .fix import fix_all, good_changes
 from .pages import checker_pages
 from .walk import LARGEST, Found, Text, matches_path, read_text
@@ -148,7 +148,7 @@ def report_on(path: str, root: str, text: str) -> Report:
         return Report()
     project = [path, *imported_files(path, root, text)]
     open_config = replace(config, exclude=())
-    return Batches(Sources(project, {path: text}, open_config), open_config).check([Found(path, "python", named=True)])
+    return BatchCheck(Sources(project, {path: text}, open_config), open_config).check([Found(path, "python", named=True)])
 
 
 def imported_files(path: str, root: str, text: str) -> list[str]:

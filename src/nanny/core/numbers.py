@@ -24,6 +24,11 @@ def short(value: float | int | None, digits: int = 3) -> str:
     return text
 
 
+def number(value: float) -> str:
+    """Whole below ten million, with commas: `65,504`; else three digits."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
 def share(fraction: float | None) -> str:
     """A fraction of 1 in percent; a share too small to show is not shown as zero, nor one short of all as 100."""
     if fraction is None:

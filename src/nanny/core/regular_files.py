@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+from typing import Any
 
 _OTHERS = {
     stat.S_IFIFO: "a pipe",
@@ -38,3 +40,13 @@ def _refuse_others(status: os.stat_result, path: str | os.PathLike[str]) -> None
     if not stat.S_ISREG(status.st_mode):
         kind = _OTHERS.get(stat.S_IFMT(status.st_mode), "something else")
         raise OSError(errno.EINVAL, f"it is {kind}; only regular files are read", os.fspath(path))
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError if the text is no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # the same parser, for Python 3.10
+    read: dict[str, Any] = tomllib.loads(text)
+    return read

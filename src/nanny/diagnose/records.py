@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 from ..core.examination import Trial
+from ..show.notebook import Shown
+from .trials import trial_in_words
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """One root cause, as plain data."""
+
+    looks: ClassVar[str] = "nanny.diagnose.text:render_cause"
 
     cause: str = ""  # a page of the knowledge base: `nanny rule CAUSE`
     family: str = ""
@@ -59,19 +63,8 @@ class Diagnosis:
             chain=tuple(translate(link, language) for link in self.chain),
         )
 
-    def _repr_html_(self) -> str:
-        from ..show.notebook import cell
-        from ..show.tables import lines_text
-        from .text import cause_block
-
-        return cell(lines_text(cause_block(self), 100, colour=True))
-
     def to_json(self) -> dict[str, Any]:
         """All fields, plain, as diagnose --format json prints them."""
-        from dataclasses import asdict
-
-        from .describe import trial_in_words
-
         plain = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
         told = [{"helped": t.helped, "text": trial_in_words(t), **asdict(t)} for t in self.tried]
         return {**plain, "tried": told}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..show.tables import Line
-from .describe import trial_in_words
+from ..show.tables import Line, lines_text
 from .records import Diagnosis
+from .trials import trial_in_words
 from .verdict import Verdict, certainty
 
 BLAME = {True: "precision is the reason", False: "FP32 would have it too", None: "whether precision is the reason is not known"}
@@ -30,6 +30,10 @@ def diagnosis_block(verdict: Verdict, cause: Diagnosis | None, prove: str = "", 
 
 def cause_block(one: Diagnosis, style: str = "error", language: str = "en") -> list[Line]:
     return [*_block(one, style, language)]
+
+
+def render_cause(one: Diagnosis, colour: bool = False) -> str:
+    return lines_text(cause_block(one), 100, colour=colour)
 
 
 def _without_cause(verdict: Verdict, prove: str) -> list[str]:

@@ -12,7 +12,7 @@ from torch import nn
 from ..core.limits import Limits
 from .blame import largest_error, warn_limit
 from .paired_run import run_batch
-from .records import LOSS, Advice, CallDiff, DiffReport, Failure, Trial
+from .records import LOSS, Advice, CallDiff, DiffReport, Failure, WideTrial
 from .settings import DiffSettings
 
 MOST_CANDIDATES = 8
@@ -20,7 +20,7 @@ MOST_CANDIDATES = 8
 
 def run_trials(
     model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, sites: Sequence[str]
-) -> tuple[Trial, ...]:
+) -> tuple[WideTrial, ...]:
     """The model with one module after the other kept in FP32; a module that cannot be is left out."""
     out = []
     for site in sites:
@@ -29,7 +29,7 @@ def run_trials(
             gradient = outcome.total.rel_l2 if outcome.total else None
             if any(g.error.spoiled for g in outcome.gradients):
                 gradient = math.inf
-            out.append(Trial(site, _goal_error(outcome.calls, report, settings.limits), gradient))
+            out.append(WideTrial(site, _goal_error(outcome.calls, report, settings.limits), gradient))
     return tuple(out)
 
 

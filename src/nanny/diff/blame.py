@@ -14,7 +14,7 @@ from ..core.finding import Severity
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..measure.records import ErrorStats
-from .records import LOSS, CallDiff, DiffReport, NonfiniteOp, OpError, Trial
+from .records import LOSS, CallDiff, DiffReport, NonfiniteOp, OpError, WideTrial
 
 MOST_SUSPECTS = 4
 _BACKWARD = re.compile(r"_backward(_data|_input|_params|_default)?$")
@@ -31,7 +31,7 @@ class Blame:
     op: str  # the operation where it begins, if one was found
     call: CallDiff | None = None  # None: code whose result is no module's output
     others: tuple[str, ...] = ()
-    trial: Trial | None = None  # that confirmed it
+    trial: WideTrial | None = None  # that confirmed it
 
     @property
     def worst(self) -> float:
@@ -179,7 +179,7 @@ def _suspects_in_backward(report: DiffReport, limits: Limits) -> tuple[str, ...]
     return tuple(sites)[:MOST_SUSPECTS]
 
 
-def confirming_trial(report: DiffReport, limits: Limits) -> Trial | None:
+def confirming_trial(report: DiffReport, limits: Limits) -> WideTrial | None:
     """The suspect that, kept in FP32, takes the damage away; None if none does.
 
     The first suspect stands if it helps by itself. If not, what came in was damaged already, and the nearest one before it that

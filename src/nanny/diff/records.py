@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..core.finding import Finding, Severity
+from ..core.plain_json import finite
 from ..measure.records import DimensionError, ErrorStats
+from ..show.notebook import Shown
 
 if TYPE_CHECKING:
     from ..diagnose.evidence import Evidence
@@ -128,7 +131,7 @@ class OpError:
 
 
 @dataclass(frozen=True)
-class Trial:
+class WideTrial:
     """The model run again with one module kept in FP32."""
 
     site: str
@@ -174,8 +177,10 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class DiffReport:
+class DiffReport(Shown):
     """The answer of `auto_diff`. Print it for the text report."""
+
+    looks: ClassVar[str] = "nanny.diff.text:render_diff"
 
     model: str
     target: str  # short name of the format
@@ -203,7 +208,7 @@ class DiffReport:
     faults: tuple[NonfiniteOp, ...] = ()  # in the order in which they happened
     op_errors: tuple[OpError, ...] = ()
     loss_own: float | None = None  # relative error of the loss that its own code makes of exact outputs
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[WideTrial, ...] = ()
     mixes: tuple[Mix, ...] = ()
     failure: Failure | None = None
     partial: bool = False  # interrupted: what was seen until then
@@ -229,25 +234,14 @@ class DiffReport:
         return tuple(call for call in self.calls if not call.site)
 
     def __str__(self) -> str:
-        from .text import render_diff
-
-        return render_diff(self)
-
-    def _repr_html_(self) -> str:
-        from ..show.notebook import cell
-        from .text import render_diff
-
-        return cell(render_diff(self, colour=True))
+        return self.rendered()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
-        from ..core.plain_json import finite
-
         plain: dict[str, Any] = finite(asdict(self) | {"findings": [f.to_json() for f in self.findings]})
         return plain
 
     def evidence(self) -> Evidence:
         """What `diagnose` works from."""
-        from .evidence import diff_evidence
-
-        return diff_evidence(self)
+        found: Evidence = resolve_name("nanny.diff.evidence:diff_evidence")(self)
+        return found

@@ -35,7 +35,7 @@ from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import map_leaves, tensors_in
 from .sanitizer import Sanitizer
 
-Models = Sequence[tuple[nn.Module, str]]
+NamedModels = Sequence[tuple[nn.Module, str]]
 _SCALINGS = ("MulBackward0", "DivBackward0", "ToCopyBackward0")  # between the loss of a model and what is differentiated
 _MOST_SCALINGS = 4
 _MOST_NODES = 10_000
@@ -48,7 +48,7 @@ class NotAgain(Exception):
 
 def examine_again(
     calls: Sequence[ModelCall],
-    models: Models,
+    models: NamedModels,
     step: int,
     scale: Callable[[], float | None] | None = None,
     try_remedies: bool = True,
@@ -92,7 +92,7 @@ def _tiny_probabilities(calls: Sequence[ModelCall], results: Sequence[Any]) -> f
     return max(largest, default=None)
 
 
-def run_twice(calls: Sequence[ModelCall], models: Models, root: Tensor) -> dict[str, Any]:
+def run_twice(calls: Sequence[ModelCall], models: NamedModels, root: Tensor) -> dict[str, Any]:
     """What proves that these calls cannot be reproduced: the fact `not_reproducible` of an examination; empty if nothing does."""
     calls = tuple(calls)
     second = _Again(calls, root)
@@ -126,7 +126,7 @@ def _bad_rows(call: ModelCall) -> Tensor | None:
     return torch.stack([~t.detach().isfinite().reshape(len(t), -1).all(-1) for t in of_length]).any(0)
 
 
-def smaller_scale(calls: Sequence[ModelCall], models: Models, step: int) -> Trial | None:
+def smaller_scale(calls: Sequence[ModelCall], models: NamedModels, step: int) -> Trial | None:
     """Backward again from gradients that are smaller, as behind a smaller loss scale."""
     calls = tuple(calls)
     if _is_bad([call.gradients for call in calls]) is not False:
@@ -145,7 +145,7 @@ def smaller_scale(calls: Sequence[ModelCall], models: Models, step: int) -> Tria
     return Trial("smaller_scale", value=_SMALLER, gradients_finite=not bad, gradient_error=None if bad else seen.gradient_error)
 
 
-def _unlike(calls: Sequence[ModelCall], models: Models, second: _Again) -> dict[str, Any]:
+def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: _Again) -> dict[str, Any]:
     with Places(models) as places:
         third = _Again(calls, second.root, second.scale, places)
         third.run()

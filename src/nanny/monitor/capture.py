@@ -18,8 +18,7 @@ from ..store.packing import BITS, REDUCTION, pack_bits
 from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
-Site = tuple[str, str, tuple[int, ...]]  # name, dtype, shape
-Sites = list[Site]
+Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
 SiteColumns = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]  # the same, column by column
 STATS = ("count", "min", "max", "norm", "mean")
 

@@ -33,8 +33,8 @@ from .selection import Selection
 _SEEDED = torch.Tag.nondeterministic_seeded
 _NOT_PLAIN = "sparse, quantized, nested, distributed or without values"
 _NOT_UNIQUE = "results are not unique (not comparable)"
-Verdict = Callable[[Call, Any, OpFault], None]
-Heard = Callable[[str, Spot, str], None]
+OnFault = Callable[[Call, Any, OpFault], None]
+OnOp = Callable[[str, Spot, str], None]
 
 
 class OpComparison:
@@ -46,8 +46,8 @@ class OpComparison:
         selection: Selection,
         tolerance: Tolerance,
         reference: str,
-        on_fault: Verdict,
-        on_op: Heard | None = None,
+        on_fault: OnFault,
+        on_op: OnOp | None = None,
         on_trouble: Callable[[Exception], None] | None = None,
         limits: Limits | None = None,
     ) -> None:

@@ -84,10 +84,10 @@ class RunComparison:
         return any(p.broke or p.still_apart for p in (*self.curves, *self.layers) if p.step is not None)
 
 
-Job = Sequence[Source]  # the ranks of a run, the lowest first; often one
+Ranks = Sequence[Source]  # the ranks of a run, the lowest first; often one
 
 
-def compare_runs(all_of_a: Job, all_of_b: Job, glob: str | None = None, limits: Limits | None = None) -> RunComparison:
+def compare_runs(all_of_a: Ranks, all_of_b: Ranks, glob: str | None = None, limits: Limits | None = None) -> RunComparison:
     """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format.
 
     Of many ranks, the loss is their average, and a norm that of all their parts.
@@ -144,7 +144,7 @@ def plain_name(name: str) -> str:
     return _WRAPPERS.sub("", name).lstrip(".")
 
 
-def _curve_pair(a: Job, b: Job, name: str, target: Format, limits: Limits) -> SeriesPair | None:
+def _curve_pair(a: Ranks, b: Ranks, name: str, target: Format, limits: Limits) -> SeriesPair | None:
     found = [_curve(job, name) for job in (a, b)]
     if found[0] is None or found[1] is None:
         return None
@@ -157,7 +157,7 @@ def _curve_pair(a: Job, b: Job, name: str, target: Format, limits: Limits) -> Se
     return SeriesPair("curve", [(name, 0)], steps, one, two, np.array([[limits.part_norm]]), log=True)
 
 
-def _curve(job: Job, name: str) -> tuple[np.ndarray, np.ndarray] | None:
+def _curve(job: Ranks, name: str) -> tuple[np.ndarray, np.ndarray] | None:
     if name == "loss" and job[0].loss_of_all is not None:
         return job[0].loss_of_all
     if name == "grad_norm" and len(job) > 1 and (whole := whole_norms(job)) is not None:
@@ -195,7 +195,7 @@ def _loss_tolerance(loss: np.ndarray, target: Format, limits: Limits) -> np.ndar
     return np.maximum(limits.part_loss_roundoffs * target.unit_roundoff * size, limits.part_loss_range * fallen)
 
 
-def _layer_pair(a: Job, b: Job, kind: str, limits: Limits, glob: str | None) -> SeriesPair | None:
+def _layer_pair(a: Ranks, b: Ranks, kind: str, limits: Limits, glob: str | None) -> SeriesPair | None:
     (steps_a, rms_a, names_a), (steps_b, rms_b, names_b) = _rms(a, kind), _rms(b, kind)
     steps, i, j = np.intersect1d(steps_a, steps_b, return_indices=True)
     common = [name for name in names_a if name in names_b and (glob is None or matches(name, glob))]
@@ -210,7 +210,7 @@ def _layer_pair(a: Job, b: Job, kind: str, limits: Limits, glob: str | None) -> 
     return SeriesPair(kind, names, steps, one, two, np.array([[limits.part_norm]]), log=True)
 
 
-def _rms(job: Job, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+def _rms(job: Ranks, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """Steps, rms [steps, sites] (infinite where the tensor is not finite, NaN where it was not measured), name -> column.
 
     Over ranks squares and counts add up: of shards that gives the whole, of replicas the one, of outputs those of all batches.

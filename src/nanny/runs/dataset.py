@@ -71,7 +71,7 @@ def part(number: int, rank: int | str, kind: str, file: str = "part.parquet") ->
     return f"run={number}/rank={rank}/kind={kind}/{file}"
 
 
-class Place:
+class RemoteFolder:
     """A folder or a URL, by fsspec."""
 
     def __init__(self, url: str) -> None:
@@ -112,7 +112,7 @@ class Place:
 class Tables:
     """The parquet tables of one run, asked by SQL."""
 
-    def __init__(self, place: Place, number: int) -> None:
+    def __init__(self, place: RemoteFolder, number: int) -> None:
         self._place, self._number = place, number
         self._errors = needed("duckdb").Error
         self._db = needed("duckdb").connect(config={"memory_limit": MEMORY, "preserve_insertion_order": "false"})
@@ -137,7 +137,7 @@ class Tables:
 
 
 def write_rank(
-    place: Place, number: int, source: Any, verdict: Any, tables: Iterable[tuple[str, list[str], Any]]
+    place: RemoteFolder, number: int, source: Any, verdict: Any, tables: Iterable[tuple[str, list[str], Any]]
 ) -> list[tuple[str, int]]:
     """The tables of one rank and its own file."""
     rank = source.run.rank
@@ -165,7 +165,7 @@ def write_rank(
     return [*written, (name, 1)]
 
 
-def _write_table(place: Place, name: str, columns: Mapping[str, str], rows: Iterator[tuple[Any, ...]]) -> int:
+def _write_table(place: RemoteFolder, name: str, columns: Mapping[str, str], rows: Iterator[tuple[Any, ...]]) -> int:
     """The number of its rows; a table without any is not written."""
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     schema = arrow.schema([(column, getattr(arrow, kind)()) for column, kind in columns.items()])
@@ -193,7 +193,7 @@ def checksums(source: Source) -> Iterator[tuple[Any, ...]]:
 @contextlib.contextmanager
 def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iterator[tuple[Opened, int]]:
     """The ranks that matter: the lowest, the one that was first in trouble, and those that differ from the others."""
-    place = Place(url)
+    place = RemoteFolder(url)
     known = place.numbers()
     if not known:
         raise NannyError(f"{url} holds no runs; write one with `nanny export --format parquet -o {url}`")

@@ -44,7 +44,7 @@ def export_job(sources: Sequence[Source], url: str, number: int | None = None) -
     number = sources[0].run.id if number is None else number
     written: list[tuple[str, int]] = []
     try:
-        place = dataset.Place(url)
+        place = dataset.RemoteFolder(url)
         for source in sources:
             verdict = job_verdict([source], findings_of(source))
             written += dataset.write_rank(place, number, source, verdict, tables(source, in_dataset=True))

@@ -25,7 +25,7 @@ PAGES: Pages = {}
 MOST_ASKED = 8  # ranks of a group, for their batches
 KINDS = (("weight", "weights"), ("grad", "gradients after reduction"))  # of one step, in the order of time
 BETWEEN_RANKS = ("RANKS_APART", "SAME_BATCH_AGAIN", "SUM_ROUNDED")  # what only the files of several ranks can tell
-Sums = Mapping[str, tuple[int, int]]  # parameter -> checksum, group
+Checksums = Mapping[str, tuple[int, int]]  # parameter -> checksum, group
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Moment:
     step: int
     updates: int
     kind: int  # position in KINDS
-    sums: Sums
+    sums: Checksums
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
         return Apart()
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
     same = (*_same_batches(sources, groups), *_rounded_sums(sources, groups), *_never_updated(sources, groups))
-    by_moment: dict[tuple[int, int, int], dict[int, Sums]] = {}
+    by_moment: dict[tuple[int, int, int], dict[int, Checksums]] = {}
     for source in sources:
         for moment in moments(source):
             by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment.sums
@@ -136,7 +136,7 @@ def _trained_for_nothing(source: Source, enough: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class ReducedStep:
     """What a reduction did to the gradients of all ranks at one step."""
 
     step: int
@@ -149,7 +149,7 @@ FORMATS = {2: "bf16", 3: "fp16"}  # as nanny.measure.sketch numbers them
 TOLD_AFTER = 2  # steps of those that were compared, one after the other
 
 
-def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Reduction]:
+def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[ReducedStep]:
     """At each step that all ranks traced. What the sum was multiplied by (an average, a loss scale) is found from the numbers.
 
     A sum in the format of 16 bits that the numbers added did not have, or that a sum of them would not have, was made in it.
@@ -182,7 +182,7 @@ def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozense
         off = np.where(low[:, None], got - factor * sent, 0.0)
         worst = int((off**2).sum(1).argmax())
         error = float(np.sqrt((off**2).sum() / squares))
-        yield Reduction(step, error, names[0][worst], FORMATS[made_in])
+        yield ReducedStep(step, error, names[0][worst], FORMATS[made_in])
 
 
 def _row(columns: Sequence[tuple[np.ndarray, np.ndarray]], step: int, sites: int) -> np.ndarray:
@@ -205,7 +205,7 @@ def _rounded_sums(sources: Sequence[Source], groups: Mapping[int, Sequence[froze
     When not: with few ranks and gradients that point the same way the error of a bf16 sum is below one percent, and is not told.
     """
     limit = Limits().damage_consequence
-    run: list[Reduction] = []
+    run: list[ReducedStep] = []
     for one in reductions(sources, groups):
         run = [*run, one] if one.error > limit else []
         if len(run) == TOLD_AFTER:
@@ -260,7 +260,7 @@ class _Agreement:
 
 
 def _replicas(
-    name: str, ranks: Mapping[int, Sums], groups: Mapping[int, Sequence[frozenset[int]]]
+    name: str, ranks: Mapping[int, Checksums], groups: Mapping[int, Sequence[frozenset[int]]]
 ) -> Iterator[tuple[bool, dict[int, int]]]:
     """Ranks that hold this parameter alike, with their checksums; and whether somebody said so."""
     sets: dict[frozenset[int], dict[int, int]] = {}

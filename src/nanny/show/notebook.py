@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import html
 import re
+from pkgutil import resolve_name
+from typing import ClassVar
 
 _STYLES = {
     "31;1": "color:#c8451b;font-weight:600",
@@ -22,3 +24,16 @@ def cell(text: str, picture: str = "") -> str:
     for code, inside, after in zip(parts[1::3], parts[2::3], parts[3::3]):
         words += f'<span style="{_STYLES.get(code, "")}">{html.escape(inside)}</span>{html.escape(after)}'
     return f'<div class="nanny">{picture}<pre style="white-space:pre-wrap">{words}</pre></div>'
+
+
+class Shown:
+    """A record that a notebook shows as the terminal does. Records come first: what renders them is only named here."""
+
+    looks: ClassVar[str]  # "module:function", in the `text.py` of the room
+
+    def rendered(self, colour: bool = False) -> str:
+        text: str = resolve_name(self.looks)(self, colour=colour)
+        return text
+
+    def _repr_html_(self) -> str:
+        return cell(self.rendered(colour=True))

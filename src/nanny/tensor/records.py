@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.finding import Finding, Severity
+from ..core.plain_json import finite
+from ..show.notebook import Shown
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,10 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class TensorReport:
+class TensorReport(Shown):
     """The answer of `analyze_tensor`. Print it for the text report."""
+
+    looks: ClassVar[str] = "nanny.tensor.text:render_tensor"
 
     name: str
     shape: tuple[int, ...]
@@ -201,19 +205,9 @@ class TensorReport:
         return max((f.severity for f in self.findings), default=None)
 
     def __str__(self) -> str:
-        from .text import render_tensor
-
-        return render_tensor(self)
-
-    def _repr_html_(self) -> str:
-        from ..show.notebook import cell
-        from .text import render_tensor
-
-        return cell(render_tensor(self, colour=True))
+        return self.rendered()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
-        from ..core.plain_json import finite
-
         plain: dict[str, Any] = finite(asdict(self) | {"findings": [f.to_json() for f in self.findings]})
         return plain

@@ -25,9 +25,9 @@ from ..core.formats import TARGETS, format_of
 from ..core.plain_json import finite
 from ..core.terminal import visible
 from ..diagnose import knowledge
-from ..diagnose.describe import trial_in_words
 from ..diagnose.records import Diagnosis
 from ..diagnose.text import render_markdown
+from ..diagnose.trials import trial_in_words
 from ..diagnose.verdict import Verdict
 from ..runs.alerts import findings_of, job_verdict, repeats
 from ..runs.card import cards

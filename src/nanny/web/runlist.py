@@ -17,7 +17,7 @@ from ..store import reader
 from ..store.files import is_store_name, stores_below
 
 LOSS_WIDTH = 16
-Place = tuple[Path, int]  # store, number of the run in it
+StoredRun = tuple[Path, int]  # store, number of the run in it
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rank:
     warnings: int
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StoredRun:
         return self.store, self.run.id
 
 
@@ -61,7 +61,7 @@ def store_at(top: Path, key: str) -> Path | None:
     return store if inside and is_store_name(store.name) and store.is_file() else None
 
 
-def places_of_job(store: Path, run: int) -> list[Place]:
+def places_of_job(store: Path, run: int) -> list[StoredRun]:
     """The run itself and the other ranks of its job, if it is the one that stands for them in its folder."""
     try:
         with open_job(str(store.parent), run) as (sources, _):
@@ -72,9 +72,9 @@ def places_of_job(store: Path, run: int) -> list[Place]:
     return [(store, run)]
 
 
-def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]]:
+def jobs_below(top: Path, known: dict[StoredRun, Job]) -> tuple[list[Job], list[str]]:
     """Jobs, newest first, and notes on files that cannot be read. `known` keeps those that can no longer change."""
-    rows: dict[Place, reader.RunRow] = {}
+    rows: dict[StoredRun, reader.RunRow] = {}
     notes = []
     for store in [top] if top.is_file() else stores_below(top):
         try:
@@ -83,7 +83,7 @@ def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]
         except NannyError as error:
             notes.append(str(error))
     jobs = []
-    taken: set[Place] = set()
+    taken: set[StoredRun] = set()
     for place in sorted(rows, key=lambda place: rows[place].rank):
         if place in taken:
             continue
@@ -97,7 +97,7 @@ def jobs_below(top: Path, known: dict[Place, Job]) -> tuple[list[Job], list[str]
     return sorted(jobs, key=lambda job: -job.first.run.started), notes
 
 
-def _job(places: Sequence[Place], rows: dict[Place, reader.RunRow]) -> Job:
+def _job(places: Sequence[StoredRun], rows: dict[StoredRun, reader.RunRow]) -> Job:
     store, number = places[0]
     try:
         with open_job(str(store.parent if len(places) > 1 else store), number) as (sources, _):

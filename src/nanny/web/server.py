@@ -34,7 +34,7 @@ from ..show.html import plotly_source, policy
 from ..store.files import last_written
 from .data import changes_since, layer_data, page_data, whatif_data
 from .page import render
-from .runlist import Job, Place, jobs_below, places_of_job, store_at
+from .runlist import Job, StoredRun, jobs_below, places_of_job, store_at
 from .runlist_page import job_object, list_page, message_page
 
 HTML, JSON, SCRIPT = "text/html; charset=utf-8", "application/json", "text/javascript; charset=utf-8"
@@ -84,8 +84,8 @@ class ServedRuns:
 
     top: Path
     lang: str | None = None
-    jobs: dict[Place, Job] = field(default_factory=dict)
-    bodies: dict[tuple[Place, str], tuple[float, bytes]] = field(default_factory=dict)
+    jobs: dict[StoredRun, Job] = field(default_factory=dict)
+    bodies: dict[tuple[StoredRun, str], tuple[float, bytes]] = field(default_factory=dict)
     jobs_lock: threading.Lock = field(default_factory=threading.Lock)
     bodies_lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -209,7 +209,7 @@ def _jobs(served: ServedRuns) -> tuple[list[Job], list[str]]:
         return jobs_below(served.top, served.jobs)
 
 
-def _cached(served: ServedRuns, places: Sequence[Place], what: str, work_out: Callable[[], Any]) -> bytes:
+def _cached(served: ServedRuns, places: Sequence[StoredRun], what: str, work_out: Callable[[], Any]) -> bytes:
     """JSON that takes a while; worked out again only after one of the stores behind it has been written."""
     key, written = (places[0], what), max(last_written(store) for store, _ in places)
     with served.bodies_lock:

@@ -14,7 +14,7 @@ from .scaler_order import Step, steps_in
 
 
 @dataclass(frozen=True)
-class Entry:
+class SavedState:
     """The optimizer's state in a checkpoint: its key, and the edit that puts another entry after it."""
 
     optimizer: str
@@ -39,7 +39,7 @@ def save_the_scaler(tree: Tree, finding: Finding) -> Iterator[Change]:
         yield from _by_parameter(tree, entry)
 
 
-def _by_parameter(tree: Tree, entry: Entry) -> Iterator[Change]:
+def _by_parameter(tree: Tree, entry: SavedState) -> Iterator[Change]:
     """A function that saves what it is given also gets the scaler, from every call in this file; others may go without."""
     function = tree.scope(entry.node)
     last_name = entry.optimizer.rpartition(".")[2]
@@ -64,24 +64,24 @@ def _by_parameter(tree: Tree, entry: Entry) -> Iterator[Change]:
         yield Change(f"save the state of {scaler}", edits)
 
 
-def _entries(tree: Tree, saved: cst.CSTNode) -> Iterator[Entry]:
+def _entries(tree: Tree, saved: cst.CSTNode) -> Iterator[SavedState]:
     """Where the optimizer's state gets into what is saved: in the dict itself, in the variable, or in what a method returns."""
     if isinstance(saved, cst.Name):
         scope = tree.scope(saved)
         for assign in tree.all(cst.Assign, scope):
             target = assign.targets[0].target
             if isinstance(target, cst.Subscript) and dotted(target.value) == saved.value and _state_of(assign.value):
-                yield Entry(_state_of(assign.value), _index(target), assign)
+                yield SavedState(_state_of(assign.value), _index(target), assign)
             elif dotted(target) == saved.value and not isinstance(assign.value, cst.Name):
                 yield from _entries(tree, assign.value)
     elif isinstance(saved, cst.Dict):
         for element in saved.elements:
             if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString) and _state_of(element.value):
-                yield Entry(_state_of(element.value), element.key.value, element)
+                yield SavedState(_state_of(element.value), element.key.value, element)
     elif isinstance(saved, cst.Call) and dotted(saved.func) == "dict":
         for arg in saved.args:
             if arg.keyword is not None and _state_of(arg.value):
-                yield Entry(_state_of(arg.value), f'"{arg.keyword.value}"', arg)
+                yield SavedState(_state_of(arg.value), f'"{arg.keyword.value}"', arg)
     elif isinstance(saved, cst.Call) and method(saved)[0] == "self":
         owner = tree.owner(saved)
         for function in tree.all(cst.FunctionDef):
@@ -122,7 +122,7 @@ def _name_here(tree: Tree, node: cst.CSTNode, step: Step) -> str:
     return own if any(own in tree.bound_in(f) for f in methods) else ""
 
 
-def _key_beside(entry: Entry, scaler: str) -> str:
+def _key_beside(entry: SavedState, scaler: str) -> str:
     """`"scaler_state_dict"` beside `"optimizer_state_dict"`, in the same quotes."""
     quote, name = entry.key[:1], entry.key.strip("\"'")
     stem, own = entry.optimizer.rpartition(".")[2], scaler.rpartition(".")[2]
@@ -150,7 +150,7 @@ def _may_be_none(tree: Tree, scaler: str) -> bool:
     return False
 
 
-def _saving(tree: Tree, entry: Entry, key: str, scaler: str, may_be_none: bool) -> Edit | None:
+def _saving(tree: Tree, entry: SavedState, key: str, scaler: str, may_be_none: bool) -> Edit | None:
     state = f"{scaler}.state_dict()"
     if may_be_none:
         state += f" if {scaler} is not None else None"
@@ -171,7 +171,7 @@ def _saving(tree: Tree, entry: Entry, key: str, scaler: str, may_be_none: bool) 
     return Edit(end, end, f",\n{begins}{text}" if not begins.strip() else f", {text}")
 
 
-def _loads(tree: Tree, entry: Entry) -> list[cst.Call]:
+def _loads(tree: Tree, entry: SavedState) -> list[cst.Call]:
     """Where the state of an optimizer of that name is loaded."""
     last = entry.optimizer.rpartition(".")[2]
     return [c for c in tree.all(cst.Call) if method(c)[1] == "load_state_dict" and method(c)[0].rpartition(".")[2] == last]

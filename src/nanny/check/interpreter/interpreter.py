@@ -9,7 +9,8 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import attributes, contexts, expressions, guards, imports, objects, torch_calls, trainers
+from . import attributes, contexts, guards, imports, objects, torch_calls, trainers
+from .expressions import EXPRESSIONS, binary
 from .source import OwnClass, OwnFunction, Project, WalkedFile
 from .torch_names import TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
@@ -229,7 +230,7 @@ class Interpreter:
     def run_augassign(self, frame: Frame, node: ast.AugAssign) -> None:
         left = self.evaluate(frame, node.target)
         right = self.evaluate(frame, node.value)
-        value = expressions.binary(frame, node, node.op, left, right, in_place=True)
+        value = binary(frame, node, node.op, left, right, in_place=True)
         frame.emit("augassign", node, (left, right, constant(type(node.op).__name__)), out=value)
         if not (isinstance(node.target, ast.Attribute) and node.target.attr in ("grad", "data")):
             self.assign(frame, node.target, value)
@@ -395,7 +396,7 @@ class Interpreter:
         self.evaluate(frame, node.test)
 
     def evaluate(self, frame: Frame, node: ast.AST | None) -> Value:
-        handler = expressions.EXPRESSIONS.get(type(node)) if node is not None else None
+        handler = EXPRESSIONS.get(type(node)) if node is not None else None
         return handler(self, frame, node) if handler else UNKNOWN
 
     def construct(self, frame: Frame, info: OwnClass, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:

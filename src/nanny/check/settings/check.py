@@ -14,7 +14,7 @@ from ..broken import broken_code
 from ..registry import rules_on
 from ..walk import KINDS, Found, Text, folders_up, read_text
 from . import rules  # noqa: F401  (enters its rules)
-from .sections import Path, SettingsSection, Span, json_document, recognise, toml_document, yaml_documents
+from .sections import KeyPath, SettingsSection, Span, json_document, recognise, toml_document, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
 LONGEST_SETTINGS = 1 << 16  # bytes; what is longer is data
@@ -36,7 +36,7 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
     return [finding for section in sections for finding in _judge(section, path)]
 
 
-def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[Path, Span]] | None:
+def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[KeyPath, Span]] | None:
     """A settings file that code in `importer` names, looked for beside it and in the folders above."""
     kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
     if kind not in ("json", "yaml", "toml") or os.path.isabs(name):
@@ -70,7 +70,7 @@ def settings_in(folder: str) -> tuple[tuple[str, SettingsSection], ...]:
     return tuple(out)
 
 
-def _documents(text: str, kind: str) -> Iterable[tuple[Any, Mapping[Path, Span]]]:
+def _documents(text: str, kind: str) -> Iterable[tuple[Any, Mapping[KeyPath, Span]]]:
     if kind == "yaml":
         return yaml_documents(text)
     return [json_document(text) if kind == "json" else toml_document(text)]

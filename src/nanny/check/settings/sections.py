@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.finding import Severity
+from ...core.regular_files import parsed_toml
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
 Span = tuple[int, int, int, int]  # row, column, end row, end column
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
@@ -26,8 +27,8 @@ class SettingsSection:
 
     framework: str  # deepspeed, accelerate, hf, lightning, titan (torchtitan and what copies its names)
     data: Mapping[str, Any]
-    at: Path = ()
-    spans: Mapping[Path, Span] = field(default_factory=dict)
+    at: KeyPath = ()
+    spans: Mapping[KeyPath, Span] = field(default_factory=dict)
 
     def get(self, *keys: str) -> Any:
         """The value below these keys, None where there is none."""
@@ -57,7 +58,7 @@ class Problem:
     severity: Severity | None = None
 
 
-def recognise(data: Any, spans: Mapping[Path, Span]) -> Iterator[SettingsSection]:
+def recognise(data: Any, spans: Mapping[KeyPath, Span]) -> Iterator[SettingsSection]:
     """The sections that clearly belong to a known framework; most JSON and YAML files have none."""
     if not isinstance(data, Mapping):
         return
@@ -108,14 +109,14 @@ def _is_trainer_target(data: Mapping[str, Any]) -> bool:
     return package in _LIGHTNING and name.rpartition(".")[2] == "Trainer"
 
 
-def json_document(text: str) -> tuple[Any, dict[Path, Span]]:
+def json_document(text: str) -> tuple[Any, dict[KeyPath, Span]]:
     data = json.loads(text)
     return data, _json_spans(text)
 
 
-def _json_spans(text: str) -> dict[Path, Span]:
+def _json_spans(text: str) -> dict[KeyPath, Span]:
     """Where each key of valid JSON stands: from the key to the end of its value, if that is on the same line."""
-    spans: dict[Path, Span] = {}
+    spans: dict[KeyPath, Span] = {}
     starts = [0, *(match.end() for match in re.finditer("\n", text))]
     levels: list[tuple[bool, str | int]] = []  # (is it an object, the key or index we are at)
     before: re.Match[str] | None = None
@@ -145,12 +146,10 @@ def _place(offset: int, starts: list[int]) -> tuple[int, int]:
     return row, offset - starts[row - 1] + 1
 
 
-def toml_document(text: str) -> tuple[Any, dict[Path, Span]]:
-    from ..config import parsed_toml
-
+def toml_document(text: str) -> tuple[Any, dict[KeyPath, Span]]:
     data = parsed_toml(text)
-    spans: dict[Path, Span] = {}
-    table: Path = ()
+    spans: dict[KeyPath, Span] = {}
+    table: KeyPath = ()
     for row, line in enumerate(text.split("\n"), 1):
         header = re.match(r"\s*\[([\w.\-]+)\]", line)
         key = re.match(r"(\s*)([\w\-]+)\s*=", line)
@@ -158,12 +157,12 @@ def toml_document(text: str) -> tuple[Any, dict[Path, Span]]:
             table = tuple(header[1].split("."))
             spans.setdefault(table, (row, 1, row, len(line) + 1))
         elif key:
-            inner: Path = (*table, key[2])
+            inner: KeyPath = (*table, key[2])
             spans[inner] = (row, len(key[1]) + 1, row, len(line.rstrip()) + 1)
     return data, spans
 
 
-def yaml_documents(text: str) -> Iterator[tuple[Any, dict[Path, Span]]]:
+def yaml_documents(text: str) -> Iterator[tuple[Any, dict[KeyPath, Span]]]:
     """Unknown tags (`!include`) are read as nothing; the rest of the file can still be judged."""
     import yaml
 
@@ -176,14 +175,14 @@ def yaml_documents(text: str) -> Iterator[tuple[Any, dict[Path, Span]]]:
         while loader.check_node():
             node = loader.get_node()
             data = loader.construct_document(node)
-            spans: dict[Path, Span] = {}
+            spans: dict[KeyPath, Span] = {}
             _yaml_spans(node, (), spans, set())
             yield data, spans
     except yaml.YAMLError as error:
         raise ValueError(f"not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _yaml_spans(node: Any, path: Path, spans: dict[Path, Span], seen: set[int]) -> None:
+def _yaml_spans(node: Any, path: KeyPath, spans: dict[KeyPath, Span], seen: set[int]) -> None:
     if id(node) in seen:  # an alias: its anchor has been looked at
         return
     seen.add(id(node))

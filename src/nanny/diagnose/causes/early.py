@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...core.formats import FP16
-from ..describe import number
+from ...core.numbers import number
 from ..records import Diagnosis
 from ..registry import POSSIBLE
 from ..signs import Signs

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.examination import FirstBad
+from ...core.numbers import number
 from ...core.ops import LOSS_OPS
 from ..choose import first_bad_cause
-from ..describe import by_first_bad, by_hazard, number
+from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.formats import FP16
+from ...core.numbers import number
 from ..choose import first_bad_cause
-from ..describe import by_first_bad, by_hazard, number
+from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..describe import by_first_bad, by_hazard, number
+from ...core.numbers import number
+from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs

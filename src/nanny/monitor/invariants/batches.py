@@ -117,7 +117,7 @@ class Given:
         self._before: list[tuple[weakref.ref[Tensor], int]] = []
         self._looks = 0
         self._read: list[tuple[int, ...]] = []
-        self._source: Source | None = None
+        self._source: RandomSource | None = None
         self.must_end = False
 
     def add(self, made: Sequence[ModelCall]) -> None:
@@ -150,7 +150,7 @@ class Given:
     def look(self) -> None:
         self._looks += 1
         if not torch._C._len_torch_dispatch_stack() and op_stream.may_change_modes():
-            self._source = Source(self.end_look)
+            self._source = RandomSource(self.end_look)
             op_stream.join(self._source)
 
     def looked(self, made: Sequence[ModelCall]) -> None:
@@ -177,7 +177,7 @@ class Given:
             op_stream.leave(source)
 
 
-class Source:
+class RandomSource:
     """Follows random numbers from where they are drawn into whatever is made of them."""
 
     def __init__(self, on_trouble: Callable[[Any], None]) -> None:

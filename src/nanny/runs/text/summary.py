@@ -13,7 +13,7 @@ from ...core.formats import format_of
 from ...core.numbers import counted, duration, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
-from ...diagnose.describe import trial_in_words
+from ...diagnose.trials import trial_in_words
 from ...diagnose.verdict import Verdict, severity_counts
 from ...show.findings import STYLES
 from ...show.spark import sparkline

@@ -1,0 +1,58 @@
+"""The house keeps its order: no ring of imports, one meaning per name of a type, files that one can read."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "nanny"
+LONGEST = 800  # lines of one file
+SEVERAL = {"NannyCallback"}  # Lightning and transformers each look for their own class; both are documented under this name
+
+FILES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
+TREES = {name.removesuffix(".__init__"): ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules that one imports: at its top, late inside a function, or for its types."""
+    is_package = f"{name}.__init__" in FILES
+    for node in ast.walk(TREES[name]):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = name.split(".")[: len(name.split(".")) - node.level + is_package] if node.level else []
+            home = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{home}.{alias.name}" for alias in node.names]
+            yield from (path if path in TREES else home for path in names)
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {name: {other for other in imported(name) if other in TREES and other != name} for name in TREES}
+    assert graph["nanny.diagnose.choose"] >= {"nanny.core.ops", "nanny.diagnose.signs"}  # the graph is not empty
+    TopologicalSorter(graph).prepare()  # CycleError names the ring
+
+
+def defined(tree: ast.Module) -> Iterator[str]:
+    """Names of classes, and of types that are given one: `Steps = tuple[int | None, int | None]`."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Subscript, ast.BinOp)):
+            yield from (target.id for target in node.targets if isinstance(target, ast.Name) and not target.id.isupper())
+
+
+def test_a_type_name_means_one_thing() -> None:
+    homes = defaultdict(list)
+    for module, tree in TREES.items():
+        for name in defined(tree):
+            homes[name].append(module)
+    homes = {name: found for name, found in homes.items() if not name.startswith("_") and name not in SEVERAL}
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+def test_every_file_can_be_read_at_once() -> None:
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
