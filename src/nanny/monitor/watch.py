@@ -51,6 +51,7 @@ from ..diagnose.text import diagnosis_lines
 from ..diagnose.verdict import NO_VERDICT, Verdict, finding_of, is_from_others, verdict_of
 from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
+from ..watch.ranks import many_processes
 from ..watch.steps import StepClock
 from .capture import StepCapture
 from .dump import save_bad_output
@@ -72,8 +73,9 @@ MOST_WAITING, LONGEST_WAIT = 16, 0.05  # are judged so many, or those of so many
 EARLY_STEPS, FACTS_EVERY, FACTS_SECONDS = 5, 50, 0.5  # when the facts of the run are written down, beside traced and bad steps
 
 
-def should_trace(step: int, every: int, dense_until: int) -> bool:
-    return step < dense_until or step % every == 0
+def should_trace(step: int, every: int, dense_until: int, early: bool = False) -> bool:
+    """`early`: ten times as often at first; replicas that part do so in their first steps, and only traces are compared."""
+    return step < dense_until or step % (max(every // 10, 1) if early and step < every else every) == 0
 
 
 def looks_wrong(found: Sequence[Finding]) -> bool:
@@ -225,7 +227,7 @@ class MixedPrecisionNanny:
         if self._step is not None and step + self._offset <= self._step:
             self._offset = self._step + 1 - step  # counting began anew (a second epoch)
         step += self._offset
-        traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until)
+        traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until, many_processes())
         if traced and self._dump_on_error:
             self._rng = torch.get_rng_state()
         now = perf_counter()

@@ -8,7 +8,7 @@ sketch of its gradients before and after they are reduced. Nobody asks another r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ class Moment:
     updates: int
     kind: int  # position in KINDS
     sums: Checksums
+    varied: frozenset[str] = frozenset()  # parameters that are no constant: two alike are copies of one
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,13 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
     same = (*_same_batches(sources, groups), *_rounded_sums(sources, groups), *_never_updated(sources, groups))
     by_moment: dict[tuple[int, int, int], dict[int, Checksums]] = {}
+    everyone = frozenset(source.run.rank for source in sources)
+    varied: set[str] = set()
     for source in sources:
         for moment in moments(source):
             by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment.sums
-    trained_alike = _Agreement()
+            varied |= moment.varied if any(everyone <= group for known in groups.values() for group in known) else set()
+    trained_alike = _Agreement(varied)
     parameters, last = 0, None
     for (step, kind, _), ranks in sorted(by_moment.items()):
         compared = 0
@@ -247,16 +251,18 @@ def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | No
 
 
 class _Agreement:
-    """Weights that nobody called replicas are known as such once they have moved, and moved alike."""
+    """Weights that nobody called replicas are known as such once they have moved, and moved alike; where all ranks are replicas
+    in other parameters, once they were alike and no constant."""
 
-    def __init__(self) -> None:
+    def __init__(self, varied: Set[str]) -> None:
         self._seen: dict[tuple[int, str], set[int]] = {}
+        self._varied = varied
 
     def note(self, kind: int, name: str, value: int) -> None:
         self._seen.setdefault((kind, name), set()).add(value)
 
     def knows(self, kind: int, name: str) -> bool:
-        return KINDS[kind][0] == "weight" and len(self._seen.get((kind, name), ())) > 1
+        return KINDS[kind][0] == "weight" and len(self._seen.get((kind, name), ())) > (name not in self._varied)
 
 
 def _replicas(
@@ -285,7 +291,8 @@ def moments(source: Source) -> Iterator[Moment]:
             finite = np.isfinite(parts[3][1][i]) & np.isfinite(parts[4][1][i])  # what is NaN has its own finding
             sums = {names[j]: (int(words[j]), int(groups[j])) for j in np.flatnonzero((groups >= 0) & finite)}
             if sums:
-                yield Moment(int(step), before[int(step)], position, sums)
+                varied = (names[j] for j in np.flatnonzero(parts[3][1][i] < parts[4][1][i]))
+                yield Moment(int(step), before[int(step)], position, sums, frozenset(varied))
 
 
 @docstring_page(PAGES, "RANKS_APART", Severity.ERROR)

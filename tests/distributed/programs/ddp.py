@@ -50,14 +50,18 @@ class Loop:
     accumulate: int = 1
     local_steps: bool = False  # no_sync around every backward
     interval: int = 4
+    outside: bool = False  # the criterion has weights, and no wrapper
 
     def run(self, output: Path | None) -> str:
         net = model()
         wrapped = DistributedDataParallel(net, **(self.wrap or {}))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=self.lr)
+        head = nn.Linear(3, 3) if self.outside else nn.Identity()
+        optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()], lr=self.lr)
         watch = None if output is None else MixedPrecisionNanny(
             wrapped, optimizer, trace_interval=self.interval, output_dir=output, strict=True
         )  # fmt: skip
+        if watch is not None and self.outside:
+            watch.add_model(head, "criterion.")
         for step in range(self.steps):
             with contextlib.nullcontext() if watch is None else watch.step(step):
                 for part in range(self.accumulate):
@@ -66,7 +70,7 @@ class Loop:
                         x, y = batch(self.rank, step * self.accumulate + part)
                         with torch.autocast("cpu", dtype=self.amp, enabled=self.amp is not None):
                             out = self.forward(wrapped, self.spoil(step, x))
-                            loss = self.loss(step, out.float(), y)
+                            loss = self.loss(step, head(out.float()), y)
                         loss.backward()
                 self.before_update(step, net)
                 if self.updates:
@@ -75,7 +79,7 @@ class Loop:
                 self.after_update(step, net)
         if watch is not None:
             watch.close()
-        bits = b"".join(p.detach().numpy().tobytes() for p in net.parameters())
+        bits = b"".join(p.detach().numpy().tobytes() for p in (*net.parameters(), *head.parameters()))
         return hashlib.sha256(bits).hexdigest()
 
 
@@ -114,6 +118,7 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
     yield "clipped_on_one", Loop(rank, before_update=clip_here)
     yield "changed_on_one", Loop(rank, after_update=load_here)
     yield "stepped_on_one", Loop(rank, updates=rank == FIRST)
+    yield "criterion_outside", Loop(rank, outside=True)
 
 
 def main(rank: int, world: int, folder: Path) -> dict[str, Any]:
