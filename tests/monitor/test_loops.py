@@ -83,6 +83,15 @@ WAYS = {
         "for i in range(40):\n    loss_of(m, *draw()).backward()\n    if i % 4 == 4: o.step(); o.zero_grad()",
         ("i % 4 == 4", "i % 4 == 3"),
     ),
+    "an accumulation that is longer than the epoch, at whose start all is cleared": (
+        "BACKWARD_WITHOUT_STEP", 70,
+        "for epoch in range(12):\n"
+        "    o.zero_grad()\n"
+        "    for i in range(1, 11):\n"
+        "        (loss_of(m, *draw()) / 16).backward()\n"
+        "        if i % 16 == 0: o.step(); o.zero_grad()",
+        ("i % 16", "i % 5"),
+    ),
     "one of two optimizers that never steps": (
         "BACKWARD_WITHOUT_STEP", 20,
         "critic = mlp(); oc = torch.optim.Adam(critic.parameters(), lr=1e-2)\n"
@@ -158,6 +167,16 @@ WAYS = {
         "for i in range(70):\n"
         "    loss = loss_of(m, *draw()); o.zero_grad(); loss.backward(); o.step()",
         ("1e-10", "1e-5"),
+    ),
+    "a learning rate below the spacing of weights in 16 bits": (
+        "STEP_CHANGES_NOTHING", 5,
+        "m = nn.Sequential(nn.Linear(6, 12, bias=False), nn.ReLU(), nn.LayerNorm(12), nn.Flatten())\n"
+        "m[0].requires_grad_(False); m[2].bias.requires_grad_(False); m.bfloat16()\n"
+        "o = torch.optim.SGD([m[2].weight], lr=1e-4)\n"
+        "for i in range(70):\n"
+        "    loss = (m(torch.randn(8, 6).to(m[0].weight.dtype)).float() - 0.1).pow(2).mean()\n"
+        "    o.zero_grad(); loss.backward(); o.step()",
+        ("m.bfloat16()\n", "m.float()\n"),
     ),
     "a first half that runs before autocast": (
         "AUTOCAST_NOT_APPLIED", 0,

@@ -268,6 +268,7 @@ class Limits:
     no_gradient_steps: float = _limit(10, "loops", "a zero-initialised gate passes none at one or two steps")
     idle_steps: float = _limit(128, "loops", "a choice: a branch that is not called may be called later")
     lost_steps: float = _limit(6, "loops", "a choice: backward passes for nothing, and half of all")
+    lost_windows: float = _limit(3, "loops", "a choice: times that all gradients were cleared before any step at all")
     never_passes: float = _limit(256, "loops", "a choice: accumulation over more, before the first step, is unheard of")
     never_at_end: float = _limit(16, "loops", "a choice: so many backward passes, and the run ends, or others step, without one")
     stale_steps: float = _limit(3, "loops", "a choice: one step without a gradient is an odd batch")

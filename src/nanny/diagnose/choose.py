@@ -273,6 +273,7 @@ PRECEDENCE = (
     Precedence("adam_eps_dominates", "precision_loss", "steps that eps makes short are short in FP32 too"),
     Precedence("gradient_never_cleared", "not_precision", "sums of all gradients so far run away at any learning rate"),
     Precedence("gradient_never_cleared", "overflow", "the gradients grew first, numbers left their range afterwards"),
+    Precedence("update_lost", "step_changes_nothing", "the format of the weights is why nothing moves"),
     Precedence("step_without_backward", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("no_gradient_arrives", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("replicas_apart", "backward_without_step", "one rank alone does not step, and the others do"),

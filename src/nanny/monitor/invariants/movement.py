@@ -156,12 +156,13 @@ class Movement:
             nothing = self._owns_nothing
             yield watched.breach("still" if nothing else "unowned", names, looks, watched.total, ("others",) if nothing else ())
         rises = len(self._rates) > 1 and self._rates[-1] > self._rates[0]  # a warm-up is on its way
-        if self._still and not self.has_moved and not self._narrow_only:
+        if self._still and not self.has_moved and not (self._narrow_only and self._nearly):
             traits = {
                 "no_rate": self._still_without_rate == self._still,
                 "cleared": self._still_without_gradient == self._still,
                 "rises": rises,
                 "nearly": self._nearly,
+                "narrow": self._narrow_only,
             }
             yield watched.breach(
                 "still", [], self._still, watched.total, tuple(trait for trait, is_so in traits.items() if is_so)

@@ -72,10 +72,17 @@ def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observa
                     f"{one.steps} backward passes added up, no optimizer has stepped at all, and no weight has moved",
                     "optimizer", value=float(one.steps), limit=needed, evidence=evidence_of(one), where=one.where,
                 )  # fmt: skip
+        elif "never" in one.traits:
+            if one.steps >= run.limits.lost_windows:
+                times = f"{one.steps} times in all, and no optimizer has stepped"
+                yield Observation(
+                    f"the gradients of {one.of} backward passes were cleared, {times}",
+                    "optimizer", value=float(one.steps), limit=run.limits.lost_windows,
+                    evidence=evidence_of(one), where=one.where,
+                )  # fmt: skip
         elif one.steps >= run.limits.lost_steps and 2 * one.steps >= one.of:
-            also = "; no optimizer has stepped at all" if "never" in one.traits else ""
             yield Observation(
-                f"the gradients of {one.steps} of {counted(one.of, 'step')} were cleared before an optimizer took them{also}",
+                f"the gradients of {one.steps} of {counted(one.of, 'step')} were cleared before an optimizer took them",
                 "optimizer", value=float(one.steps), limit=run.limits.lost_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 

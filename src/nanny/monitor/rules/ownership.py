@@ -43,6 +43,8 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
             reason = "its gradients were there and are exactly 0 when it steps, clipped to 0 or overwritten"
         elif "no_rate" in one.traits or step.lr == 0:
             reason = "its learning rate is 0"
+        elif "narrow" in one.traits:
+            reason = f"its updates, at a learning rate of {step.lr:g}, round away in the 16 bits of the weights"
         else:
             reason = f"learning rate {step.lr:g}" if step.lr is not None else "its step does nothing"
         if "others" not in one.traits and not _has_gradient(step, run):
