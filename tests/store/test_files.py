@@ -71,7 +71,7 @@ def make_foreign(path: Path) -> None:
 
 def test_files_that_are_no_stores_are_refused_with_a_sentence(tmp_path):
     older, newer = tmp_path / "older.db", tmp_path / "newer.db"
-    for path, version in ((older, SCHEMA_VERSION - 1), (newer, SCHEMA_VERSION + 1)):
+    for path, version in ((older, SCHEMA_VERSION - 2), (newer, SCHEMA_VERSION + 1)):
         shutil.copy(record(tmp_path / path.stem), path)
         set_version(path, version)
     foreign, text, empty = tmp_path / "foreign.db", tmp_path / "text.db", tmp_path / "empty.db"

@@ -68,8 +68,13 @@ def pack_sample(sample: Sample, run: int = 0) -> tuple[str, str, int, bytes]:
             kept.append(row)
     names = " ".join(rows), " ".join(zeros)
     crc = sample_crc(run, sample.kind, int(sample.step), sample.sites, *names)
-    pieces = (part for name, row in zip(rows, kept) for part in (row, _CRC.pack(_stat_crc(row, name, crc))))
-    return *names, crc, b"".join(pieces)
+    return *names, crc, with_crcs(b"".join(kept), sample.sites, rows, crc)
+
+
+def with_crcs(data: bytes, n: int, rows: Sequence[str], crc: int) -> bytes:
+    """Packed rows of `n` values, each with its CRC behind it; `crc` is the sample's."""
+    parts = ((data[4 * n * i : 4 * n * (i + 1)], name) for i, name in enumerate(rows))
+    return b"".join(piece for row, name in parts for piece in (row, _CRC.pack(_stat_crc(row, name, crc))))
 
 
 def _stat_crc(row: bytes, name: str, crc: int) -> int:

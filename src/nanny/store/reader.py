@@ -28,7 +28,7 @@ import numpy as np
 from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity
 from ..core.step import Site
-from . import schema
+from . import older, schema
 from .damage import (
     UNREADABLE,
     Damage,
@@ -90,7 +90,7 @@ def connect(path: str | Path) -> StoreConnection:
             raise NannyError(f"{path}: cannot be read ({again}); {advice}") from again
     db.create_function("stat", 6, stat, deterministic=True)
     db.text_factory = _decode
-    if not is_held(lock_path(path)):
+    if _file_of(db) is not None and not is_held(lock_path(path)):
         db.damaged = {part for part, wrong in (("wal", wal_is_damaged(path)), ("end", is_cut_short(db, path))) if wrong}
     return db
 
@@ -145,6 +145,8 @@ def _open_checked(path: Path, parameters: str) -> StoreConnection:
     db.damaged = set()
     try:
         refusal = schema.refusal(db, path)
+        if refusal and refusal.is_of_before:
+            return older.as_of_now(db, path)
         if refusal:
             raise NannyError(f"{refusal.reason}; {refusal.remedy}")
     except BaseException:
@@ -399,8 +401,14 @@ def is_damaged(db: sqlite3.Connection) -> bool:
 
 def _writer_is_dead(db: sqlite3.Connection) -> bool:
     """True only where the lock file is there and nobody holds it; a copy without one is taken at its word."""
-    lock = lock_path(Path(db.execute("PRAGMA database_list").fetchone()[2]))
-    return lock.exists() and not is_held(lock)
+    file = _file_of(db)
+    return file is not None and lock_path(file).exists() and not is_held(lock_path(file))
+
+
+def _file_of(db: sqlite3.Connection) -> Path | None:
+    """None: a copy of an older store, in memory."""
+    name = db.execute("PRAGMA database_list").fetchone()[2]
+    return Path(name) if name else None
 
 
 def _listed(numbers: Sequence[int], most: int = 10) -> str:

@@ -1,7 +1,7 @@
 """The tables of a store, as one commented SQL text; `docs/schema.md` is generated from it by `schema_page()`.
 
-A change that an older reader would misread raises SCHEMA_VERSION. There are no migrations: a store of another version
-is refused with a sentence, and a new run goes into a new file beside it.
+A change that an older reader would misread raises SCHEMA_VERSION. A store of the version before is read through a copy
+(`older.py`); one of any other is refused with a sentence. A new run goes into a new file beside either.
 
 SQLite does not notice a byte that changed on the disk. So every row carries a CRC-32 of its other columns, and `tally` says how
 many rows there are: see `damage.py`.
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 APPLICATION_ID = 0x6E616E79  # "nany": tells our files from other SQLite databases, also to file(1)
 SCHEMA_VERSION = 3
+READ_THROUGH_A_COPY = 2
 
 SCHEMA = """
 -- One training process that was watched. A file may hold many runs, one after the other.
@@ -174,6 +175,7 @@ class Refusal(NamedTuple):
     reason: str
     remedy: str
     is_empty: bool = False
+    is_of_before: bool = False  # a copy of it can be read
 
 
 def refusal(db: sqlite3.Connection, path: Path) -> Refusal | None:
@@ -193,7 +195,7 @@ def refusal(db: sqlite3.Connection, path: Path) -> Refusal | None:
     versions = f"schema {version}, this one reads {SCHEMA_VERSION}"
     if version < SCHEMA_VERSION:
         again = "read it with that version, or record the run again"
-        return Refusal(f"{path} was written by an older nanny ({versions})", again)
+        return Refusal(f"{path} was written by an older nanny ({versions})", again, is_of_before=version == READ_THROUGH_A_COPY)
     if version > SCHEMA_VERSION:
         upgrade = "type `pip install --upgrade precision-nanny`"
         return Refusal(f"{path} was written by a newer nanny ({versions})", upgrade)
