@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from pathlib import Path
@@ -44,3 +45,10 @@ def test_every_section_that_says_measured_has_a_script():
 def test_the_links_of_the_page_of_limits_lead_somewhere():
     table = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
     assert set(re.findall(r"\]\(numerics\.md#([^)]+)\)", table)) <= anchors()
+
+
+def test_every_limit_is_asked_somewhere():
+    files = [path for path in (ROOT / "src" / "nanny").rglob("*.py") if path.name != "limits.py"]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+    asked = {node.attr for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {entry["name"] for entry in describe()} <= asked

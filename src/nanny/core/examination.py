@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-PHASES = ("forward", "backward", "optimizer", "loop")  # loop: the user's own code between the others
-
 
 @dataclass(frozen=True)
 class Place:
@@ -20,7 +18,7 @@ class Place:
 
     site: str = ""  # the innermost module by its real name (`blocks.3.attn`); "" in the root's own code and outside the model
     module: str = ""  # its class
-    phase: str = "forward"
+    phase: str = "forward"  # backward, optimizer, or loop: the code of the user between these
     file: str = ""  # the nearest frame outside torch and nanny; in backward, of the operation it belongs to
     line: int | None = None
     source: str = ""  # that line, and a second one with carets under what ran if Python knows (from 3.11 on)

@@ -35,7 +35,6 @@ class Limits:
         1.0, "headroom", "one doubling reaches infinity", quoted="60000, which leaves a factor of 1.09 (0.13 bits)"
     )
     headroom_info_bits: float = _limit(3.0, "headroom", "a factor of 8 between two looks is common while a run warms up")
-    near_overflow: float = _limit(60000.0, "headroom", "a note on the value itself, as people look for it", quoted="60000")
     rel_l2_warn_roundoffs: float = _limit(
         25.0, "normal-error", "10 % in bf16, 1.2 % in fp16; 24 healthy residual blocks make 2.4",
         quoted="element-wise relative error above 1 %, which 15 % of the elements of an ordinary bf16 Linear exceed",

@@ -79,9 +79,9 @@ def chain_of(signs: Signs, at: FirstBad, culprit: str) -> tuple[str, ...]:
     return tuple(link for link in links if link)
 
 
-def by_hazard(signs: Signs, name: str, lowest: float = 0.0) -> Iterator[Diagnosis]:
+def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     """The worst hazard that speaks for a cause by itself; earlier operations of the step before later ones."""
-    found = [(e, h) for e, h in signs.hazards(name) if h.consequence > lowest]
+    found = [(e, h) for e, h in signs.hazards(name) if h.consequence > 0]
     if not found:
         return
     worst = max(h.consequence for _, h in found)

@@ -68,7 +68,7 @@ def verdict_of(
         return Verdict(False, "NOT HEALTHY", f"bad gradients came from another rank at step {first.step}", None, first)
     if first is not None:
         return Verdict(False, "NOT HEALTHY" if wrong else "SUSPECT", f"{_counts_in_words(found)}; {UNPROVED}", None, first)
-    broken = first_nonfinite(evidence.scalars.get("loss"))
+    broken = first_broken_step(evidence.scalars.get("loss"))
     if broken is not None:
         return Verdict(False, "NOT HEALTHY", f"the loss is not finite from step {broken} on; {UNPROVED}")
     if steps is None:
@@ -152,7 +152,7 @@ def _soon_after(finding: Finding, first: Finding) -> bool:
     return finding.step is not None and first.step is not None and 0 <= finding.step - first.step <= LOCATED_WITHIN
 
 
-def first_nonfinite(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None:
+def first_broken_step(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None:
     """The first step at which a curve is not finite."""
     if curve is None or np.isfinite(curve[1]).all():
         return None

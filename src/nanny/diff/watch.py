@@ -29,7 +29,7 @@ from ..measure.errors import channel_contributions, compare, contribution_ratio,
 from ..measure.records import ErrorStats
 from ..watch.names import plain_name
 from ..watch.storages import StorageMap
-from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_plain, outside_program, short_dtype
+from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_finite, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .records import LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
 
@@ -318,11 +318,11 @@ class OpWatcher:
         return name
 
     def _look_for_fault(self, op: Operation, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
-        if (site, backward) in self.faults or _is_finite(first):
+        if (site, backward) in self.faults or is_finite(first):
             return
         operands = list(float_leaves((op.args, dict(op.kwargs))))
         spoiled = ~torch.isfinite(first) & torch.isfinite(twin)
-        if not bool(spoiled.any()) or not all(_is_finite(t) for t in operands):
+        if not bool(spoiled.any()) or not all(is_finite(t) for t in operands):
             return
         reached = twin[torch.isfinite(twin)].abs()
         self.faults[(site, backward)] = NonfiniteOp(
@@ -372,8 +372,3 @@ def _first_results(op: Operation) -> tuple[Tensor | None, Tensor | None]:
     reals = op.out if isinstance(op.out, (tuple, list)) else [op.out]
     twins = op.twin_out if isinstance(op.twin_out, (tuple, list)) else [op.twin_out] * len(reals)
     return next(((r, t) for r, t in zip(reals, twins) if isinstance(r, Tensor)), (None, None))
-
-
-def _is_finite(tensor: Any) -> bool:
-    low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))

@@ -23,7 +23,7 @@ from ..core.step import BadCall, Growth
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite
 from ..watch.hooks import add_hook, add_module_hook
-from ..watch.tensors import being_traced, float_leaves, short_dtype, tensors_in
+from ..watch.tensors import being_traced, float_leaves, is_finite, short_dtype, tensors_in
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
 FEWEST_GROWING = 6  # calls or layers
@@ -254,7 +254,7 @@ class StepTrace:
             largest = max(largest, size if size < float("inf") else _finite_absmax(tensor))
         known = [s for s in states if s is not None]
         clean = None if not known and states else all(known)
-        parameters = tuple(n for n, p in module.named_parameters(recurse=False) if p.is_floating_point() and not _is_finite(p))
+        parameters = tuple(n for n, p in module.named_parameters(recurse=False) if p.is_floating_point() and not is_finite(p))
         nan, posinf, neginf = count_nonfinite(leaf)
         bad_call = BadCall(
             site=call.site,
@@ -288,11 +288,6 @@ class StepTrace:
 
 def _has_parameters(module: nn.Module) -> bool:
     return any(p is not None for p in module._parameters.values())
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    low, high = torch.aminmax(tensor.detach())
-    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _finite_absmax(tensor: Tensor) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.formats import FP32, Format, format_of
 from ..core.limits import Limits
-from ..diagnose.verdict import first_nonfinite
+from ..diagnose.verdict import first_broken_step
 from ..store import reader
 from .alerts import matches
 from .matrices import ABSENT, MOST_COLUMNS, Columns, Matrix, groups_of
@@ -313,7 +313,7 @@ def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[Compa
     if same_start is False:
         out.append("the losses differ from the start: another seed, other data, skipped steps; only gaps above noise count")
     losses = [reader.scalars(source.db, source.run.id, ["loss"]).get("loss") for source in (a, b)]
-    broke_a, broke_b = (first_nonfinite(loss) for loss in losses)
+    broke_a, broke_b = (first_broken_step(loss) for loss in losses)
     if broke_a is not None and (broke_b is None or broke_a < broke_b):
         out.append(f"the loss of A, the reference, is not finite from step {broke_a} on: B cannot part from it behind that")
     rates = [reader.scalars(source.db, source.run.id, ["lr"]).get("lr") for source in (a, b)]

@@ -23,7 +23,7 @@ from .alerts import findings_of, job_verdict, repeats
 from .source import Source
 from .stats import stats_of
 
-FORMATS = ("csv", "parquet", "tensorboard")
+FORMATS = ("csv", "parquet")
 EXTRA = "pip install 'precision-nanny[export]'"
 Rows = Iterator[tuple[Any, ...]]
 
@@ -90,11 +90,11 @@ def to_csv(source: Source, folder: Path) -> list[tuple[str, int]]:
 
 def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
     """Event files by the tensorboard package itself: torch's writer would import torch."""
-    proto = _extra("tensorboard.compat.proto.summary_pb2", "tensorboard")
-    events = _extra("tensorboard.compat.proto.event_pb2", "tensorboard")
-    tensors = _extra("tensorboard.compat.proto.tensor_pb2", "tensorboard")
-    types = _extra("tensorboard.compat.proto.types_pb2", "tensorboard")
-    files = _extra("tensorboard.summary.writer.event_file_writer", "tensorboard")
+    proto = _extra("tensorboard.compat.proto.summary_pb2")
+    events = _extra("tensorboard.compat.proto.event_pb2")
+    tensors = _extra("tensorboard.compat.proto.tensor_pb2")
+    types = _extra("tensorboard.compat.proto.types_pb2")
+    files = _extra("tensorboard.summary.writer.event_file_writer")
     writer = files.EventFileWriter(str(folder), filename_suffix=f".nanny{source.run.id}")
     clock = _clock(source)
     count = 0
@@ -114,12 +114,12 @@ def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
     return [(str(path), count) for path in sorted(folder.glob(f"*.nanny{source.run.id}"))]
 
 
-def _extra(name: str, form: str) -> Any:
+def _extra(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
-        raise NannyError(f"--format {form} needs the package {package}; install it with {EXTRA}") from error
+        raise NannyError(f"--format tensorboard needs the package {package}; install it with {EXTRA}") from error
 
 
 def _scalar_rows(source: Source) -> Rows:

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.finding import Finding, Severity
 from ..core.step import Setup
 from ..diagnose.records import Diagnosis
-from ..diagnose.verdict import Verdict, first_culprit, first_nonfinite, severity_counts
+from ..diagnose.verdict import Verdict, first_broken_step, first_culprit, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step
 from .ranks import Apart, compare_ranks, whole_norms
@@ -35,7 +35,7 @@ class RankState:
     @property
     def first_nonfinite_loss(self) -> int | None:
         """The step from which on the loss is not finite."""
-        return first_nonfinite(self.curves.get("loss"))
+        return first_broken_step(self.curves.get("loss"))
 
 
 @dataclass(frozen=True)

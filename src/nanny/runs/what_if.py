@@ -19,7 +19,7 @@ from ..core.formats import BF16, Format, format_of
 from ..core.limits import Limits
 from ..core.step import Site
 from ..diagnose.records import Diagnosis
-from ..diagnose.verdict import Verdict, first_nonfinite
+from ..diagnose.verdict import Verdict, first_broken_step
 from ..store import reader
 from .alerts import findings_of, job_verdict, matches
 from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
@@ -142,18 +142,17 @@ def judge_in_format(
     target: Format,
     fixed_scale: float | None = None,
     glob: str | None = None,
-    limits: Limits | None = None,
     verdict: Verdict | None = None,
 ) -> WhatIf:
     """Judges every recorded tensor of the run in `target`, gradients under the best loss scale or a fixed one.
 
     `verdict` is the run's own, if it is known already: several formats need it once.
     """
-    limits = limits or Limits()
+    limits = Limits()
     fixed_bits = scale_bits(fixed_scale)
     there = reader.kinds(source.db, source.run.id)
     losses = reader.scalars(source.db, source.run.id, ["loss"]).get("loss")
-    broken = first_nonfinite(losses)
+    broken = first_broken_step(losses)
     if losses is not None and broken == int(losses[0][0]):
         raise NannyError(
             f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "

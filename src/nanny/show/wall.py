@@ -25,6 +25,7 @@ PANEL, EDGE = 846, 1168
 LEVELS = 6  # of darkness
 ROOM = 3  # binary orders above and below what is drawn
 MOST_ORDERS = 60
+MOST_TICKS = 6  # numbers under the axis, about
 ALL_ZERO_ORDERS = 14  # above the floor, where there is nothing but zeros to draw
 WIDEST = 0.02  # of the axis, for one column of samples
 _STYLE = """
@@ -237,10 +238,10 @@ def _grid(axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="end")
 
 
-def _ticks(first: float, last: float, about: int = 6) -> list[int]:
+def _ticks(first: float, last: float) -> list[int]:
     span = max(last - first, 1)
-    size = 10 ** math.floor(math.log10(max(span / about, 1)))
-    every = next((size * k for k in (1, 2, 5, 10) if span / (size * k) <= about), size * 10)
+    size = 10 ** math.floor(math.log10(max(span / MOST_TICKS, 1)))
+    every = next((size * k for k in (1, 2, 5, 10) if span / (size * k) <= MOST_TICKS), size * 10)
     begin = math.ceil(max(first, 0) / every) * every
     return [step for step in range(int(begin), int(last) + 1, int(every)) if step <= last - 0.04 * span]
 

@@ -45,6 +45,7 @@ from .lock import is_held, lock_path, locks_work, try_lock
 from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, stat, unpack_histograms, unpack_sample, unpack_stat
 
 BUSY_SECONDS = 5.0
+MOST_LISTED = 10  # runs, where the one that was asked for is not there
 
 
 @dataclass(frozen=True)
@@ -411,6 +412,6 @@ def _file_of(db: sqlite3.Connection) -> Path | None:
     return Path(name) if name else None
 
 
-def _listed(numbers: Sequence[int], most: int = 10) -> str:
-    shown = ", ".join(map(str, numbers[-most:]))
-    return shown if len(numbers) <= most else f"..., {shown}"
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[-MOST_LISTED:]))
+    return shown if len(numbers) <= MOST_LISTED else f"..., {shown}"

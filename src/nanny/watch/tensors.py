@@ -102,6 +102,12 @@ def is_readable(tensor: Tensor) -> bool:
         return _is_readable(tensor)
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Neither NaN nor an infinity in it: one pass, one wait."""
+    low, high = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
 def _is_readable(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.layout is not _STRIDED or tensor.is_meta or tensor.is_nested:
         return False

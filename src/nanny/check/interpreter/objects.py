@@ -185,7 +185,7 @@ def call_pretrained(frame: Frame, node: ast.Call, name: str, kwargs: Kwargs) -> 
     thing = Thing("", "module")
     is_quantised = any(k in kwargs for k in ("quantization_config", "load_in_8bit", "load_in_4bit"))
     if asked.kind == "dtype" and asked.const in ("fp16", "bf16") and not is_quantised:
-        thing.dtype, thing.cast, thing.cast_line, thing.cast_file = asked.const, node, node.lineno, frame.module.filename
+        thing.dtype, thing.cast, thing.cast_line = asked.const, node, node.lineno
     value = Value("module", ref=None, thing=thing, line=node.lineno, node=node)
     return frame.emit("from_pretrained", node, (), kwargs, value)
 
@@ -235,7 +235,7 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
         for part in parts(base):
             part.dtype = wanted
         if wanted in ("fp16", "bf16", "half"):
-            thing.cast, thing.cast_line, thing.cast_file = node, node.lineno, frame.module.filename
+            thing.cast, thing.cast_line = node, node.lineno
         else:
             thing.cast = None
         if thing.owner is not None and not (base.kind == "module" and base.ref in NORM_LAYERS):

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 HALF = frozenset({"fp16", "bf16", "half"})  # "half": one of the two, not known which
-FLOATS = HALF | {"fp32", "fp64"}
 NOTHING: Any = type("Nothing", (), {"__repr__": lambda self: "NOTHING"})()
 
 
@@ -27,7 +26,6 @@ class Thing:
     kind: str = ""
     dtype: str = ""
     cast: ast.AST | None = None  # the call that made it half
-    cast_file: str = ""
     cast_line: int = 0
     device: str = ""
     owner: Thing | None = None  # the module that this is some part of

@@ -23,13 +23,13 @@ from ..registry import Hit, rule
 _PASS = SHAPE | {"getitem", "view", "cast", "clamp", "clamp_min", "add", "part", "clone"}
 
 
-def _is_promoted(event: Event, op: str | None = None) -> bool:
+def _is_promoted(event: Event) -> bool:
     """Whether autocast, or an explicit dtype, runs this operation in float32; an unknown device counts as promoting."""
     asked = event.kwargs.get("dtype")
     if asked is not None and not asked.is_none:
         return asked.const not in HALF
     region = event.at.region
-    return region is not None and autocast_list(op or event.op, region.device) in ("float32", "unknown")
+    return region is not None and autocast_list(event.op, region.device) in ("float32", "unknown")
 
 
 def _is_guess_in_evaluation(event: Event) -> bool:
