@@ -84,8 +84,34 @@ def evaluated_in_between() -> None:
         model.train()
 
 
+def solve(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    x = torch.randn(16, 2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - x[:, :1]).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+def closure() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    for _ in range(ITERATIONS):
+        solve(model, optimizer)
+
+
+def closure_of_a_new_optimizer_each_time() -> None:
+    model = nn.Linear(2, 1)
+    for _ in range(ITERATIONS):
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)  # may lie where the one before the last did
+        solve(model, optimizer)
+
+
 PROGRAMS = [plain, accumulated, skipped, gan_that_makes_its_fakes_anew, gan_that_uses_its_fakes_twice, masters_in_fp32]
-PROGRAMS.append(evaluated_in_between)
+PROGRAMS += [evaluated_in_between, closure, closure_of_a_new_optimizer_each_time]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

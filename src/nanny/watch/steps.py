@@ -58,8 +58,9 @@ class StepClock(events.PartListener):
         self._in_evaluation: dict[int, weakref.ref[nn.Module]] = {}  # called with gradients, not in train mode
         self._updated: set[int] = set()  # roots for which no further optimizer is waited
         self._called: set[int] = set()
-        self._stepped: set[int] = set()
-        self._stepped_twice = False
+        self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._has_stepped = self._stepped_twice = False
+        self._closure: str | None = None  # of the optimizer that steps: `first`, its first call begins a step, or `later`
         self._backwards = 0
         self._without_optimizer = False
         self._scaler_steps: Optimizer | None = None
@@ -129,10 +130,11 @@ class StepClock(events.PartListener):
             return
         if module.training:
             self._called.add(id(module))
-        if self._is_over():
+        if self._is_over() if self._closure is None else self._closure == "first":
             self._called = {id(module)}
             self._stepped.clear()
-            self._stepped_twice, self._backwards = False, 0
+            self._closure = self._closure and "later"
+            self._has_stepped, self._stepped_twice, self._backwards = False, False, 0
             self._has_begun = True
             self.step += 1
             hooks = set(_global_forward_pre_hooks)
@@ -182,13 +184,15 @@ class StepClock(events.PartListener):
         if not self._has_begun:
             return True
         known = list(self._optimizers)
+        if not known and self._has_stepped:
+            return True  # one that was made for this step alone
         if not known:  # gradients may be accumulated first; after many backward passes there is none of torch's to come
             self._without_optimizer = self._without_optimizer or self._backwards >= PATIENCE
             return self._without_optimizer and self._backwards > 0
         if self._stepped_twice:
             self._updated |= self._called  # what has not been updated by now never is
             return True
-        return {id(o) for o in known} <= self._stepped and self._all_updated(known)
+        return all(o in self._stepped for o in known) and self._all_updated(known)
 
     def _all_updated(self, known: list[Optimizer]) -> bool:
         waiting = [model for key in self._called - self._updated if (model := self._roots[key]()) is not None]
@@ -211,7 +215,12 @@ class StepClock(events.PartListener):
         self._scaler_steps = None
         self.after_optimizer_step(optimizer)
 
+    def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
+        if has_closure:  # all of its calls are one step
+            self._closure = "first" if self._is_over() else "later"
+
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        self._closure = None
         if optimizer is not self._scaler_steps:
             self._guard(self._note_update)(optimizer)
 
@@ -221,8 +230,9 @@ class StepClock(events.PartListener):
         if self._in_evaluation:
             self._find_trained(optimizer)
         self._optimizers[optimizer] = None
-        self._stepped_twice = self._stepped_twice or id(optimizer) in self._stepped
-        self._stepped.add(id(optimizer))
+        self._stepped_twice = self._stepped_twice or optimizer in self._stepped
+        self._stepped.add(optimizer)
+        self._has_stepped = True
         if self._over is not None and self._is_over():
             self._over()
 
