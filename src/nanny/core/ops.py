@@ -53,6 +53,7 @@ PRODUCTS = _family("mul pow square addcmul prod cumprod")
 ADDITIONS = _family("add sub rsub lerp addcdiv index_add scatter_add")
 ADDITIVE = _family("add sub rsub sum mean cat stack")  # an error in goes out as it came in
 DIFFERENCES = _family("sub rsub")
+SHIFTS = _words("add sub rsub mul div")  # by a number: what lies apart stays apart
 NORMS = _family("norm linalg_vector_norm linalg_matrix_norm cdist cdist_forward euclidean_dist pdist pdist_forward dist")
 SPREADS = _family("var var_mean std std_mean")  # a square of differences inside
 REDUCTIONS = NORMS | SPREADS | _family("sum nansum mean cumsum dot vdot logsumexp trace")
@@ -228,6 +229,7 @@ NONLINEAR_FUNCTIONS = _words("""
     pow square norm linalg.vector_norm abs std var max min amax amin item tolist numpy clamp clamp_ clamp_min clamp_max clip_ sum
     mean median sqrt sign sign_ histc log exp""")
 ACCUMULATING_FUNCTIONS = _words("add sub mul div lerp add_ sub_ mul_ div_ lerp_ getitem view phi moved cuda")
+FORMULA_FUNCTIONS = _words("pow square abs neg sqrt exp mul div sub add mean std var sum norm")  # to be run in float32 as one
 CREATING_FUNCTIONS = ("zeros", "ones", "empty", "full", "tensor")
 SAME_VALUES = SHAPE | {"getitem", "view"}
 

@@ -29,6 +29,7 @@ from ..core.ops import (
     PROTECT,
     SAME_VALUE,
     SCATTERS,
+    SHIFTS,
     SINGULAR_AT_ZERO,
     UNWRITTEN,
     bare_op,
@@ -61,7 +62,6 @@ from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
 _ADDITIONS = ("add", "sub")
-_SHIFTS = frozenset(["add", "sub", "rsub", "mul", "div"])
 _Line = tuple[str, Any, int, str]
 
 
@@ -380,7 +380,7 @@ def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]
 
 def stored_spacing(ledger: Ledger, step: TaggedOp) -> float:
     """Of numbers that came in 16 bits, and were copied, shifted or stretched since."""
-    if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | MOVES | _SHIFTS or not step.inputs:
+    if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | MOVES | SHIFTS or not step.inputs:
         return 0.0
     source = step.inputs[0]
     if any(t.numel() > 1 and t.is_floating_point() for t in step.inputs[1:]) or id(source) in step.written:

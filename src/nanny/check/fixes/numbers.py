@@ -8,6 +8,7 @@ from dataclasses import replace
 import libcst as cst
 
 from ...core.finding import Finding, Severity
+from ...core.ops import FORMULA_FUNCTIONS
 from ..fixers import Change, fixer
 from ..tree import Edit, Tree, applied, argument, dotted, method
 from .region import logits_of
@@ -25,9 +26,6 @@ def operand(tree: Tree, call: cst.Call) -> cst.BaseExpression | None:
 
 
 _ELEMENTWISE = (cst.Multiply, cst.Divide, cst.Add, cst.Subtract, cst.Power)
-_EARLIER = frozenset(
-    ("pow", "square", "abs", "neg", "sqrt", "exp", "mul", "div", "sub", "add", "mean", "std", "var", "sum", "norm")
-)
 
 
 def source(tree: Tree, value: cst.BaseExpression) -> cst.BaseExpression:
@@ -37,7 +35,7 @@ def source(tree: Tree, value: cst.BaseExpression) -> cst.BaseExpression:
             value = value.right if is_number(tree, value.left) else value.left
         elif isinstance(value, cst.UnaryOperation):
             value = value.expression
-        elif isinstance(value, cst.Call) and _method_name(value) in _EARLIER and not _is_self(value):
+        elif isinstance(value, cst.Call) and _method_name(value) in FORMULA_FUNCTIONS and not _is_self(value):
             inner = operand(tree, value)
             if inner is None:
                 return value
