@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "nanny"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "nanny"
 LONGEST = 800  # lines of one file
 SEVERAL = {"NannyCallback"}  # Lightning and transformers each look for their own class; both are documented under this name
 
@@ -56,3 +58,23 @@ def test_a_type_name_means_one_thing() -> None:
 def test_every_file_can_be_read_at_once() -> None:
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in FILES.items()}
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
+
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_architecture_page_names_every_file_of_every_room() -> None:
+    furniture = {"records", "registry", "text", "page", "command", "assets"}  # said once for all rooms
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+)$", PAGE, re.MULTILINE))
+    rooms = {path.name: path for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert set(rows) == set(rooms)
+    for name, room in rooms.items():
+        there = {path.stem for path in room.iterdir() if not path.name.startswith("_") and path.suffix in (".py", "")}
+        assert there - furniture <= set(re.findall(r"`([a-z_]+)[/`]", rows[name])), name
+
+
+def test_every_file_on_the_architecture_page_is_there() -> None:
+    paths = re.findall(r"`((?:\w+/)+\w*(?:\.py)?)`", PAGE)
+    assert len(paths) > 40
+    roots = (SOURCE, ROOT, *(path for path in SOURCE.iterdir() if path.is_dir()))  # in a room's own row, of that room
+    assert [path for path in paths if not any((root / path).exists() or (root / f"{path}.py").exists() for root in roots)] == []
