@@ -4,7 +4,8 @@
     python -m harmless.harness                                   # every program, every setting, as a table
     python -m harmless.harness --setting default --only lstm     # those whose name or theme contains a word
 
-Many programs share a process, for speed. One that dies, or that differs, is run again alone before it counts.
+Many programs share a process, for speed. One that dies, or that differs, is run again alone before it counts. What a program does
+when nobody watches is kept in the temporary folder and holds until its source, the harness or torch changes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import contextlib
 import faulthandler
 import gc
+import hashlib
+import inspect
 import io
 import json
 import os
@@ -26,12 +29,14 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version as _version
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 SETTINGS = ("default", "every", "trace", "watch_model", "naninf", "compare", "sanitize")
 SEED = 20
 HANG_SECONDS = 150
+_KEPT = pathlib.Path(tempfile.gettempdir(), f"nanny-harmless-{os.getuid()}")
 
 
 class Watched:
@@ -187,6 +192,7 @@ def run_one(name: str, build: Any, setting: str, functions: dict[str, Any]) -> d
             record["close_error"] = _error(error)
         record["state"] = made.state()
         record["marks"] = leftovers.marks(made.models, made.optimizers)
+    _train_a_little()
     after = leftovers.surroundings()
     record["left"] = [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
     record["replaced"] = leftovers.replaced(functions)
@@ -207,6 +213,21 @@ def run_one(name: str, build: Any, setting: str, functions: dict[str, Any]) -> d
     shutil.rmtree(output_dir, ignore_errors=True)
     record["seconds"] = round(time.monotonic() - started, 2)
     return record
+
+
+def _train_a_little() -> None:
+    """What a program kept of a tool and set again after its end has to go when it is next called."""
+    import torch
+
+    with torch.random.fork_rng(), torch.enable_grad(), torch.device("cpu"), contextlib.suppress(Exception):
+        weight = torch.ones(2, 2, requires_grad=True)
+        optimizer, scaler = torch.optim.SGD([weight], 0.1), torch.amp.GradScaler("cpu")
+        torch.autograd.backward(scaler.scale(weight.sum()))
+        torch.nn.utils.clip_grad_value_([weight], 1.0)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
 
 
 @contextlib.contextmanager
@@ -235,6 +256,30 @@ def _reset_torch() -> None:
     torch.autograd.set_detect_anomaly(False)
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+def plain_records(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The record of each program that nobody watches, from an earlier run where nothing has changed since."""
+    names = list(names)
+    company = "alone" if len(names) == 1 else "together"
+    places = {name: _KEPT / f"{name}.{company}.{_digest(name)}.json" for name in names}
+    kept = {name: json.loads(place.read_text()) for name, place in places.items() if place.exists()}
+    made = run_programs("plain", [name for name in names if name not in kept])
+    _KEPT.mkdir(parents=True, exist_ok=True)
+    for name, record in made.items():
+        if "died" not in record:
+            partial = places[name].with_suffix(f".{os.getpid()}")
+            partial.write_text(json.dumps(record))
+            partial.replace(places[name])
+    return kept | made
+
+
+def _digest(name: str) -> str:
+    from . import program
+
+    files = [inspect.getfile(program.BUILDS[name]), *(HERE / own for own in ("harness.py", "leftovers.py", "program.py"))]
+    texts = [pathlib.Path(file).read_bytes() for file in files]
+    return hashlib.sha256(b"".join([*texts, _version("torch").encode(), sys.version.encode()])).hexdigest()[:16]
 
 
 def run_programs(setting: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -349,7 +394,7 @@ def suspects(setting: str, names: Iterable[str], plain: dict[str, dict[str, Any]
 
 def harmed_alone(setting: str, names: Iterable[str]) -> dict[str, list[str]]:
     """What differs for programs in a process each, so that none answers for another."""
-    found = {name: harms(run_programs("plain", [name])[name], run_programs(setting, [name])[name]) for name in names}
+    found = {name: harms(plain_records([name])[name], run_programs(setting, [name])[name]) for name in names}
     return {name: texts for name, texts in found.items() if texts}
 
 
@@ -365,7 +410,7 @@ def main() -> None:
     parser.add_argument("--work", nargs=2, metavar=("SETTING", "RESULTS"), help=argparse.SUPPRESS)
     parser.add_argument("--setting", action="append", choices=SETTINGS)
     parser.add_argument("--only", default="")
-    parser.add_argument("--plain-only", action="store_true")
+    parser.add_argument("--plain-only", action="store_true", help="twice: does each do the same")
     parser.add_argument("--in-company", action="store_true", help="count what differs without asking again alone")
     args = parser.parse_args()
     if args.work:
@@ -378,7 +423,8 @@ def main() -> None:
         for name in program.load_programs()
         if any(word in name or word in program.THEMES[name] for word in args.only.split(","))
     ]
-    first, second = run_programs("plain", names), run_programs("plain", names[::-1])
+    first = plain_records(names)
+    second = run_programs("plain", names[::-1]) if args.plain_only else first
     for name in names:
         error = first[name].get("died") or first[name].get("error")
         differs = (

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -120,14 +121,19 @@ def surroundings() -> dict[str, Any]:
     }
 
 
+_STAYING: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
 def _threads() -> list[str]:
-    """Names of running threads; one that was told to end has a second to do so."""
+    """Names of running threads; one that was told to end has a second to do so, once."""
     for _ in range(20):
-        names = sorted(t.name for t in threading.enumerate() if t is not threading.main_thread())
-        if not names:
+        running = [t for t in threading.enumerate() if t is not threading.main_thread()]
+        if all(t in _STAYING for t in running):
             break
         time.sleep(0.05)
-    return names
+    else:
+        _STAYING.update(running)
+    return sorted(t.name for t in running)
 
 
 def _children() -> int:

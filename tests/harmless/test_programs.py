@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .harness import SETTINGS, differing, harmed_alone, harms, known_harm, run_programs, suspects
+from .harness import SETTINGS, differing, harmed_alone, harms, known_harm, plain_records, run_programs, suspects
 from .program import BUILDS, THEMES, load_programs
 
 load_programs()
@@ -55,7 +55,7 @@ def _by_theme(theme: str) -> list[str]:
 
 @functools.cache
 def _plain(theme: str) -> dict[str, dict[str, Any]]:
-    return run_programs("plain", _by_theme(theme))
+    return plain_records(_by_theme(theme))
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def _cases() -> list[Any]:
 
 def test_representative_programs_are_unharmed() -> None:
     known = {name for name in QUICK if (name, "default") in KNOWN}
-    found = suspects("default", QUICK, run_programs("plain", QUICK))
+    found = suspects("default", QUICK, plain_records(QUICK))
     assert known <= set(found), "mended: remove the lines from KNOWN_HARM"
     assert harmed_alone("default", [name for name in found if name not in known]) == {}
 
