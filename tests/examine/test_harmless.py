@@ -166,6 +166,17 @@ def test_gradients_and_loss_are_told_unscaled():
         assert gradient.norm == pytest.approx(exact, rel=0.02)
 
 
-def test_a_compiled_model_is_refused_with_the_way_out():
-    with pytest.raises(NannyError, match="force_eager"):
-        sanitize(torch.compile(nn.Linear(2, 2), backend="eager"))
+def test_a_compiled_model_is_left_to_the_compiler_and_the_way_out_is_said_and_works():
+    model = nn.Linear(2, 2)
+    compiled = torch.compile(model, backend="eager")
+
+    def examined():
+        with sanitize(compiled) as seen:
+            compiled(torch.ones(1, 2)).sum().backward()
+        return seen.examination
+
+    assert "force_eager" in examined().facts["left_out"]
+    with torch.compiler.set_stance("force_eager"):
+        eager = examined()
+    assert "left_out" not in eager.facts
+    assert eager.gradients

@@ -175,6 +175,17 @@ def test_listeners_that_are_collected_leave_nothing_behind():
     assert type(optimizer_module._global_optimizer_pre_hooks).__name__ == "OrderedDict"
 
 
+def test_a_wrapper_that_the_program_kept_and_sets_again_goes_at_its_first_call(heard):
+    kept = torch.autograd.backward
+    events.leave(heard)
+    torch.autograd.backward = kept
+    assert functions() != ORIGINAL
+    weight = torch.ones(1, requires_grad=True)
+    torch.autograd.backward(weight.exp().sum())
+    assert weight.grad is not None
+    assert functions() == ORIGINAL
+
+
 def test_an_optimizer_may_step_while_another_thread_comes_and_goes():
     """torch goes through its dictionary of hooks with Python code in between: it must not change meanwhile."""
     model = nn.Linear(2, 1)

@@ -10,6 +10,7 @@ stays bit-identical, random numbers included.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -18,7 +19,7 @@ from ..core.examination import Examination, Hazard
 from ..core.finding import NannyError
 from ..core.limits import Limits
 from ..watch import events
-from ..watch.names import is_compiled
+from ..watch.op_stream import is_programs_own
 from .hazards import judged
 from .sanitizer import Sanitizer
 from .text import render_examination
@@ -27,8 +28,8 @@ from .text import render_examination
 class Sanitized:
     """What `sanitize` saw, once its block has ended."""
 
-    def __init__(self, sanitizer: Sanitizer, limits: Limits, scale: _ScaleSeen | None = None) -> None:
-        self._sanitizer = sanitizer
+    def __init__(self, sanitizer: Sanitizer, limits: Limits, scale: _ScaleSeen | None = None, strict: bool = False) -> None:
+        self._sanitizer, self._strict = sanitizer, strict
         self._limits = limits
         self._scale = scale
         self._examination: Examination | None = None
@@ -42,7 +43,14 @@ class Sanitized:
     def __exit__(self, *_: object) -> None:
         if self._scale is not None:
             events.leave(self._scale)
-        self._examination = judged(self._sanitizer.close(), self._limits)
+        examination = self._sanitizer.close()
+        try:
+            self._examination = judged(examination, self._limits)
+        except BaseException as error:
+            if self._strict or is_programs_own(error):
+                raise
+            failed = f"{type(error).__name__}: {error}"
+            self._examination = replace(examination, suspects=(), facts={**examination.facts, "failed": failed})
 
     @property
     def examination(self) -> Examination:
@@ -83,12 +91,7 @@ def sanitize(
     """
     if not isinstance(model, nn.Module):
         raise NannyError(f"sanitize(model) needs the nn.Module that is trained, not {type(model).__name__}")
-    if is_compiled(model):
-        raise NannyError(
-            "a compiled model does not show its operations; run this one step eagerly: "
-            "torch.compiler.set_stance('force_eager') before it, and sanitize(model._orig_mod)"
-        )
     limits = limits or Limits()
     seen = _ScaleSeen() if scaler is None else None
     scale = seen if seen is not None else scaler.get_scale if scaler.is_enabled() else None
-    return Sanitized(Sanitizer([(model, "")], step, scale, limits, strict=strict), limits, seen)
+    return Sanitized(Sanitizer([(model, "")], step, scale, limits, strict=strict), limits, seen, strict)

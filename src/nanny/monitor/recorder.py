@@ -27,6 +27,7 @@ from ..measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradient
 from ..measure.sketch import reduction_rows, sketch
 from ..measure.transfer import PendingRead
 from ..watch import events
+from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
 from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
@@ -98,6 +99,7 @@ class Recorder:
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
+        self._compiled_calls = compiled_calls()
         self._hears_all = False
         self._stop_hearing: Callable[[], Any] = lambda: None
         self._local: LocalGradients | None = None
@@ -459,8 +461,8 @@ class Recorder:
         """Backward, and no model was called: the program calls their parts. They are heard from the next step on."""
         if self._calls is None or self._calls.heard or not (self.hears_calls and self._hears_all and self._called):
             return
-        if self._below >= MOST_BELOW or self.compiled:
-            return
+        if self._below >= MOST_BELOW or self.compiled or self._compiled_calls != compiled_calls():
+            return  # what a compiled function calls cannot be heard, and its classes are not to change
         self._below += 1
         self._called = inner_modules(self._called)
 

@@ -11,7 +11,6 @@ with NanInfTracker() as tracker:            # who made the first NaN
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from torch import nn
 
 from ..core.finding import Finding, NannyError, warn
 from ..core.numbers import listed
+from ..core.terminal import say, tell
 from ..watch import events
 from ..watch.nonfinite import NonfiniteOrigins, Origin
 from ..watch.op_facts import long_name
@@ -157,7 +157,7 @@ class _Watch:
         if self._to_file or self._dump:
             self._make_folder()
         tracked = [(t.model, "") for t in _trackers]
-        self._places = Places(tracked or None).open()
+        self._places = Places(tracked or None, on_trouble=None if self._strict else self._trouble).open()
         self._consumer = self._make_consumer(self._places)
         self._consumer.active = self._in_window()
         join(self._consumer)
@@ -179,8 +179,9 @@ class _Watch:
                 last += "\n" + next_line(self.tool, self.faults[0], self.script)
             self._say(last)
             if self._stream is not None:
-                print(last, file=sys.stderr)
-                self._stream.close()
+                tell(last)
+                with suppress(OSError):
+                    self._stream.close()
             self._tally, self._consumer, self._stream = self.tally, None, None
 
     def _unknown_modules(self, sites: list[str]) -> str:
@@ -232,7 +233,11 @@ class _Watch:
         return self.start_step <= self.step_cnt and (self.end_step is None or self.step_cnt < self.end_step)
 
     def _say(self, text: str) -> None:
-        print(text, file=self._stream or sys.stderr, flush=True)
+        if self._stream is None:
+            tell(text)
+            return
+        with suppress(Exception):  # a disk that is full, or a stream that the program has closed
+            say(text, self._stream)
 
     def _hear(self, op: str, spot: Spot, said: str) -> None:
         self._head()
@@ -278,9 +283,12 @@ class _Watch:
             said = f"{SAID[fault.kind]}, seen {times} times now"
             self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said)}")
 
-    def _trouble(self, error: Exception) -> None:
+    def _trouble(self, error: BaseException) -> None:
+        if self._failed:
+            return
         self._failed = True
-        self._consumer.active = False
+        if self._consumer is not None:
+            self._consumer.active = False
         warn(f"{self.tool} could not do its work and is off now ({type(error).__name__}: {error})")
 
 

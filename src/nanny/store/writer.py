@@ -17,7 +17,6 @@ every call does nothing. `on_warning` is called in the thread that calls the wri
 from __future__ import annotations
 
 import atexit
-import os
 import sqlite3
 import sys
 import threading
@@ -27,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache, partial
+from os import getpid  # that of now: programs replace it
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class RunWriter:
         self.dropped = 0
         self.failed: str | None = None
         self.cpu_seconds = 0.0  # of the writer thread
-        self._pid = os.getpid()
+        self._pid = getpid()
         self._on_warning = on_warning or _warn
         self._warnings: list[str] = []
         self._warned_of_failure = False
@@ -178,7 +178,7 @@ class RunWriter:
         self._tell()
 
     def _is_forked(self) -> bool:
-        return os.getpid() != self._pid
+        return getpid() != self._pid
 
     def _is_stuck(self) -> bool:
         return self.failed is not None or not self._thread.is_alive()

@@ -15,13 +15,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from sys import _getframe  # that of now: programs replace it
 from types import CodeType
 from typing import Any, Protocol
 
 import torch
 from torch.nn.modules import module as modules
 
-COMPILED = "a compiled function was called in it, and torch's compiler may not see who watches"
+COMPILED = (
+    "a compiled function was called in it, and torch's compiler may not see who watches "
+    "(torch.compiler.set_stance('force_eager') runs it as it was written)"
+)
 
 
 _frames = torch._C._dynamo.eval_frame
@@ -118,6 +122,7 @@ class _Door:
 
 _parts: list[Part] = []
 _inside: set[tuple[int, int]] = set()  # compiled functions that run now: thread, and the frame of torch's wrapper of it
+_entries = [0]
 _lock = threading.RLock()
 
 
@@ -145,6 +150,11 @@ def leave(part: Part) -> None:
                 door.close()
 
 
+def compiled_calls() -> int:
+    """How many calls of compiled functions have been met, while there was a part."""
+    return _entries[0]
+
+
 def is_inside() -> bool:
     """Does this thread run a compiled function?"""
     return any(thread == threading.get_ident() for thread, _ in _inside)
@@ -153,21 +163,20 @@ def is_inside() -> bool:
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """Compiled functions run as they were written, and nobody steps aside for them. What is compiled stays as it is."""
-    global _as_written
     with _stance("force_eager"):
-        _as_written += 1
-        try:
-            yield
-        finally:
-            _as_written -= 1
+        yield
 
 
 _stance: Any = getattr(torch.compiler, "set_stance", None)  # torch 2.6 and later
-_as_written = 0
 
 
 def can_uncompile() -> bool:
     return _stance is not None and not torch.compiler.is_compiling()
+
+
+def _runs_as_written() -> bool:
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(stance, "stance", "") == "force_eager"
 
 
 def _go_aside(why: str) -> None:
@@ -185,13 +194,14 @@ def _come_back() -> None:
 
 def _entered(original: Any) -> Any:
     def get_dynamic_layer_stack_depth() -> Any:
-        if _as_written:
+        if _runs_as_written():
             return original()
         with _lock:
             if not _inside:
                 for door in _OTHER_DOORS:
                     door.close()
-            _inside.add((threading.get_ident(), id(sys._getframe(1))))
+            _inside.add((threading.get_ident(), id(_getframe(1))))
+            _entries[0] += 1
             _go_aside(COMPILED)
         return original()
 
@@ -202,7 +212,7 @@ def _left(original: Any) -> Any:
     def pop_dynamic_layer_stack_and_undo_to_depth(depth: Any) -> Any:
         result = original(depth)
         with _lock:
-            this = (threading.get_ident(), id(sys._getframe(1)))
+            this = (threading.get_ident(), id(_getframe(1)))
             if this in _inside:
                 _inside.remove(this)
                 if not _inside and _parts:

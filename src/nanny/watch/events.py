@@ -156,16 +156,24 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         return
     wrapped = functools.wraps(original)(make(original))
     _originals[wrapped] = original
-
-    def restore() -> None:
-        now = found = getattr(owner, name)
-        while now in _originals:  # ours, or an older one that the program has kept and put back
-            now = _originals[now]
-        if now is not found:  # else somebody has wrapped it after us; leave theirs alone
-            setattr(owner, name, now)
-
-    _undo.append(restore)
+    _undo.append(functools.partial(_put_back, owner, name))
     setattr(owner, name, wrapped)
+
+
+def _put_back(owner: Any, name: str) -> None:
+    now = found = getattr(owner, name)
+    while now in _originals:  # ours, or an older one that the program has kept and put back
+        now = _originals[now]
+    if now is not found:  # else somebody has wrapped it after us; leave theirs alone
+        setattr(owner, name, now)
+
+
+def _put_all_back() -> None:
+    """A program may read one of our wrappers, and set it again when nobody listens any more: the first call ends that."""
+    with _changes:
+        for owner, name, _ in () if _undo else _wrappers():
+            if hasattr(owner, name):
+                _put_back(owner, name)
 
 
 def _add_hook(name: str, hook: Any) -> None:
@@ -254,6 +262,8 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
             def wrapped(*args: Any, **kwargs: Any) -> Any:
                 if torch.compiler.is_compiling():
                     return original(*args, **kwargs)
+                if not _undo:
+                    notify(_put_all_back)
                 if before is not None:
                     notify(before, args, kwargs)
                 result = original(*args, **kwargs)

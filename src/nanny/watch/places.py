@@ -15,7 +15,6 @@ import linecache
 import os
 import re
 import stat
-import sys
 import sysconfig
 import weakref
 from bisect import bisect_right
@@ -23,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from sys import _getframe  # that of now: programs replace it
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -201,7 +201,7 @@ class Places:
         if self._updating is not None and not self._open and not (self._has_closure and torch.is_grad_enabled()):
             return self._updating
         scope = self._open[-1][1] if self._open else _OUTSIDE
-        where = _user_frame(sys._getframe(1)) if self._lines else None
+        where = _user_frame(_getframe(1)) if self._lines else None
         self._note(scope, where)
         return Spot(scope.forward, scope.classes, *(where or ()))
 
@@ -282,7 +282,7 @@ class Places:
         self._mark(_counter(), self._open[-1][1] if self._open else _OUTSIDE)
 
     def _begin_update(self, optimizer: Optimizer, has_closure: bool) -> None:
-        where = _user_frame(sys._getframe(1)) if self._lines else None
+        where = _user_frame(_getframe(1)) if self._lines else None
         kind = type(optimizer).__name__
         self._updating = Spot(Place(module=kind, phase="optimizer"), kind, *(where or ()))
         self._has_closure = has_closure
@@ -361,7 +361,7 @@ def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
 
 def users_line() -> str:
     """`train.py:31`: the line of the program that is now being run."""
-    found = _user_frame(sys._getframe(1))
+    found = _user_frame(_getframe(1))
     return "" if found is None else f"{_near(found[0].co_filename)}:{_line_of(*found)}"
 
 

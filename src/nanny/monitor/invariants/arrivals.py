@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from sys import _getframe
 
 from torch import Tensor, nn
 
@@ -156,7 +157,7 @@ def is_unread(models: Sequence[tuple[nn.Module, str]], site: str) -> bool:
 
 
 def _files_on_stack() -> set[str | None]:
-    frame, found = sys._getframe(1), set()
+    frame, found = _getframe(1), set()
     while frame is not None:
         if is_users_own(frame.f_code.co_filename):
             found.add(frame.f_code.co_filename)
