@@ -5,13 +5,15 @@
     ...                     # the second run
     reached.put_back()
 
-From the things it is given it goes on to whatever they hold, to the functions of the program that their methods call, and to
-the variables that those name. Code of torch, numpy and Python itself is not followed.
+From the things it is given it goes on to whatever they hold, to what their classes have under the names that the code uses which
+was reached so far (a model of a library can also upload itself, and does not in forward), and to the variables that it names.
+Code of torch, numpy and Python itself is not followed.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
 import logging
@@ -31,14 +33,19 @@ MOST_THINGS = 200_000
 MOST_NUMBERS = 1 << 22  # of an array that is copied
 _LIBRARIES = {"torch", "numpy", "nanny", *sys.stdlib_module_names}
 _LEAVES = (
-    *(type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, logging.Logger),
+    *(type(None), bool, int, float, complex, str, bytes, range, slice, enum.Enum, logging.Logger, logging.Handler),
     *(types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType, types.EllipsisType),
     *(types.NotImplementedType, types.GenericAlias, types.UnionType, types.CodeType, np.dtype, np.generic),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
-_NOT_PUT_BACK = (Iterator, type(threading.Lock()), type(threading.RLock()), queue.SimpleQueue, bytearray, memoryview)
-_OF_CLASSES = ("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__")
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_NOT_PUT_BACK = (Iterator, *_LOCKS, queue.SimpleQueue, bytearray, memoryview)
+_OF_CLASSES = (
+    *("__dict__", "__weakref__", "__module__", "__qualname__", "__doc__", "__annotations__"),
+    *("__init_subclass__", "__set_name__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"),  # not run by a call
+)
+_MAKE = ("__init__", "__new__", "__post_init__")  # run where the class itself is named, not where there is one of it
 
 
 class Reached:
@@ -49,6 +56,8 @@ class Reached:
         self.tensors: list[Tensor] = []
         self._kept: list[tuple[Callable[[], bool], Callable[[], None]]] = []  # is it as it was? make it so
         self._seen: dict[int, Any] = {}
+        self._used: set[str] = {"forward"}  # names in the code so far
+        self._unused: dict[str, list[tuple[type, str, Any]]] = {}  # what classes have under other names
         self._waiting = list(roots)
         while self._waiting:
             if len(self._seen) > MOST_THINGS:
@@ -66,6 +75,9 @@ class Reached:
 
     def _look(self, thing: Any) -> None:
         kind = type(thing)
+        if issubclass(kind, type):
+            self._look_into_class(thing)
+            self._use(f"{one.__module__}.{one.__qualname__}()" for one in thing.__mro__)
         if issubclass(kind, _LEAVES) or id(thing) in self._seen or _root_of(kind.__module__) == "nanny":
             return
         self._seen[id(thing)] = thing
@@ -75,8 +87,6 @@ class Reached:
             self._waiting += thing
         elif issubclass(kind, types.FunctionType):
             self._look_into_function(thing)
-        elif issubclass(kind, type):
-            self._look_into_class(thing)
         elif issubclass(kind, (types.MethodType, functools.partial)):
             inner = (thing.func, thing.args, thing.keywords) if kind is functools.partial else (thing.__func__, thing.__self__)
             self._waiting += inner
@@ -97,11 +107,15 @@ class Reached:
             attributes = None
         if type(attributes) is dict:
             self._keep_mapping(attributes)
-            self._waiting += (*attributes.values(), kind)
+            self._waiting += attributes.values()
+            self._look_into_class(kind)
             is_known = is_known or not issubclass(kind, _NOT_PUT_BACK)
+        elif not is_known and any("__slots__" in vars(one) for one in kind.__mro__):
+            self._keep_slots(thing, kind)
+            is_known = not issubclass(kind, _NOT_PUT_BACK)
         elif not is_known:
             is_known = _root_of(kind.__module__) in _LIBRARIES and not issubclass(kind, _NOT_PUT_BACK)
-        if not is_known:
+        if not is_known and not (issubclass(kind, _LOCKS) and _is_free(thing)):
             self.obstacle = f"its code reaches a {kind.__name__}, which cannot be put back"
 
     def _keep_content(self, thing: Any, kind: type) -> bool:
@@ -118,7 +132,7 @@ class Reached:
             )
             self._waiting += content
         elif issubclass(kind, set):
-            content_set = set.copy(thing)
+            content_set = set(set.__iter__(thing))
             self._keep(
                 lambda: set.__len__(thing) == len(content_set) and set.issuperset(thing, content_set),
                 lambda: (set.clear(thing), set.update(thing, content_set)),
@@ -144,14 +158,31 @@ class Reached:
             return False
         return True
 
+    def _keep_slots(self, thing: Any, kind: type) -> None:
+        for slot in [m for one in kind.__mro__ for m in vars(one).values() if type(m) is types.MemberDescriptorType]:
+            with contextlib.suppress(AttributeError):  # empty
+                value = slot.__get__(thing, kind)
+                self._keep(functools.partial(_holds, slot, thing, value), functools.partial(slot.__set__, thing, value))
+                self._waiting.append(value)
+        self._look_into_class(kind)
+
     def _keep(self, is_same: Callable[[], bool], restore: Callable[[], Any]) -> None:
         self._kept.append((is_same, restore))
 
     def _keep_mapping(self, thing: dict[Any, Any]) -> None:
-        content = dict.copy(thing)
+        content = list(dict.items(thing))  # not dict.copy: of an OrderedDict it asks the program's own __getitem__
+        plain: Any = collections.OrderedDict if isinstance(thing, collections.OrderedDict) else dict
+
+        def restore() -> None:
+            plain.clear(thing)
+            for key, value in content:
+                plain.__setitem__(thing, key, value)
+
         self._keep(
-            lambda: _are_same(dict.keys(thing), content) and _are_same(dict.values(thing), content.values()),
-            lambda: (dict.clear(thing), dict.update(thing, content)),
+            lambda: (
+                _are_same(dict.keys(thing), (k for k, _ in content)) and _are_same(dict.values(thing), (v for _, v in content))
+            ),
+            restore,
         )
 
     def _look_into_function(self, function: types.FunctionType) -> None:
@@ -162,7 +193,15 @@ class Reached:
         self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for cell in function.__closure__ or ():
             self._keep_cell(cell)
-        self._keep_names(space, _names_in(function.__code__))
+        names = _names_in(function.__code__)
+        self._keep_names(space, names)
+        self._use(names)
+
+    def _use(self, names: Iterable[str]) -> None:
+        for name in {*names} - self._used:
+            self._used.add(name)
+            for kind, attribute, value in self._unused.pop(name, ()):
+                self._keep_attribute(kind, attribute, value)
 
     def _keep_names(self, space: dict[str, Any], names: set[str]) -> None:
         """Variables of a module, and those of the modules of the program among them."""
@@ -187,17 +226,36 @@ class Reached:
 
     def _look_into_class(self, kind: type) -> None:
         for one in kind.__mro__:
-            if _root_of(one.__module__) in _LIBRARIES or (id(one) in self._seen and one is not kind):
+            if _root_of(one.__module__) in _LIBRARIES or id(one) in self._seen:
                 continue
             self._seen[id(one)] = one
             for name, value in list(vars(one).items()):
-                if name not in _OF_CLASSES:
+                used = f"{one.__module__}.{one.__qualname__}()" if name in _MAKE else name
+                if name in _OF_CLASSES:
+                    continue
+                if used in self._used or (name == used and name.startswith("__") and name.endswith("__")):
                     self._keep_attribute(one, name, value)
-                    self._waiting.append(value)
+                else:
+                    self._unused.setdefault(used, []).append((one, name, value))
 
     def _keep_attribute(self, kind: type, name: str, value: Any) -> None:
+        self._waiting.append(value)
         if not isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
             self._keep(lambda: vars(kind).get(name) is value, lambda: type.__setattr__(kind, name, value))
+
+
+def _holds(slot: types.MemberDescriptorType, thing: Any, value: Any) -> bool:
+    try:
+        return slot.__get__(thing, type(thing)) is value
+    except AttributeError:  # emptied
+        return False
+
+
+def _is_free(lock: Any) -> bool:
+    """Nobody holds it, and no thread of the program is there that could: what it guards is ours for now."""
+    held = lock.locked() if hasattr(lock, "locked") else lock._is_owned()
+    targets = (getattr(t, "_target", None) or type(t) for t in threading.enumerate() if t is not threading.current_thread())
+    return not held and all(_root_of(getattr(target, "__module__", "")) in _LIBRARIES for target in targets)
 
 
 def _are_same(these: Iterable[Any], those: Iterable[Any]) -> bool:
@@ -210,6 +268,7 @@ def _root_of(module: Any) -> str:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
-    """Every name of a variable or an attribute that this code and the functions inside it use."""
+    """Every name of a variable or an attribute that this code and the functions inside it use, or give to `getattr`."""
     inside = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return set(code.co_names).union(*map(_names_in, inside))
+    given = [constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()]
+    return set(code.co_names).union(given, *map(_names_in, inside))
