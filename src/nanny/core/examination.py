@@ -72,6 +72,11 @@ class Hazard:
     in_reference: bool = False  # the FP32 twin shows it too: precision is not the reason
 
     @property
+    def is_of_before(self) -> bool:
+        """It breaks at what was made before the step: rounded to 16 bits, or infinite in whatever format it was computed in."""
+        return self.kind == "singular_backward" and (bool(self.numbers.get("stored")) or "infinite_data" in self.traits)
+
+    @property
     def culprit(self) -> str:
         """The place as a diagnosis names it."""
         return self.place.site or operation(self.op)
@@ -121,8 +126,8 @@ class FirstBad:
 
     @property
     def stored(self) -> bool:
-        """What went in had been rounded to 16 bits before the step: nobody knows what FP32 would have made of it."""
-        return self.hazard is not None and self.hazard.kind == "singular_backward" and bool(self.hazard.numbers.get("stored"))
+        """What went in was rounded, or infinite, before the step: nobody knows what FP32 would have made of it."""
+        return self.hazard is not None and self.hazard.is_of_before
 
     @property
     def hint(self) -> str:

@@ -487,7 +487,9 @@ def first_bad_of(exam: Examination) -> FirstBad:
     assert first is not None
     hazard = _hazard_at(exam, first)
     stored = hazard is not None and (
-        hazard.numbers.get("stored") or (hazard.kind == "masked_rows" and exam.facts.get("stored_infinity"))
+        hazard.is_of_before
+        or hazard.numbers.get("stored")
+        or (hazard.kind == "masked_rows" and exam.facts.get("stored_infinity"))
     )
     return replace(
         first,

@@ -104,6 +104,7 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         suspect,
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of {source}, in FP32 as well",
         "from_data" if from_data else "",
+        "infinite_data" if loaded else "",
         "only_gradients" if only_gradients else "",
         "" if suspect.nan and not meant and suspect.op not in PARTIAL else "range" if _beyond(suspect) else "partial",
         site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if of_data else "data:input" if loaded else None,
