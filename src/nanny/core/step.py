@@ -70,6 +70,11 @@ class SiteTable:
     histograms: Any = None  # numpy [sites, HISTOGRAM_BINS]
     shapes: tuple[tuple[int, ...], ...] = ()
 
+    def knowing(self, **facts: Any) -> SiteTable:
+        """With answers to the questions below that were found for many tables at once."""
+        vars(self).update(facts)
+        return self
+
     # asked by many rules at every step, so found out once
 
     @cached_property
@@ -87,12 +92,26 @@ class SiteTable:
         """Of all sites together; None if none was measured."""
         import numpy as np
 
-        norms = np.asarray(self.columns["norm"], dtype=np.float64)
-        measured = np.asarray(self.columns["count"]) > 0
-        if not measured.any():
-            return None
-        with np.errstate(over="ignore", invalid="ignore"):
-            return math.sqrt(np.square(norms if measured.all() else norms[measured]).sum())
+        norms, count = np.asarray(self.columns["norm"], dtype=np.float64), np.asarray(self.columns["count"])
+        if not count.all():
+            norms = norms[count > 0]
+        return math.sqrt(float(norms @ norms)) if len(norms) else None
+
+    @cached_property
+    def weakest(self) -> float:
+        """The largest magnitude of the site that has the smallest one; NaN if one holds NaN."""
+        import numpy as np
+
+        low, high = np.asarray(self.columns["min"]), np.asarray(self.columns["max"])
+        return float(np.maximum(-low, high).min(initial=math.inf))
+
+    @cached_property
+    def are_all_live(self) -> bool:
+        """Was every site measured, with a norm that is finite and not 0?"""
+        import numpy as np
+
+        norms = np.asarray(self.columns["norm"])
+        return bool(np.asarray(self.columns["count"]).all() and norms.all() and norms.max(initial=0.0) < math.inf)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Deviation:
 
     value: float
     median: float
-    past: tuple[float, ...]
+    past: Sequence[float]  # as it is now
     logarithmic: bool
 
     @property
@@ -97,7 +97,7 @@ def deviation(history: Iterable[float], value: float, logarithmic: bool = True) 
         return None
     low, high = ranked[(len(ranked) - 1) // 2], ranked[len(ranked) // 2]
     usual = math.exp((math.log(low) + math.log(high)) / 2) if logarithmic else (low + high) / 2
-    return Deviation(value, usual, tuple(ranked), logarithmic)
+    return Deviation(value, usual, ranked, logarithmic)
 
 
 class SiteHistory:
@@ -112,7 +112,7 @@ class SiteHistory:
         self.zero_record = np.zeros(0, dtype=np.int64)  # the longest run of zeros that came to an end
         self.low_steps = np.zeros(0, dtype=np.int64)
         self.ever = np.zeros(0, dtype=bool)  # had a finite, non-zero value
-        self._streaks = True  # a site is new, or has been zero or low for some steps
+        self.has_streaks = True  # a site is new, or has been zero or low for some steps
         self.level = np.zeros(0)  # slow average of the logarithm, a cheap screen before medians are taken
 
     def columns(self, names: tuple[str, ...]) -> Any:
@@ -130,7 +130,7 @@ class SiteHistory:
                 setattr(self, field, np.concatenate([getattr(self, field), np.zeros(grow, dtype=np.int64)]))
             self.ever = np.concatenate([self.ever, np.zeros(grow, dtype=bool)])
             self.level = np.concatenate([self.level, np.full(grow, np.nan)])
-            self._streaks = True
+            self.has_streaks = True
         return slice(None) if names == self.names else np.array([self._column[n] for n in names], dtype=np.int64)
 
     def ring(self, names: tuple[str, ...]) -> np.ndarray:
@@ -145,11 +145,11 @@ class SiteHistory:
         """`keep` False (a skipped or bad step): streaks count on, the baseline does not learn from it."""
         at = self.columns(table.names)
         norm = np.asarray(table.columns["norm"], dtype=np.float64)
-        measured = np.asarray(table.columns["count"]) > 0
-        good = measured & (norm > 0) & (norm < np.inf)
-        if keep and good.all() and not self._streaks and isinstance(at, slice):
+        if keep and table.are_all_live and not self.has_streaks and isinstance(at, slice):
             self._add_usual(norm)
             return
+        measured = np.asarray(table.columns["count"]) > 0
+        good = measured & (norm > 0) & (norm < np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             drift = np.where(good, np.log(np.where(good, norm, 1.0)) - self.level[at], 0.0)
         zero = measured & (norm == 0)
@@ -166,7 +166,7 @@ class SiteHistory:
             row[at] = np.where(good, norm, np.nan)
             self._ring[self._next] = row
             self._next = (self._next + 1) % len(self._ring)
-        self._streaks = bool(self.zero_steps.any() or self.low_steps.any() or not self.ever.all())
+        self.has_streaks = bool(self.zero_steps.any() or self.low_steps.any() or not self.ever.all())
 
     def _add_usual(self, norm: np.ndarray) -> None:
         """The same where every site has a value, as before, and nothing lasts: a tenth of the calls."""
@@ -174,7 +174,7 @@ class SiteHistory:
         low = drift < _LOW
         if low.any():
             self.low_steps[low] = 1
-            self._streaks = True
+            self.has_streaks = True
         self.level += 0.05 * drift
         self._ring[self._next] = norm
         self._next = (self._next + 1) % len(self._ring)
@@ -374,7 +374,8 @@ class RunHistory:
         at = self._columns(step.grads.names)
         norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
         self._counts[0, at] += 1
-        self._counts[1, at] += norms == 0
+        if not step.grads.are_all_live:
+            self._counts[1, at] += norms == 0
         self._add_surprise(step, step.grads.names, at, norms)
         self._first_grads, self._last_grads = self._first_grads or step.grads, step.grads
 

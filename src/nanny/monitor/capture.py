@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
 
 from ..core.step import BadCall, SiteTable, StepRecord
-from ..measure.rows import PendingRows, RowBuffer
+from ..measure.rows import JoinedRead, PendingRows, RowBuffer, measured_lines
 from ..measure.transfer import PendingRead
 from ..store.packing import BITS, REDUCTION, pack_bits
 from .trace import OutputCall, StepTrace, growths_of
@@ -39,11 +39,12 @@ class GradientRead:
     """Gradients read at one moment, all times `scale` if that is given."""
 
     sites: SiteColumns
-    counts: tuple[int, ...] = ()
-    read: PendingRead | None = None  # [3, n]: sum of squares, min, max
+    counts: np.ndarray | None = None  # elements of each
+    read: PendingRead | JoinedRead | None = None  # [3, n]: sum of squares, min, max
     rows: RowBuffer | None = None  # on traced steps, with histograms
     scale: Tensor | None = None
     bits: Bits | None = None  # of many processes, on traced steps
+    table: SiteTable | None = None  # of one that was on the host at once
     reduction: PendingRead | None = None  # likewise: [n, len(REDUCTION)]
     bad: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # position -> NaN, +Inf, -Inf, where they could be counted
 
@@ -58,7 +59,7 @@ class StepCapture:
     weights: tuple[Sites, RowBuffer] | None = None
     buffers: tuple[Sites, RowBuffer] | None = None
     reads: list[GradientRead] = field(default_factory=list)
-    read: set[str] = field(default_factory=set)
+    read: frozenset[str] = frozenset()  # names
     provisional: bool = False  # the reads were taken without knowing whether an optimizer would come
     losses: list[Tensor | float] = field(default_factory=list)
     windows: list[int] = field(default_factory=lambda: [0])  # where in `losses` those begin whose gradients add up
@@ -85,18 +86,16 @@ class StepCapture:
 
     def facts(self) -> dict[str, Any]:
         """What the host knows of the step so far, but for what always changes."""
-        return {**vars(self.record), "step": 0, "seconds": 0.0, "lr": 0.0}
+        return {**vars(self.record), "step": 0, "seconds": 0.0, "loss": 0.0, "lr": 0.0}
 
     def quiet_numbers(self) -> tuple[float, float] | None:
         """Loss and gradient norm of a step all of which is on the host and in which nothing happened; None of any other."""
-        record, one = self.record, self.reads[0] if len(self.reads) == 1 else None
-        if record.traced or record.examined or self.scale is not None or self.found_inf or self.local is not None:
+        if self._pending or not self.reads or self.reads[0].bad or self.record.examined:
             return None
-        if one is None or one.read is None or one.bad or not one.read.is_on_host or self.buffers is not None:
+        loss, read = self.record.loss, self.reads[0].read
+        if loss is None or read is None:
             return None
-        losses = [loss for loss in self.losses if isinstance(loss, float)]
-        loss = self._loss(losses) if len(losses) == len(self.losses) else None
-        return None if loss is None else (loss, math.sqrt(one.read.arrays()[0][0].sum()))
+        return loss, math.sqrt(read.squares if isinstance(read, JoinedRead) else read.arrays()[0][0].sum())
 
     def begin_window(self) -> None:
         """Gradients of what comes next are not added to those that were there."""
@@ -115,6 +114,9 @@ class StepCapture:
 
     def start_reading(self) -> None:
         """Starts every copy to the host; nothing waits."""
+        if self._is_on_host:
+            self.record.loss = self._loss(cast(list[float], self.losses))
+            return
         pending: dict[str, Any] = {
             "numbers": PendingRead([self.scale, self.scale_after, *(r.scale for r in self.reads), *self.losses, *self.found_inf]),
             "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
@@ -130,14 +132,35 @@ class StepCapture:
         pending["trace"] = self.trace.rows.pending() if self.trace is not None else None
         self._pending = pending
 
+    @property
+    def is_pending(self) -> bool:
+        return bool(self._pending)
+
+    @property
+    def _is_on_host(self) -> bool:
+        """All of it: the step was not traced, nothing was scaled or probed, and gradients were read once, if at all."""
+        if self.trace is not None or self.weights is not None or self.buffers is not None or self.scale is not None:
+            return False
+        if self.scale_after is not None or self.found_inf or self.probes or self.local is not None or len(self.reads) > 1:
+            return False
+        if any(one.read is None or one.scale is not None or not one.read.is_on_host for one in self.reads):
+            return False
+        return all(type(loss) is float for loss in self.losses)
+
     def ready(self) -> bool:
         p = self._pending
+        if not p:
+            return True
         parts = [p["numbers"], *p["grads"], *p["probes"], *p["bits"], p["local"], p["weights"], p["buffers"], p["trace"]]
         return all(part is None or part.ready() for part in parts)
 
     def finished(self) -> StepRecord:
         """The record with everything that was on the device."""
         p, record, trace = self._pending, self.record, self.trace
+        if not p:
+            fill_tables([self])
+            record.grads = self.reads[0].table if self.reads else None
+            return record
         record.scale, record.scale_after, *numbers = p["numbers"].numbers()
         scales, others = numbers[: len(self.reads)], numbers[len(self.reads) :]
         losses, found = others[: len(self.losses)], others[len(self.losses) :]
@@ -213,6 +236,28 @@ class StepCapture:
             np.concatenate(histograms) if complete else None,
             shapes,
         )
+
+
+def fill_tables(captures: Sequence[StepCapture]) -> None:
+    """What is left to be found out about the gradients of steps that have waited for each other, in one go."""
+    waiting = [c.reads[0] for c in captures if not c.is_pending and c.reads and c.reads[0].table is None]
+    for key in {(id(one.sites), type(one.read)) for one in waiting}:
+        alike = [one for one in waiting if (id(one.sites), type(one.read)) == key]
+        joined = [one.read for one in alike if isinstance(one.read, JoinedRead)]
+        packed = measured_lines(joined) if joined else np.stack([one.read.arrays()[0] for one in alike if one.read is not None])
+        squares, low, high = packed.swapaxes(0, 1)
+        norms, whole = np.sqrt(squares), np.sqrt(squares.sum(axis=1)).tolist()
+        weakest = np.maximum(-low, high).min(axis=1).tolist()
+        live = ((squares.min(axis=1) > 0) & (squares.max(axis=1) < np.inf)).tolist()
+        for k, one in enumerate(alike):
+            rest = np.zeros((4, len(low[k])))
+            for i, numbers in one.bad.items():
+                rest[1:, i] = numbers
+            columns = (one.counts, low[k], high[k], norms[k], *rest)
+            names, dtypes, shapes = one.sites
+            one.table = SiteTable(names, dict(zip((*STATS, "nan", "posinf", "neginf"), columns)), dtypes, None, shapes)
+            if not one.bad and one.counts is not None and one.counts.all():
+                one.table.knowing(whole_norm=whole[k], weakest=weakest[k], are_all_live=live[k], bad=())
 
 
 def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable | None, SiteTable | None]:

@@ -171,6 +171,7 @@ class Examiner:
         self._thread = 0
         self._position = self._calls = 0
         self._elapsed, self._opened = 0.0, (0.0, 0.0)
+        self._began: tuple[float, float] | None = None
         self._took: float | None = None  # seconds, of the step that is over while what follows is still looked at
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
@@ -184,14 +185,17 @@ class Examiner:
         recorder.when_bad_gradients = self.gradients_are_bad
         recorder.when_updated = self.weights_changed
 
-    def begin(self, position: int, elapsed: float) -> bool:
+    def begin(self, position: int) -> bool:
         """Whether the step that begins now is examined."""
-        self._position, self._elapsed, self._afterwards = position, elapsed, False
+        self._position, self._afterwards = position, False
+        if self._began is None:
+            self._began = _now()
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
         if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
             return False
-        wanted = self.plan.wants(position, elapsed, self._typical()) or self._always
+        self._elapsed = _since(self._began) - self.plan.spent
+        wanted = self.plan.wants(position, self._elapsed, self._typical()) or self._always
         self._afterwards = wanted and bool(self._recorder.compiled)  # its own operations are not seen one by one
         return wanted and not self._afterwards
 

@@ -23,18 +23,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.checksum import checksum
-from ..measure.rows import HostLayout, RowBuffer, count_nonfinite, pack_gradients
+from ..measure.rows import HostLayout, JoinedRead, RowBuffer, count_nonfinite, pack_gradients
 from ..measure.sketch import reduction_rows, sketch
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
-from ..watch.ranks import LocalGradients, Replicas, compiles_backward, many_processes, shards_of
+from ..watch.ranks import LocalGradients, Replicas, compiles_backward, is_backward_compiled, many_processes, shards_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import bad_from_outside, first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
+from .invariants.watched import parameters_of
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, lr_of, optimizer_state
 
@@ -67,6 +68,7 @@ class KnownGradients:
     ids: list[int]  # of the parameters
     absent: list[bool]  # those that had none
     sites: SiteColumns
+    names: frozenset[str]
     layout: HostLayout
 
 
@@ -121,10 +123,10 @@ class Recorder:
             return None
         if apart and torch._C._len_torch_dispatch_stack():
             work = functools.partial(_without_modes, work)
-        outermost = self._busy != get_ident()
-        if not outermost:
+        here = get_ident()
+        if self._busy == here:
             return work(*args, **kwargs)  # a failure is met where it came in
-        self._busy = get_ident()
+        self._busy = here
         started = perf_counter()
         try:
             with torch._C.DisableTorchFunction():  # tensors of a class that counts or refuses calls are not asked by us
@@ -153,7 +155,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001
             self.failed(error)
             return
-        if is_mine and not self.is_busy:
+        if is_mine and self._busy != get_ident():
             self.run(work, *args)
 
     @property
@@ -205,7 +207,6 @@ class Recorder:
 
     # a step
 
-    @guarded
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=perf_counter())
         self.stepped_late = False
@@ -294,7 +295,6 @@ class Recorder:
             for read in self.capture.reads:
                 read.bits = None  # nobody knows whether they are complete
 
-    @guarded
     def take(self, last: bool = False) -> StepCapture | None:
         """All that was seen of the step, its numbers on their way to the host; of the last one, what it left behind as well."""
         capture, self.capture = self.capture, None
@@ -357,25 +357,27 @@ class Recorder:
         if capture.provisional:  # an optimizer came after all: its moment is the right one
             capture.provisional = False
             capture.reads.clear()
-            capture.read.clear()
+            capture.read = frozenset()
         if self.when_read is not None:
             self.when_read()
         if not capture.record.traced and not capture.read and self._read_as_before(capture, parameters, scale):
             return
         groups: dict[torch.device, tuple[Sites, list[Tensor]]] = {}
+        read = set(capture.read)
         for p in parameters:
             name = self.parameters.get(id(p))
-            grad = None if name is None or name in capture.read or not p.requires_grad else gradient_of(p)  # frozen: an old one
+            grad = None if name is None or name in read or not p.requires_grad else gradient_of(p)  # frozen: an old one
             if name is None or grad is None:
                 continue
             if grad.layout is torch.sparse_coo:
                 grad = grad.coalesce().values()
             if not is_readable(grad):
                 continue
-            capture.read.add(name)
+            read.add(name)
             sites, grads = groups.get(grad.device) or groups.setdefault(grad.device, ([], []))
             sites.append((name, short_dtype(grad.dtype), tuple(grad.shape)))
             grads.append(grad)
+        capture.read = frozenset(read)
         for device, (sites, grads) in groups.items():
             names, dtypes, shapes = zip(*sites)
             if capture.record.traced:
@@ -395,7 +397,7 @@ class Recorder:
                 if len(self._known) >= MOST_KNOWN:
                     self._known.clear()
                 ids = list(map(id, parameters))
-                self._known[ids[0]] = KnownGradients(ids, absent, (names, dtypes, shapes), layout)
+                self._known[ids[0]] = KnownGradients(ids, absent, (names, dtypes, shapes), frozenset(names), layout)
             self._read_untraced(capture, (names, dtypes, shapes), grads, scale, layout)
 
     def _read_as_before(self, capture: StepCapture, parameters: Sequence[Tensor], scale: Tensor | None) -> bool:
@@ -410,7 +412,7 @@ class Recorder:
             grads = [grad for grad in grads if grad is not None]
         if not known.layout.fits(grads):
             return False
-        capture.read.update(known.sites[0])
+        capture.read = known.names
         self._read_untraced(capture, known.sites, grads, scale, known.layout)
         return True
 
@@ -419,11 +421,12 @@ class Recorder:
     ) -> None:
         counts, read = pack_gradients(grads, layout)
         bad: list[int] = []
-        if layout is not None:
+        if layout is not None and not (isinstance(read, JoinedRead) and math.isfinite(read.squares)):
             packed = read.arrays()[0]
             if not math.isfinite(np.vdot(packed, packed)):  # one call that never warns; a number that overflows is looked at
                 bad = np.flatnonzero(~np.isfinite(packed).all(axis=0)).tolist()
-        self._add_read(capture, GradientRead(sites, counts=counts, read=read, scale=scale), grads, bad)
+        column = np.array(counts, dtype=np.float64) if layout is None else layout.column
+        self._add_read(capture, GradientRead(sites, counts=column, read=read, scale=scale), grads, bad)
 
     def _add_read(self, capture: StepCapture, one: GradientRead, grads: list[Tensor], bad: list[int]) -> None:
         one.bad = {i: count_nonfinite(grads[i]) for i in bad}
@@ -442,10 +445,12 @@ class Recorder:
     # events
 
     def _mine(self, optimizer: Optimizer) -> list[Tensor]:
-        return [p for g in optimizer.param_groups for p in g["params"] if id(p) in self.parameters]
+        every = parameters_of(optimizer)
+        are_mine = all(map(self.parameters.__contains__, map(id, every)))  # in C: most often they all are
+        return every if are_mine else [p for p in every if id(p) in self.parameters]
 
     def _has_mine(self, optimizer: Optimizer) -> bool:
-        return any(id(p) in self.parameters for g in optimizer.param_groups for p in g["params"])
+        return any(map(self.parameters.__contains__, map(id, parameters_of(optimizer))))
 
     @guarded
     def saved_tensors_packed(self) -> None:
@@ -481,7 +486,7 @@ class Recorder:
             return
         root = roots[0]
         capture.graph = root.grad_fn
-        if compiles_backward():
+        if is_backward_compiled():
             self._forget_hooks()
         capture.synced = self.replicas is None or self.replicas.are_synced
         self._note("backward")
@@ -492,7 +497,7 @@ class Recorder:
             loss = self._true_loss(capture, root)
             capture.losses.append(loss)
             capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
-        looks = transfer.reads_freely(root.device)
+        looks = isinstance(loss, float) or transfer.reads_freely(root.device)
         if looks and capture.record.autopsy is None and not _is_finite(loss if isinstance(loss, float) else root):
             capture.record.autopsy = self._autopsy(root, capture.packed)
         if not capture.backwards and self.suspects:
@@ -507,7 +512,7 @@ class Recorder:
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
-        scaled = _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        scaled = self._scaled and _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
         if not scaled:
             capture.record.loss_factor = _factor_of(root)
             return root.item() if transfer.reads_freely(root.device) else _copy_of(root)

@@ -50,6 +50,7 @@ class RunRecording:
         self._positions: dict[str, dict[str, int]] = {}
         self._last: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._ring: deque[Sample] = deque(maxlen=RING)
+        self._curves: list[tuple[int, Mapping[str, float]]] = []  # that were not handed over yet
         self._rank = info.rank
         self._held: Any = None  # what was said last of who holds which parameters
         self._amp = ""
@@ -68,6 +69,7 @@ class RunRecording:
         return self._writer.dropped
 
     def flush(self) -> None:
+        self.hand_over()
         self._writer.flush()
 
     def add_finding(self, finding: Finding) -> None:
@@ -90,8 +92,14 @@ class RunRecording:
     def set_facts(self, facts: RunFacts) -> None:
         self._writer.set_fact("facts", facts)
 
+    def hand_over(self) -> None:
+        """The scalars of the steps since the last time: one message to the writer's thread, not one for each."""
+        if self._curves:
+            self._writer.add_curves(self._curves)
+            self._curves = []
+
     def add_step(self, step: StepRecord, scalars: Mapping[str, float], urgent: bool) -> None:
-        self._writer.add_scalars(step.step, scalars)
+        self._curves.append((step.step, scalars))
         if step.amp_dtype and step.amp_dtype != self._amp:
             self._amp = step.amp_dtype
             self._writer.set_meta(amp_dtype=self._amp)
@@ -123,11 +131,14 @@ class RunRecording:
     def _sample(self, kind: str, step: int, table: SiteTable, stats: tuple[str, ...]) -> Sample:
         at = self._places(kind, table)
         known = self._positions[kind]
-        data = np.zeros((len(stats), len(known)), dtype="<f4")
         with np.errstate(over="ignore"):
-            for row, stat in enumerate(stats):
-                if stat in table.columns:
-                    data[row, at] = table.columns[stat]
+            if isinstance(at, slice) and all(stat in table.columns for stat in stats):
+                data = np.array([table.columns[stat] for stat in stats], dtype="<f4")
+            else:
+                data = np.zeros((len(stats), len(known)), dtype="<f4")
+                for row, stat in enumerate(stats):
+                    if stat in table.columns:
+                        data[row, at] = table.columns[stat]
         histograms = b""
         if table.histograms is not None:
             packed = np.zeros((len(known), HISTOGRAM_BINS), dtype="<u2")
@@ -152,6 +163,7 @@ class RunRecording:
         return at
 
     def close(self, status: str, **meta: Any) -> None:
+        self.hand_over()
         if self.failed_with:
             meta["exception"] = self.failed_with
         self._writer.set_meta(**meta)
@@ -160,7 +172,7 @@ class RunRecording:
 
 def _of_ranks(table: SiteTable) -> tuple[str, ...]:
     """What is there for whoever compares the files of all ranks."""
-    return tuple(name for name in (*BITS, *REDUCTION) if name in table.columns)
+    return tuple(name for name in (*BITS, *REDUCTION) if name in table.columns) if len(table.columns) > len(SAMPLE_STATS) else ()
 
 
 def update_table(updates: Sequence[Update]) -> SiteTable:

@@ -32,8 +32,8 @@ _rules = Registry("nanny.monitor.rules")
 
 
 _once: set[str] = set()
-_needs: dict[str, tuple[str, ...]] = {}
-_all_needs: set[tuple[str, ...]] = set()
+_needs: dict[str, frozenset[str]] = {}
+_all_needs: set[str] = set()
 
 
 def rule(code: str, severity: Severity, cause: str = "", once: bool = False, needs: str = "") -> Any:
@@ -43,8 +43,8 @@ def rule(code: str, severity: Severity, cause: str = "", once: bool = False, nee
     """
     if once:
         _once.add(code)
-    _needs[code] = tuple(needs.split())
-    _all_needs.add(_needs[code])
+    _needs[code] = frozenset(needs.split())
+    _all_needs.update(_needs[code])
     return _rules.enter(code, severity=severity, fix=remedy_of(cause))
 
 
@@ -62,7 +62,7 @@ def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) ->
     """All findings of one step, the worst first. The history is updated afterwards, so rules compare with what was before."""
     if step.autopsy is not None:
         step = replace(step, between=modules_between(run.last_trace, step.autopsy.after))
-    has = {needs: not needs or any(getattr(step, name) for name in needs) for needs in _all_needs}
+    told = {name for name in _all_needs if getattr(step, name)}
     found = [
         Finding(
             code=one.code,
@@ -78,7 +78,7 @@ def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) ->
             line=int(seen.where.rpartition(":")[2]) if seen.where else None,
         )
         for code, one in rules.items()
-        if has[_needs[code]] and code not in run.told
+        if not (_needs[code] and _needs[code].isdisjoint(told)) and code not in run.told
         for seen in one.function(step, run)
     ]
     run.told |= _once & {f.code for f in found}

@@ -35,7 +35,7 @@ LOW = (torch.float16, torch.bfloat16)
 MOST_CALLS = 64  # per module and step: a cell called a thousand times is measured this often
 
 
-@dataclass
+@dataclass(slots=True)
 class OutputCall:
     """One output tensor of one module call."""
 

@@ -53,7 +53,7 @@ from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.ranks import many_processes
 from ..watch.steps import StepClock
-from .capture import StepCapture
+from .capture import StepCapture, fill_tables
 from .dump import save_bad_output
 from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
@@ -69,7 +69,7 @@ FORETELL_EVERY = 20  # steps, at traced ones: asking takes a few milliseconds
 MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
 LARGEST_STEP = 1 << 53  # of one that is larger its position stands
 FIRST_AT_ONCE = 100  # steps; after that, steps in which nothing happens
-MOST_WAITING, LONGEST_WAIT = 16, 0.05  # are judged so many, or those of so many seconds, at a time
+MOST_WAITING, LONGEST_WAIT = 24, 0.05  # are judged so many, or those of so many seconds, at a time
 EARLY_STEPS, FACTS_EVERY, FACTS_SECONDS = 5, 50, 0.5  # when the facts of the run are written down, beside traced and bad steps
 
 
@@ -218,10 +218,13 @@ class MixedPrecisionNanny:
     def _next_step(self, step: int) -> None:
         step = int(step) if abs(int(step)) < LARGEST_STEP else self._steps
         self._close_examination()
-        self._recorder.run(self._finish)
-        self._recorder.run(self._begin, step)
+        self._recorder.run(self._turn_over, step)
         if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.record.examined:
             self._recorder.run(self._examiner.open, self._step, apart=False)
+
+    def _turn_over(self, step: int) -> None:
+        self._finish()
+        self._begin(step)
 
     def _begin(self, step: int) -> None:
         if self._step is not None and step + self._offset <= self._step:
@@ -230,10 +233,9 @@ class MixedPrecisionNanny:
         traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until, many_processes())
         if traced and self._dump_on_error:
             self._rng = torch.get_rng_state()
-        now = perf_counter()
         if self._began is None:
-            self._began = now
-        examined = self._examiner is not None and self._examiner.begin(self._steps, now - self._began)
+            self._began = perf_counter()
+        examined = self._examiner is not None and self._examiner.begin(self._steps)
         self._step = step
         self._steps += 1
         self._traced += traced
@@ -326,8 +328,11 @@ class MixedPrecisionNanny:
         return loss - usual <= rise * abs(usual) and usual_norm / ratio <= norm <= usual_norm * ratio
 
     def _catch_up(self, wait: bool = False) -> None:
+        fill_tables(self._waiting)
         while self._waiting and (wait or self._waiting[0].ready()):
             self._judge(self._waiting.popleft().finished())
+        if self._recording is not None:
+            self._recording.hand_over()
         self._is_tracked = self._trackers.any_open
 
     def _judge(self, step: StepRecord) -> None:
@@ -349,9 +354,9 @@ class MixedPrecisionNanny:
                 self._examiner.plan.suspect()
         for finding in found:
             self._emit(finding if self._rank is None else replace(finding, rank=self._rank))
-        overflowed = {n for f in found for n in f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ())}
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
-        self._recorder.suspects = frozenset(overflowed) if tried else frozenset()
+        overflowed = (f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ()) for f in found if tried)
+        self._recorder.suspects = frozenset(n for names in overflowed for n in names)
         self._trackers.tell_step(step.step, self._history.scalars)
         if self._trackers.verdict_is_due and self._trackers.any_open:
             self._trackers.tell_verdict(self.verdict())

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -152,17 +153,20 @@ class WritingStore:
 
     def put_scalars(self, rows: Iterable[tuple[str, int, float]]) -> None:
         run = self.run
-        new: list[tuple[Any, ...]] = []
+        curves: dict[str, list[tuple[int, float]]] = {}
         for name, step, value in rows:
-            (crc,) = scalar_crcs(run, name, [(step, value)])
-            key = (run, "scalar", name)
-            tally = self.tallies.get(key, Tally())
-            if step <= tally.newest:
-                self._put("scalar", name, step, (run, name, step, value, crc), crc)
+            curves.setdefault(name, []).append((step, value))
+        for name, points in curves.items():
+            tally = self.tallies.get((run, "scalar", name), Tally())
+            found = [(run, name, step, value, crc) for (step, value), crc in zip(points, scalar_crcs(run, name, points))]
+            order = [tally.newest, *(step for step, _ in points)]
+            if all(a < b for a, b in pairwise(order)):
+                self.db.executemany("INSERT INTO scalar VALUES (?, ?, ?, ?, ?)", found)
+                total = sum(step + crc for _, _, step, _, crc in found)
+                self.tallies[run, "scalar", name] = Tally(tally.rows + len(found), tally.total + total, order[-1])
             else:
-                self.tallies[key] = tally.plus(crc, step)
-                new.append((run, name, step, value, crc))
-        self.db.executemany("INSERT INTO scalar VALUES (?, ?, ?, ?, ?)", new)
+                for row in found:
+                    self._put("scalar", name, row[2], row, row[4])
 
     def put_finding(self, row: tuple[Any, ...]) -> None:
         self._put_next("finding", row)

@@ -119,7 +119,11 @@ class RunWriter:
             self._enqueue_bulk(size, partial(WritingStore.put_sample, sample=sample))
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        rows = [(_clean_name(name), int(step), float(value)) for name, value in values.items()]
+        self.add_curves([(step, values)])
+
+    def add_curves(self, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Scalars of several steps."""
+        rows = [(_clean_name(name), int(step), float(value)) for step, values in steps for name, value in values.items()]
         if rows:
             self._enqueue_bulk(_ROW_BYTES * len(rows), partial(WritingStore.put_scalars, rows=rows))
 

@@ -28,6 +28,8 @@ from .tensors import being_traced, in_backward, tensors_in
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 MOST_ELEMENTS = 1 << 22  # of the gradient of an output that is kept until the optimizer has run
 FEW_ELEMENTS = 1 << 16  # of an output whose numbers are kept until then, whether the program keeps it or not
+_IS_CPU: Any = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+_NOTHING = nullcontext()
 
 
 class ModelCall:
@@ -45,16 +47,18 @@ class ModelCall:
         self._catching: list[Any] = []
         self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
         inputs = self.inputs
-        self._versions = [t._version for t in inputs if not t.is_inference()]
+        self._versions = _versions(inputs)
         self._random = torch.default_generator.get_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._grad = torch.is_grad_enabled()
-        devices = {"cpu", *(t.device.type for t in inputs)}
-        self._autocast = [
-            (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-            for device in devices
-            if device == "cpu" or torch.amp.is_autocast_available(device)
-        ]
+        self._autocast = [("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu"))]
+        if not all(map(_IS_CPU, inputs)):
+            others = {t.device.type for t in inputs} - {"cpu"}
+            self._autocast += [
+                (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+                for device in others
+                if torch.amp.is_autocast_available(device)
+            ]
 
     @property
     def module(self) -> nn.Module:
@@ -67,12 +71,12 @@ class ModelCall:
 
     @property
     def inputs(self) -> list[Tensor]:
-        return tensors_in((self.args, self.kwargs))
+        return tensors_in((self.args, self.kwargs) if self.kwargs else self.args)
 
     @property
     def is_intact(self) -> bool:
         """Nobody has written into the inputs since."""
-        return self._versions == [t._version for t in self.inputs if not t.is_inference()]
+        return self._versions == _versions(self.inputs)
 
     def position_of(self, tensor: Tensor) -> int | None:
         """Which of its outputs this is, if nobody has written into it since."""
@@ -99,9 +103,7 @@ class ModelCall:
         self.outputs = [weakref.ref(t) for t in found]
         self.nodes = [t.grad_fn._sequence_nr() if t.grad_fn is not None else -1 for t in found]
         if not any(t.is_inference() for t in found):
-            with (  # not operations of the program
-                _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
-            ):
+            with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING:  # they are not the program's
                 self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
@@ -131,6 +133,10 @@ def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Se
     made, gradient = call(), gradients[slot] if slot < len(gradients) else None
     if made is not None and gradient is not None:
         made.gradients.setdefault(position, gradient.detach() if gradient.requires_grad else gradient)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [t._version for t in tensors if not t.is_inference()]
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

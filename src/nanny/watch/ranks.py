@@ -158,8 +158,12 @@ def compiles_backward() -> bool:
     """Then hooks on parameters become part of what is compiled, so there must be none of ours."""
     if (dynamo := sys.modules.get("torch._dynamo")) is None:
         return False
-    now = getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False)
-    return bool(now or getattr(dynamo.config, "compiled_autograd", False))
+    return is_backward_compiled() or bool(getattr(dynamo.config, "compiled_autograd", False))
+
+
+def is_backward_compiled() -> bool:
+    """One that would begin now: a compiled function that asks for it has switched this on around it."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
 class Replicas:

@@ -29,6 +29,7 @@ _STRIDED = torch.strided
 _PLAIN_DISPATCH = Tensor.__torch_dispatch__
 _PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 _GRAD: Any = Tensor.grad
+_IS_LEAF: Any = Tensor.is_leaf.__get__  # type: ignore[attr-defined]
 _HOLD_NOTHING = frozenset(
     {int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -98,6 +99,8 @@ def has_storage(tensor: Tensor) -> bool:
 
 def is_readable(tensor: Tensor) -> bool:
     """Not a stand-in of a tracer, a batch of vmap, a lazy, nested or masked one (which warns of what it cannot do)."""
+    if type(tensor) in _PLAIN_TYPES and not torch._C._len_torch_function_stack():
+        return _is_readable(tensor)
     with torch._C.DisableTorchFunction():  # a subclass, or a mode, is not to see that we ask
         return _is_readable(tensor)
 
@@ -144,6 +147,13 @@ def gradient_of(parameter: Tensor) -> Tensor | None:
         return None
     found: Tensor | None = _GRAD.__get__(parameter)
     return found
+
+
+def with_gradient(parameters: list[Tensor]) -> list[Tensor]:
+    """Those that have one."""
+    if not all(map(_IS_LEAF, parameters)):
+        return [p for p in parameters if gradient_of(p) is not None]
+    return [p for p, grad in zip(parameters, map(_GRAD.__get__, parameters)) if grad is not None]
 
 
 def in_backward() -> bool:

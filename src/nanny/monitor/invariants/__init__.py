@@ -243,11 +243,14 @@ class Between:
         if self._unhook is not None:
             self._unhook()
             self._unhook = None
-        goes_on = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))  # the model runs in it
-        self._was_entered, self._entered = self._entered and not goes_on, False
+        self._was_entered, self._entered = self._entered and not _is_autocast_on(), False  # else the model runs in it
 
     def over(self, entered_in_step: bool) -> None:
         self.alone = 0 if entered_in_step or self._runs_low else self.alone + self._was_entered
+
+
+def _is_autocast_on() -> bool:
+    return any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda"))
 
 
 def changed_by_mode(model: nn.Module) -> list[str]:

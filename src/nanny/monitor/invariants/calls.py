@@ -16,7 +16,7 @@ from ...measure import transfer
 from ...watch.calls import ModelCall
 from ...watch.hooks import add_hook
 from ...watch.places import users_line
-from ...watch.tensors import gradient_of, is_readable
+from ...watch.tensors import gradient_of, is_readable, with_gradient
 from ..trace import fingerprints
 from ..updates import UpdateProbe
 from .watched import (
@@ -139,7 +139,7 @@ class Calls:
         self._asks_scaler = True
 
     def _look_at_gradients(self, step: ThisStep, one: Stepping, mine: list[Tensor]) -> None:
-        present = [p for p in mine if gradient_of(p) is not None]
+        present = with_gradient(mine)
         holding = _readable(few_of(present, FEW)) or _readable(present)
         sparse = bool(present) and not holding
         now = gradient_sample(few_of(holding, FEW)) if holding else None

@@ -146,10 +146,10 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
     limits = run.limits
     if step.grads is None or run.steps < limits.vanish_steps or not step.lr:
         return
+    if step.grads.weakest >= limits.grad_none:
+        return
     columns = step.grads.columns
     largest = np.maximum(np.abs(np.asarray(columns["min"])), np.abs(np.asarray(columns["max"])))
-    if not (largest < limits.grad_none).any():
-        return
     norms = np.asarray(columns["norm"], dtype=np.float64)
     lasting = _lasting(run, step.grads.names, norms, norm)
     if not lasting.any():
@@ -218,6 +218,8 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
     if step.grads is None or len(run.norms) < run.limits.baseline_steps:
         return
     at = run.grads.columns(step.grads.names)  # may make new ones, so it comes first
+    if not run.grads.has_streaks and run.limits.vanish_steps > 1:
+        return
     low = run.grads.low_steps[at] + 1 >= run.limits.vanish_steps
     whole = deviation(run.norms, norm) if low.any() else None
     if whole is None or whole.ratio < 0.1:

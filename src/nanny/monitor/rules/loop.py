@@ -100,6 +100,8 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
     if not step.loss:
         return
     yield from _gone_with_its_loss(step.grads, step.loss, run)
+    if step.grads.are_all_live:
+        return
     norms = np.asarray(step.grads.columns["norm"])
     if norms.all() and grad_norm(step):
         return

@@ -28,8 +28,8 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     known = deviation(lately, step.loss, logarithmic=False)
     high = (
         known is not None
-        and not any(optimizer.maximizes for optimizer in run.optimizers)
         and step.loss - known.median > (limits.loss_ratio - 1) * abs(known.median)
+        and not any(optimizer.maximizes for optimizer in run.optimizers)
         and known.zscore > limits.loss_zscore
         and step.loss > _lately_at_most(run)
     )
