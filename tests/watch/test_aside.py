@@ -191,7 +191,7 @@ def test_what_calls_others_inside_runs_under_autocast_as_it_does_alone(tool):
         x = torch.linspace(-1, 1, 24).reshape(3, 8)
         with torch.autocast("cpu", torch.bfloat16):
             y = net(x, x.flip(0))
-            z = torch.linalg.pinv(y.float()) + torch.cdist(x, x).sum()
+            z = torch.linalg.pinv(y.float()) + torch.pinverse(y.float()) + torch.cdist(x, x).sum()
             (y.float().square().mean() + z.sum() + F.mse_loss(y, y.detach() + 1)).backward()
         return [y.detach(), z.detach(), *(p.grad.clone() for p in net.parameters())]
 

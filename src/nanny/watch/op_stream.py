@@ -359,7 +359,7 @@ _Keys = Any
 _BITS = (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative, _C.DispatchKey.ZeroTensor)
 _AUTOCAST = tuple(key for name, key in vars(_C.DispatchKey).items() if name.startswith("Autocast"))
 _MODES = (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot)
-_as_alone: dict[tuple[Any, int, int], _Keys] = {}
+_as_alone: dict[tuple[Any, int, int, bool], _Keys] = {}
 _unseen: dict[int, _Keys] = {}
 
 
@@ -373,21 +373,21 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     except RuntimeError:  # called by hand, not by the dispatcher
         return func(*args, **kwargs)
     excluded = _C._dispatch_tls_local_exclude_set()
-    key = (func, outside.raw_repr(), excluded.raw_repr())
+    whole = kwargs.get("rtol") is not None  # of torch.pinverse, which autocast has taken as a whole
+    key = (func, outside.raw_repr(), excluded.raw_repr(), whole)
     keys = _as_alone.get(key)
     if keys is None:
-        keys = _as_alone[key] = _keys_alone(func, outside, excluded)
+        keys = _as_alone[key] = _keys_alone(func, outside, excluded, whole)
     with shown(), _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), keys):
         return func(*args, **kwargs)
 
 
-def _keys_alone(func: Any, outside: _Keys, excluded: _Keys) -> _Keys:
+def _keys_alone(func: Any, outside: _Keys, excluded: _Keys, whole: bool) -> _Keys:
     for bit in _BITS:
         if not outside.has(bit):
             excluded = excluded.remove(bit)
-    if (
-        func.overloadpacket.__name__ in CALL_OTHERS
-    ):  # `outside` is that of the program's call: others may be part of one that was cast
+    # `outside` is that of the program's call: others may be part of one that was cast
+    if func.overloadpacket.__name__ in CALL_OTHERS and not whole:
         for cast in _AUTOCAST:
             if not outside.has(cast):
                 excluded = excluded.remove(cast)
