@@ -38,11 +38,13 @@ GUARDS = {
     "watch.op_stream._OpStream._should_skip_dynamo",
     "watch.op_stream._OpStream._failed",
     "watch.op_stream._run",  # the program's own operation
+    "watch.calls._catch",
     "watch.calls._heard",
     "watch.calls._is_over",
     "watch.events._ignore",
     "watch.events.PartListener.__getattr__",
-    "watch.events._uninstall",  # these put back
+    "watch.events._put_back",  # these put back
+    "watch.events._uninstall",
     "watch.events.leave",
     "watch.aside.leave",
     "watch.aside._Door.close",

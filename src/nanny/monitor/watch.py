@@ -630,8 +630,7 @@ class MixedPrecisionNanny:
 class _Warnings:
     """The first trouble of a run is a warning, what follows a line on stderr."""
 
-    def __init__(self) -> None:
-        self._is_first = True
+    _is_first = True
 
     def __call__(self, message: str) -> None:
         if self._is_first:

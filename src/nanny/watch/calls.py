@@ -111,6 +111,10 @@ class ModelCall:
                 hook = functools.partial(_catch, mine, i, tensor.output_nr)
                 self._catching.append(tensor.grad_fn.register_prehook(hook))
 
+    def catch(self, position: int, gradient: Tensor | None) -> None:
+        if gradient is not None:
+            self.gradients.setdefault(position, gradient.detach() if gradient.requires_grad else gradient)
+
     def let_gradients_pass(self) -> None:
         """Nothing is caught, and no hook of ours is in the graph."""
         while self._catching:
@@ -130,9 +134,10 @@ class ModelCall:
 
 
 def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Sequence[Tensor | None]) -> None:
-    made, gradient = call(), gradients[slot] if slot < len(gradients) else None
-    if made is not None and gradient is not None:
-        made.gradients.setdefault(position, gradient.detach() if gradient.requires_grad else gradient)
+    with suppress(Exception):  # torch calls it in the middle of backward
+        made = call()
+        if made is not None:
+            made.catch(position, gradients[slot] if slot < len(gradients) else None)
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
