@@ -77,6 +77,7 @@ def test_the_rank_is_named_that_was_bad_before_all_were(job, name, code, cause, 
         ("bypassed", 0, "0.weight", "gradients after reduction"),
         ("clipped_on_one", 8, "0.weight", "weights"),
         ("changed_on_one", 8, "2.bias", "weights"),
+        ("first_is_synced", 1, "0.weight", "weights"),
         ("criterion_outside", 1, "criterion.weight", "weights"),
     ],
 )

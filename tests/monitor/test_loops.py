@@ -189,6 +189,68 @@ WAYS = {
         ("    h = m[0](x)\n    with torch.autocast('cpu', dtype=torch.bfloat16):\n",
          "    with torch.autocast('cpu', dtype=torch.bfloat16):\n        h = m[0](x)\n"),
     ),
+    "half of the layers in another thread": (
+        "AUTOCAST_NOT_APPLIED", 0,
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "pool = ThreadPoolExecutor(1)\n"
+        "class Two(nn.Sequential):\n"
+        "    def forward(self, x): return self[2](self[1](pool.submit(self[0], x).result()))\n"
+        "m = Two(*mlp()); o = torch.optim.Adam(m.parameters(), lr=1e-2)\n"
+        "for i in range(20):\n"
+        "    x, y = draw()\n"
+        "    with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+        "        out = m(x)\n"
+        "    loss = (out.float() - y).pow(2).mean(); o.zero_grad(); loss.backward(); o.step()\n"
+        "pool.shutdown()",
+        ("pool.submit(self[0], x).result()", "self[0](x)"),
+    ),
+    "an adapter of which both factors are 0": (
+        "NO_GRADIENT_ARRIVES", 10,
+        "class Adapted(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.base = nn.Linear(6, 12); self.a = nn.Linear(6, 2, bias=False)\n"
+        "        self.b = nn.Linear(2, 12, bias=False); nn.init.zeros_(self.b.weight); nn.init.zeros_(self.a.weight)\n"
+        "    def forward(self, x): return self.base(x) + self.b(self.a(x))\n"
+        "m = nn.Sequential(Adapted(), nn.Tanh(), nn.Linear(12, 1)); o = torch.optim.Adam(m.parameters(), lr=1e-2)\n"
+        "for i in range(40):\n    o.zero_grad(); loss_of(m, *draw()).backward(); o.step()",
+        ("; nn.init.zeros_(self.a.weight)", ""),
+    ),
+    "layers behind a checkpoint that is given nothing with a gradient": (
+        "NO_GRADIENT_ARRIVES", 10,
+        "from torch.utils.checkpoint import checkpoint\n"
+        "class Stack(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2)); self.out = nn.Linear(6, 1)\n"
+        "    def forward(self, x):\n"
+        "        for layer in self.layers: x = checkpoint(layer, x, use_reentrant=True)\n"
+        "        return self.out(x)\n"
+        "m = Stack(); o = torch.optim.Adam(m.parameters(), lr=1e-2)\n"
+        "for i in range(40):\n    o.zero_grad(); loss_of(m, *draw()).backward(); o.step()",
+        ("use_reentrant=True", "use_reentrant=False"),
+    ),
+    "one of two optimizers that steps again on what it had": (
+        "STEP_WITHOUT_BACKWARD", 20,
+        "critic = mlp(); oc = torch.optim.Adam(critic.parameters(), lr=1e-2)\n"
+        "for i in range(60):\n"
+        "    x, y = draw(); oc.zero_grad(); loss_of(critic, x, y).backward(); oc.step()\n"
+        "    if i % 5 == 0: o.zero_grad(); loss_of(m, x, y).backward()\n"
+        "    o.step()",
+        ("loss_of(m, x, y).backward()\n    o.step()", "loss_of(m, x, y).backward(); o.step()"),
+    ),
+    "a part that stays in train mode when the model evaluates": (
+        "MODE_MISMATCH", 41,
+        "class Part(nn.Sequential):\n"
+        "    def train(self, mode=True): return super().train()\n"
+        "m = nn.Sequential(Part(nn.Linear(6, 12), nn.BatchNorm1d(12)), nn.ReLU(), nn.Linear(12, 1))\n"
+        "o = torch.optim.Adam(m.parameters(), lr=1e-2)\n"
+        "for i in range(60):\n"
+        "    o.zero_grad(); loss_of(m, *draw()).backward(); o.step()\n"
+        "    if i % 20 == 19:\n"
+        "        m.eval()\n"
+        "        with torch.no_grad(): m(draw()[0])\n"
+        "        m.train()",
+        ("super().train()", "super().train(mode)"),
+    ),
     "autocast around the batch": (
         "AUTOCAST_NOT_APPLIED", 10,
         "for i in range(20):\n"

@@ -450,6 +450,50 @@ def lbfgs() -> Loop:
 
 
 @meant
+def an_optimizer_that_steps_by_another() -> Loop:
+    """Sharpness-aware: up by the gradient, a second pass, back, and a step of the one inside."""
+    model = mlp()
+    outer = SGD(model.parameters(), lr=0.1)
+    inner = SGD(outer.param_groups, lr=0.1, momentum=0.9)
+
+    def step(i: int) -> None:
+        x, y = batch(i)
+        F.mse_loss(model(x), y).backward()
+        with torch.no_grad():
+            ways = [0.05 * p.grad for p in model.parameters() if p.grad is not None]
+            for p, way in zip(model.parameters(), ways):
+                p.add_(way)
+        outer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        with torch.no_grad():
+            for p, way in zip(model.parameters(), ways):
+                p.sub_(way)
+        inner.step()
+        outer.zero_grad()
+
+    return model, step
+
+
+@meant
+def a_new_solver_at_each_step() -> Loop:
+    model = mlp()
+
+    def step(i: int) -> None:
+        x, y = batch(i)
+        optimizer = LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return model, step
+
+
+@meant
 def no_optimizer_of_torch() -> Loop:
     model = mlp()
 

@@ -77,6 +77,7 @@ class StepCapture:
     probes: list[UpdateProbe] = field(default_factory=list)
     weight_bits: Bits | None = None
     synced: bool = True  # the last backward pass was not one that a rank makes for itself (`no_sync`)
+    was_synced: bool = False  # one of them was not
     local: tuple[tuple[str, ...], list[tuple[str, Tensor]]] | None = None  # what `LocalGradients` saw
     _pending: dict[str, Any] = field(default_factory=dict)
 

@@ -489,6 +489,7 @@ class Recorder:
         if is_backward_compiled():
             self._forget_hooks()
         capture.synced = self.replicas is None or self.replicas.are_synced
+        capture.was_synced |= capture.synced
         self._note("backward")
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
@@ -632,7 +633,7 @@ class Recorder:
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
         self._note_optimizer(optimizer)
         self._updates += 1
-        if self.replicas is not None and capture.backwards and not capture.synced:
+        if self.replicas is not None and capture.backwards and not capture.was_synced:
             self.replicas.drift_on_purpose = True  # an update of this rank alone
         capture.ran = True
         self._read_gradients(mine, None)

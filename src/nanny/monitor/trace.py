@@ -6,10 +6,12 @@ many containers return it. Gradients are taken by a hook on the output tensor, w
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from ..core.step import BadCall, Growth
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite
 from ..watch.hooks import add_hook, add_module_hook
-from ..watch.tensors import being_traced, float_leaves, is_finite, short_dtype, tensors_in
+from ..watch.tensors import being_traced, float_leaves, in_backward, is_finite, short_dtype, tensors_in
 
 HISTOGRAM_SAMPLE = 4096  # values per tensor: shares are true to about 1 %, for a quarter of the cost of the full sample
 FEWEST_GROWING = 6  # calls or layers
@@ -118,6 +120,7 @@ class StepTrace:
         self.given: dict[str, tuple[int, int]] = {}  # identity and size of the first tensor that a module was called with
         self.products: dict[str, tuple[str, int]] = {}  # modules that autocast lowers: format of the output, elements of weights
         self.outside: set[str] = set()  # those of them that ran while autocast was off
+        self.in_threads: list[str] = []  # those of them that ran in another thread
         self.low_elsewhere = False  # a module of somebody else put out 16 bits
         self.roots: frozenset[int] = frozenset()  # the models themselves, by identity
         self.root_inputs: set[int] = set()  # checksums of what they were called with
@@ -129,6 +132,7 @@ class StepTrace:
         self._on_bad_output = on_bad_output
         self._not_good: set[int] = set()  # rows that are bad, or of which nobody knows yet
         self._myself = weakref.ref(self)
+        self._thread = get_ident()
         self._unhook: list[Callable[[], Any]] = []  # with hooks on parameters or inputs that a module returned
 
     def open(self, guard: Callable[..., None]) -> None:
@@ -142,7 +146,19 @@ class StepTrace:
             self._unhook.pop()()
 
     def _after_forward(self, *about: Any) -> None:
-        self._guard(self._forward, *about)
+        if get_ident() == self._thread or in_backward():
+            self._guard(self._forward, *about)
+        else:
+            with contextlib.suppress(Exception):
+                self._elsewhere(*about)
+
+    def _elsewhere(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """In a thread that the model works with: autocast is of one thread, and is not on there. Nothing else is asked."""
+        name = self._names.get(id(module))
+        if name is not None and name not in self.given and isinstance(module, LOWERED):
+            self._note_setup(name, module, (args, kwargs), list(float_leaves(output)))
+            if name in self.outside:
+                self.in_threads.append(name)
 
     def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         name = self._names.get(id(module))

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .names import is_compiled, unwrapped
@@ -26,6 +28,8 @@ from .op_stream import has_other_modes
 from .tensors import being_traced, in_backward, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
+MOST_EVALUATED = 64  # calls in evaluation mode whose parts are looked at
+DEPEND_ON_MODE = (_NormBase, _DropoutNd)
 MOST_ELEMENTS = 1 << 22  # of the gradient of an output that is kept until the optimizer has run
 FEW_ELEMENTS = 1 << 16  # of an output whose numbers are kept until then, whether the program keeps it or not
 _IS_CPU: Any = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
@@ -173,6 +177,7 @@ class ModelCalls:
         self.catches = False  # gradients of the outputs
         self.in_train_mode = 0  # calls without gradients of a model in train mode
         self.heard = False  # any call at all
+        self._evaluated = 0  # calls in evaluation mode that were looked at
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
         self._thread = threading.get_ident()
@@ -200,11 +205,22 @@ class ModelCalls:
         for kind in self._classes:
             _leave(kind, self)
 
+    def _part_trains(self, module: nn.Module) -> bool:
+        """A part that does not follow its model into evaluation; single layers are put in train mode on purpose (MC dropout)."""
+        self._evaluated += 1
+        if self._evaluated > MOST_EVALUATED:
+            return False
+        return any(
+            part.training and part._modules and any(isinstance(one, DEPEND_ON_MODE) and one.training for one in part.modules())
+            for part in module.modules()
+        )
+
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
         self.heard = True
-        self.in_train_mode += module.training and not torch.is_grad_enabled() and not in_backward()
+        if not torch.is_grad_enabled() and not in_backward():
+            self.in_train_mode += module.training or self._part_trains(module)
         if self.made and not self.made[-1].is_over:
             return None  # a part of what is being called
         if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():

@@ -50,6 +50,7 @@ class Loop:
     accumulate: int = 1
     local_steps: bool = False  # no_sync around every backward
     interval: int = 4
+    first_is_synced: bool = False  # of several passes the first, not the last
     outside: bool = False  # the criterion has weights, and no wrapper
 
     def run(self, output: Path | None) -> str:
@@ -65,7 +66,8 @@ class Loop:
         for step in range(self.steps):
             with contextlib.nullcontext() if watch is None else watch.step(step):
                 for part in range(self.accumulate):
-                    is_local = self.local_steps or part + 1 < self.accumulate
+                    synced = 0 if self.first_is_synced else self.accumulate - 1
+                    is_local = self.local_steps or part != synced
                     with wrapped.no_sync() if is_local else contextlib.nullcontext():
                         x, y = batch(self.rank, step * self.accumulate + part)
                         with torch.autocast("cpu", dtype=self.amp, enabled=self.amp is not None):
@@ -118,6 +120,7 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
     yield "clipped_on_one", Loop(rank, before_update=clip_here)
     yield "changed_on_one", Loop(rank, after_update=load_here)
     yield "stepped_on_one", Loop(rank, updates=rank == FIRST)
+    yield "first_is_synced", Loop(rank, accumulate=3, first_is_synced=True)
     yield "criterion_outside", Loop(rank, outside=True)
 
 

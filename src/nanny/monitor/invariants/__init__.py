@@ -149,7 +149,11 @@ class Invariants:
             yield from self._batches.breaches()
             if trace is not None and self._meant and not (trace.low_elsewhere and not self._low()):
                 yield from self._of_precision(self._meant, "autocast" if self.step.autocast else "scaler")
-                if self.step.autocast and not self._excludes:
+                if self.step.autocast and trace.in_threads:
+                    ran = trace.in_threads
+                    traits = ("thread", self._meant, self._products[ran[0]][0])
+                    yield Breach("full_precision", tuple(ran[:MOST_NAMES]), len(ran), 1, len(self._products), traits=traits)
+                elif self.step.autocast and not self._excludes:
                     yield from self._before_autocast(trace.outside)
             elif self._between.alone > 2 and not self._meant:
                 yield from self._of_precision(self._between.format, "autocast")

@@ -201,6 +201,8 @@ def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Ite
             alike = Counter((type(child), given.get(path)) for path, child in members.items())
             for path, child in members.items():
                 what = given.get(path)
+                if what is None and path in trace.called_without_grad:
+                    continue  # it ran
                 if kinds[type(child)] > 1 and (what is None or what[1] == 0 or alike[type(child), what] > 1):
                     yield path
             parent = name.rpartition(".")[0]

@@ -17,7 +17,7 @@ from ...watch.calls import ModelCall
 from ...watch.hooks import add_hook
 from ...watch.places import users_line
 from ...watch.tensors import gradient_of, is_readable, with_gradient
-from ..trace import fingerprints
+from ..trace import fingerprints, version_of
 from ..updates import UpdateProbe
 from .watched import (
     FEW,
@@ -118,8 +118,8 @@ class Calls:
         self._first = []
         for key, idle in list(self._idle.items()) if self._watched.is_early else ():
             owner = idle.optimizer()
-            if owner is None or key in self._watched.known:
-                del self._idle[key]
+            if owner is None or key in self._watched.known or _shares(owner, mine):
+                del self._idle[key]  # its parameters are stepped, be it by an optimizer inside it
             else:
                 idle.holds = idle.holds or any_gradient(few_of(parameters_of(owner), FEW))
         if has_closure:
@@ -144,18 +144,20 @@ class Calls:
         sparse = bool(present) and not holding
         now = gradient_sample(few_of(holding, FEW)) if holding else None
         one.is_empty = bool(one.backwards) and not holding and not sparse
-        if one.backwards:
+        written = [(id(g), version_of(g)) for p in holding if (g := gradient_of(p)) is not None]
+        is_old = _is_same(now, one.gradients) and (not one.backwards or written == one.written)  # whatever others passed backward
+        if one.backwards and not is_old:
             step.fresh |= bool(holding) or sparse
             step.empty |= one.is_empty
         elif now is not None and one.gradients is not None:
-            step.again |= now.shape == one.gradients.shape and torch.equal(now, one.gradients) and bool(now.any())
-            step.fresh |= not step.again
+            step.again |= is_old
+            step.fresh |= not is_old
         else:
             step.empty |= not holding and not sparse and one.steps > 1
             step.fresh |= bool(holding) or sparse
-        one.uncleared = one.uncleared + 1 if one.steps > 1 and one.backwards and one.held else 0
+        one.uncleared = one.uncleared + 1 if one.steps > 1 and one.backwards and one.held and not is_old else 0
         one.where = one.where or (users_line() if one.uncleared else "")
-        one.gradients = now
+        one.gradients, one.written = now, written
 
     def count(self, step: ThisStep, record: StepRecord) -> None:
         is_early, known = self._watched.is_early, self._watched.known
@@ -290,6 +292,14 @@ def _is_one(left: Tensor | None, now: Tensor | None) -> bool:
         return False
     a, b = left.double(), sample_of(now).double()
     return a.shape == b.shape and bool(torch.dot(a, b) >= ALIKE * a.norm() * b.norm())
+
+
+def _is_same(now: Tensor | None, before: Tensor | None) -> bool:
+    return now is not None and before is not None and now.shape == before.shape and torch.equal(now, before) and bool(now.any())
+
+
+def _shares(optimizer: Optimizer, mine: Sequence[Tensor]) -> bool:
+    return not {id(p) for p in mine}.isdisjoint(map(id, parameters_of(optimizer)))
 
 
 def _readable(parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -38,6 +38,7 @@ class Stepping:
     held: bool = False  # its gradients were there before each of these
     uncleared: int = 0  # steps in a row whose gradients held those of the step before
     gradients: Tensor | None = None  # a sample of those of its last step
+    written: Sequence[tuple[int, int]] = ()  # which they were, and how often each had been written to
     is_empty: bool = False  # it has stepped on no gradient after a backward pass
     where: str = ""
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.numbers import counted, short
-from ...core.step import Breach, StepRecord
+from ...core.step import Breach, SiteTable, StepRecord
 from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
 
@@ -126,11 +126,18 @@ _WHY_NONE = {
 
 
 def _has_dead_output(traced: StepRecord | None) -> bool:
-    """A module put out nothing but 0: units that are off have no gradient, and DEAD_LAYER tells of them."""
+    """A module put out nothing but 0, and not for its weights: units that are off have no gradient, DEAD_LAYER tells of them."""
     if traced is None or traced.outputs is None:
         return False
-    low, high = (np.asarray(traced.outputs.columns[name]) for name in ("min", "max"))
-    return bool(((low == 0) & (high == 0)).any())
+    by_weight = {name.rpartition(".")[0] for name in _zeros(traced.weights)}
+    return any(name not in by_weight for name in _zeros(traced.outputs))
+
+
+def _zeros(table: SiteTable | None) -> list[str]:
+    if table is None:
+        return []
+    low, high = (np.asarray(table.columns[name]) for name in ("min", "max"))
+    return [table.names[i] for i in np.flatnonzero((low == 0) & (high == 0))]
 
 
 @rule("NO_GRADIENT_ARRIVES", Severity.WARNING, cause="no_gradient_arrives", once=True, needs="breaches")

@@ -27,6 +27,13 @@ def autocast_not_applied(step: StepRecord, run: RunHistory) -> Iterator[Observat
                 one.names[0], severity=Severity.INFO, value=one.count / one.of, evidence=evidence_of(one),
             )  # fmt: skip
             continue
+        if by == "thread":
+            yield Observation(
+                f"{one.count} of {one.of} layers that autocast to {meant} would lower ran in another thread, where it is off: "
+                f"{named(one)}",
+                one.names[0], value=one.count / one.of, evidence=evidence_of(one),
+            )  # fmt: skip
+            continue
         how = f"autocast to {meant} was entered" if by == "autocast" else "a GradScaler, which is for float16, scales the loss"
         yield Observation(
             f"{how}, and {one.count} of {one.of} layers that it would lower ran in {ran}: {named(one)}",
