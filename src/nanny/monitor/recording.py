@@ -163,11 +163,13 @@ class RunRecording:
         return at
 
     def close(self, status: str, **meta: Any) -> None:
-        self.hand_over()
         if self.failed_with:
             meta["exception"] = self.failed_with
-        self._writer.set_meta(**meta)
-        self._writer.close(status)
+        try:
+            self.hand_over()
+            self._writer.set_meta(**meta)
+        finally:
+            self._writer.close(status)
 
 
 def _of_ranks(table: SiteTable) -> tuple[str, ...]:
