@@ -112,6 +112,14 @@ def test_the_file_is_written_and_nothing_else_in_it_changes(tmp_path, capsys):
     assert "1 finding fixed in 1 file" in capsys.readouterr().err
 
 
+def test_nothing_is_changed_where_the_findings_cannot_be_written(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(CLIP)
+    assert cli.main(["check", str(path), "--fix", "-o", str(tmp_path / "none" / "out.txt")]) == 2
+    assert path.read_text() == CLIP
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_what_remains_decides_the_exit_code(tmp_path, capsys):
     path = tmp_path / "train.py"
     path.write_text(CLIP + "        optimizer.step()\n")

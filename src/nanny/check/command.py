@@ -7,11 +7,13 @@ Exit code 0: nothing as bad as `--fail-on` (default: warning), 1: findings, 2: w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import IO
 
 from ..core.command_line import Parser, add_language, terminal_language, whole
 from ..core.finding import Finding, NannyError, Severity
@@ -88,6 +90,9 @@ def _fixed_report(options: argparse.Namespace, overrides: Config) -> Report:
     from .fix import fix_all, write_all
 
     fixed = fix_all(lambda texts: _report(options, overrides, texts), options.paths, options.unsafe_fixes)
+    if options.output_file:  # what cannot be told is not changed
+        with _writing(options.output_file, "a"):
+            pass
     notes, all_written = write_all(fixed)
     report = fixed.report if all_written else _report(options, overrides)
     return replace(report, notes=report.notes + notes)
@@ -143,14 +148,20 @@ def _complain(notes: Sequence[str], options: argparse.Namespace) -> None:
         complain(translate(note, terminal_language(options.lang)))
 
 
+@contextlib.contextmanager
+def _writing(path: str, mode: str) -> Iterator[IO[str]]:
+    try:
+        with open(path, mode, encoding="utf-8") as stream:
+            yield stream
+    except OSError as error:
+        raise NannyError(f"{path}: cannot be written ({error.strerror})") from error
+
+
 def _put_out(report: Report, options: argparse.Namespace) -> None:
     if options.output_file:
         text = rendered(report, options, colour=False, width=100)
-        try:
-            with open(options.output_file, "w", encoding="utf-8") as stream:
-                stream.write(f"{visible_lines(text)}\n" if text else "")
-        except OSError as error:
-            raise NannyError(f"{options.output_file}: cannot be written ({error.strerror})") from error
+        with _writing(options.output_file, "w") as stream:
+            stream.write(f"{visible_lines(text)}\n" if text else "")
         _complain([f"{options.output_file}: {len(report.findings)} findings written"], options)
         return
     colour = wants_colour(sys.stdout)

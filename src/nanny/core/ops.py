@@ -76,7 +76,7 @@ SINGULAR_AT_ZERO = DIVISIONS | LOGARITHMS | {"pow"}  # no value, or no finite on
 # NaN beyond a border that exact numbers never cross: roots of differences, angles of products.
 BOUNDED = _family("sqrt rsqrt pow acos asin acosh atanh")
 CALL_OTHERS = _family("trilinear linalg_pinv")  # kernels that call operations which autocast casts, and are not cast themselves
-PARTIAL = SINGULAR_AT_ZERO | BOUNDED  # not every number has a finite result, in any precision
+PARTIAL = SINGULAR_AT_ZERO | BOUNDED | _family("ctc_loss")  # not every argument has a finite result, in any precision
 # Forward is defined and the derivative is not; those that meet that point most often first.
 NO_SLOPE = (
     NORMS | _family("sqrt std acos asin acosh linalg_eigh linalg_svd"),

@@ -121,8 +121,8 @@ def scale_sinks(signs: Signs) -> Iterator[Diagnosis]:
 
 
 def entropy_falls(signs: Signs) -> Iterator[Diagnosis]:
-    """An attention becomes narrower from look to look."""
-    if signs.harmed:
+    """An attention becomes narrower from look to look, and nothing is learnt by it."""
+    if signs.harmed or signs.learns:
         return
     limits = signs.limits
     for site, known in _of_attention(signs, "entropy").items():

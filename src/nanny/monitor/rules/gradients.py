@@ -75,7 +75,8 @@ def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observa
         norms, n = np.asarray(traced.outputs.columns["norm"]), np.asarray(traced.outputs.columns["count"])
         values = norms[n > 0] / np.sqrt(n[n > 0])
         rms = float(np.max(values[np.isfinite(values)], initial=0.0))
-    replaced = max((u.update_rms / u.weight_rms for u in step.updates if u.weight_rms > 0), default=0.0)
+    held = sum(u.count * u.weight_rms**2 for u in step.updates)  # of all weights: a bias that began near 0 is always replaced
+    replaced = (sum(u.count * u.update_rms**2 for u in step.updates) / held) ** 0.5 if held else 0.0
     known = deviation(run.norms, norm)
     grown = known.ratio if known is not None else 0.0
     if rms > limits.activation_rail or replaced > limits.update_rail or grown > limits.explosion_ratio:
@@ -86,6 +87,7 @@ def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observa
             + (f", {grown:.3g} times the steps before" if grown > limits.explosion_ratio else "")
             + (f", and the update is {replaced:.3g} times the weights" if replaced > limits.update_rail else ""),
             worst or "gradients",
+            severity=Severity.INFO if max(grown / limits.explosion_ratio, replaced / limits.update_rail) <= 1 else None,
             value=norm,
             limit=limits.grad_rail_high,
             evidence={"output_rms": rms, "update_ratio": replaced, "ratio": grown},

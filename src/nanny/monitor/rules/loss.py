@@ -37,8 +37,8 @@ def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     if known is not None and high:
         if run.loss_high == 1:
             run.loss_jump = step.loss if not run.norm_high else 0.0
-        falls = step.loss < run.loss_jump  # it jumped behind a usual update: the batches changed, not the weights, and are learnt
-        patience = limits.baseline_steps if falls else limits.loss_high_steps
+        # it jumped behind a usual update: the batches changed, not the weights, and may be learnt
+        patience = limits.baseline_steps if run.loss_jump else limits.loss_high_steps
         lasting = run.loss_high >= patience and not step.loss < limits.loss_learnt * run.loss_jump
         yield Observation(
             f"loss {step.loss:.4g} against a median of {known.median:.4g}" + (f", for {run.loss_high} steps" if lasting else ""),
