@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from nanny import Finding, Severity
+from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.cli import main
 from nanny.core.step import OptimizerState, StepRecord
 from nanny.diagnose.choose import diagnoses_of, fitting
@@ -127,3 +129,21 @@ def test_a_schedule_that_moves_on_at_skipped_steps(skipped: int, moves: bool, to
         )
         lr = lr * 0.99 if moves or not lost else lr
     assert len({f.code for f in found}) == told
+
+
+def test_a_loop_that_refuses_every_step_on_bad_gradients_has_a_scale_that_is_too_high():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    nanny = MixedPrecisionNanny(None, output_dir=None, live=False, strict=True)
+    nanny.steps_by_themselves(find_models=True)
+    for _ in range(80):
+        with torch.autocast("cpu", dtype=torch.float16):
+            out = model(torch.randn(8, 16))
+        optimizer.zero_grad()
+        (out.float().square().mean() * 2.0**24).backward()
+        if all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters()):
+            optimizer.step()
+    nanny.close()
+    told = nanny.diagnoses()[0]
+    assert (told.cause, told.culprit, told.precision_caused) == ("static_loss_scale_overflow", "loop:scale", True)

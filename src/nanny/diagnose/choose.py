@@ -276,6 +276,7 @@ PRECEDENCE = (
     Precedence("update_lost", "step_changes_nothing", "the format of the weights is why nothing moves"),
     Precedence("step_without_backward", "step_changes_nothing", "a step without a gradient has nothing to change"),
     Precedence("no_gradient_arrives", "step_changes_nothing", "a step without a gradient has nothing to change"),
+    Precedence("static_loss_scale_overflow", "backward_without_step", "the program refuses gradients that are not finite"),
     Precedence("replicas_apart", "backward_without_step", "one rank alone does not step, and the others do"),
     Precedence("train_infer_mismatch", "logprob_rounding", "a ratio off 1 on unchanged weights is the proof itself"),
 )

@@ -100,7 +100,13 @@ class Signs:
     @cached_property
     def harmed(self) -> bool:
         """Non-finite numbers have done harm: weights or loss went bad, or steps are skipped for good."""
-        return bool(self.losing_steps) or self.scale_search_failed
+        return bool(self.losing_steps) or self.scale_search_failed or self.refused
+
+    @cached_property
+    def refused(self) -> bool:
+        """The program itself makes no step on gradients that are not finite, and so none at all."""
+        never = self.evidence.finding("BACKWARD_WITHOUT_STEP") is not None and not self.facts.count("stepped")
+        return never and any(g.nonfinite for e in self.evidence.examinations for g in e.gradients)
 
     @cached_property
     def broken_exams(self) -> Sequence[Examination]:

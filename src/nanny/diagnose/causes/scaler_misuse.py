@@ -221,6 +221,7 @@ def static_loss_scale_overflow(signs: Signs) -> Iterator[Diagnosis]:
     said = f"the loss is multiplied by {factor:g} by hand before backward" if by_hand else "the scaler's backoff factor is 1"
     yield by_first_bad(
         signs, at, CERTAIN if at.source == "examination" else LIKELY, said,
-        "activations and loss are finite, the gradients are not, and the optimizer applied them",
+        "activations and loss are finite, the gradients are not, and no step was made on them" if signs.refused
+        else "activations and loss are finite, the gradients are not, and the optimizer applied them",
         culprit="loop:scale" if by_hand else "scaler.scale",
     )  # fmt: skip
