@@ -249,9 +249,9 @@ def test_a_loss_that_jumps_and_stays_there_is_a_spike():
         x, y = batches(step)
         return x, y + (10.0 if step >= 60 else 0.0)
 
-    found = train(model, batches=shifted, lr=1e-4, steps=70, interval=10)
+    found = train(model, batches=shifted, lr=1e-4, steps=90, interval=10)
     spike = [f for f in said(found, "LOSS_SPIKE") if f.severity is Severity.WARNING]
-    assert [f.step for f in spike] == [62]  # the third in a row
+    assert [f.step for f in spike] == [79]  # the updates before were usual: a new task, which would have been learnt by then
 
 
 def test_a_loss_pinned_by_an_overflowing_sum_is_a_plateau():
