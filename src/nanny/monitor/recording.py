@@ -174,7 +174,7 @@ class RunRecording:
 
 def _of_ranks(table: SiteTable) -> tuple[str, ...]:
     """What is there for whoever compares the files of all ranks."""
-    return tuple(name for name in (*BITS, *REDUCTION) if name in table.columns) if len(table.columns) > len(SAMPLE_STATS) else ()
+    return tuple(name for name in (*BITS, *REDUCTION) if name in table.columns)
 
 
 def update_table(updates: Sequence[Update]) -> SiteTable:
