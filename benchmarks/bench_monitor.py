@@ -187,10 +187,42 @@ def short_steps(
         note(f"{name}, more than a plain step of {plain * 1e3:.2f} ms", extra * 1e3, "ms", bar(plain) * 1e3, a / b)
 
 
+def loop_rules(name: str, short: Short, steps: int) -> None:
+    """What the looks behind the rules of a loop take of an untraced step, behind the first 64: their calls, timed one by one."""
+    model, optimizer = short.training()
+    nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, trace_interval=10**9)
+    looks, spent = nanny._recorder.invariants, 0
+
+    def timed(work: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            nonlocal spent
+            start = time.thread_time_ns()
+            try:
+                return work(*args)
+            finally:
+                spent += time.thread_time_ns() - start
+
+        return call
+
+    for call in ("begin", "before_backward", "before_step", "after_step", "cleared", "finish"):
+        setattr(looks, call, timed(getattr(looks, call)))
+    for i in range(100 + steps):
+        if i == 100:
+            spent, start = 0, time.process_time_ns()
+        with nanny.step(i):
+            short.step(model, optimizer)
+    whole = time.process_time_ns() - start
+    nanny.close()
+    print(f"  {name:42} {spent / steps / 1e3:.1f} us of {whole / steps / 1e3:.0f} us: {spent / whole:.1%}")
+    note(name, spent / steps / 1e3, "us")
+
+
 def short_models() -> None:
     toy = Short((nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)), torch.randn(32, 32))
     deep = Short(tuple(part() for _ in range(1000) for part in (partial(nn.Linear, 8, 8), nn.ReLU)), torch.randn(4, 8))
     short_steps("toy, untraced (bar 0.3 ms + 1 %)", toy, 60, 20, interval=10**9, warm=200, bar=lambda plain: 3e-4 + plain / 100)
+    loop_rules("rules of the loop, toy, untraced", toy, 400)
+    loop_rules("rules of the loop, 2,002 modules, untraced", deep, 20)
     short_steps("2,002 modules, first 150 steps (bar 1.3)", deep, 150, 1)
     short_steps("2,002 modules, traced (bar 5 us a module)", deep, 10, 1, interval=1, warm=5, bar=lambda plain: 2002 * 5e-6)
 
