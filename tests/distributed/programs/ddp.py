@@ -109,9 +109,9 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
     yield "healthy", Loop(rank)
     yield "healthy_bf16", Loop(rank, amp=torch.bfloat16)
     yield "bucket_views", Loop(rank, wrap={"gradient_as_bucket_view": True, "static_graph": True})
-    yield "unused", Loop(rank, wrap={"find_unused_parameters": True})
-    yield "accumulated", Loop(rank, accumulate=3)
-    yield "local_steps", Loop(rank, local_steps=True)
+    yield "unused", Loop(rank, wrap={"find_unused_parameters": True}, steps=200)
+    yield "accumulated", Loop(rank, accumulate=3, steps=200)
+    yield "local_steps", Loop(rank, local_steps=True, steps=200)
     yield "stepped_on_one_and_sent", Loop(rank, updates=rank == FIRST, after_update=send)
     yield "same_batches", Loop(FIRST)  # a sampler that is not split
     yield "bad_batch", Loop(rank, spoil=nan_here)
