@@ -315,3 +315,21 @@ def test_a_head_that_is_replaced_after_the_nanny_was_made_is_watched_too(tmp_pat
     nanny.close()
     assert {"head.weight", "head.bias"} <= set(recorded(tmp_path, "grad", 2))
     assert "head" in recorded(tmp_path, "output", 2)
+
+
+def test_layers_are_traced_or_not_as_their_names_say(tmp_path):
+    def traced(folder: str, **filters: object) -> set[str]:
+        model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(8, 8), nn.ReLU()), "head": nn.Linear(8, 1)})
+        nanny = watch(model, output_dir=tmp_path / folder, **filters)
+        for step in range(2):
+            with nanny.step(step):
+                model["head"](model["body"](torch.rand(4, 8))).mean().backward()
+            SGD(model.parameters(), lr=0.01).step()
+        nanny.close()
+        assert {"head.weight", "body.0.weight"} <= set(recorded(tmp_path / folder, "grad", 0))  # gradients are those of all
+        return set(recorded(tmp_path / folder, "output", 0))
+
+    assert traced("all") == {"body", "body.0", "body.1", "head"}
+    assert traced("in", include="body") == {"body", "body.0", "body.1"}
+    assert traced("out", exclude=["*.1", "head"]) == {"body", "body.0"}
+    assert traced("both", include=["body", "head"], exclude="body.*") == {"body", "head"}

@@ -29,6 +29,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--trace-interval", type=int, default=100, metavar="N", help="trace module outputs every N steps (default 100)"
     )
+    for name, word in (("include", "only"), ("exclude", "not")):
+        parser.add_argument(
+            f"--{name}",
+            action="append",
+            default=[],
+            metavar="LAYER",
+            help=f"trace {word} this module (blocks.*.attn), and what is inside",
+        )
     parser.add_argument(
         "--output-dir", default="nanny_logs", metavar="DIR", help="where the run is recorded (default nanny_logs)"
     )
@@ -80,6 +88,8 @@ def _watch_everything(options: argparse.Namespace) -> None:
             output_dir=options.output_dir if writes else None,
             dump_on_error=options.dump_on_error,
             try_remedies=not options.no_try,
+            include=options.include,
+            exclude=options.exclude,
             on_finding=None if options.on_finding is None else alarm(options.on_finding),
         )
     finally:

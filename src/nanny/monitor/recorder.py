@@ -78,6 +78,7 @@ class Recorder:
     def __init__(self, on_failure: Callable[[Exception], None], on_bad_output: Callable[[BadOutput], None]) -> None:
         self.off = False
         self.seconds = 0.0
+        self.wants: Callable[[str], bool] = lambda name: True  # the outputs of a module, by its name
         self.thread = get_ident()  # whose steps these are
         self._busy = 0  # the thread that is at work in here
         self.models: list[tuple[nn.Module, str]] = []
@@ -221,6 +222,7 @@ class Recorder:
         if traced:
             self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
+            self.capture.trace.left_out = frozenset(at for at, name in self.modules.items() if not self.wants(name))
             self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
             self.capture.trace.open(self.hear)
 

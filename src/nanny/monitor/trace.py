@@ -10,6 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from hashlib import blake2b
 from threading import get_ident
 from typing import Any
@@ -60,6 +61,16 @@ class BadOutput:
     bad: BadCall
     inputs: tuple[Tensor, ...]
     module: nn.Module
+
+
+def layer_filter(include: Sequence[str], exclude: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a module is traced, by its name: `blocks.0.attn`, or with wildcards `blocks.*.attn`, and all that is inside it."""
+
+    def is_in(name: str, patterns: Sequence[str]) -> bool:
+        parts = name.split(".")
+        return any(fnmatchcase(".".join(parts[:n]), p) for n in range(1, len(parts) + 1) for p in patterns)
+
+    return lambda name: (not include or is_in(name, include)) and not is_in(name, exclude)
 
 
 def recomputing() -> bool:
@@ -123,6 +134,7 @@ class StepTrace:
         self.in_threads: list[str] = []  # those of them that ran in another thread
         self.low_elsewhere = False  # a module of somebody else put out 16 bits
         self.roots: frozenset[int] = frozenset()  # the models themselves, by identity
+        self.left_out: frozenset[int] = frozenset()  # modules whose outputs nobody wants, by identity
         self.root_inputs: set[int] = set()  # checksums of what they were called with
         self.amp: tuple[str, str] | None = None
         self._names = names
@@ -178,7 +190,7 @@ class StepTrace:
             self._note_setup(name, module, (args, kwargs) if kwargs else args, leaves)
         if id(module) in self.roots:
             self.root_inputs.update(fingerprints((args, kwargs)))
-        if calls >= MOST_CALLS:
+        if calls >= MOST_CALLS or id(module) in self.left_out:
             return
         if self.amp is None:
             self._note_autocast(leaves)

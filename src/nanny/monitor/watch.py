@@ -60,7 +60,7 @@ from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
 from .registry import all_rules, is_of_loop, judge_step
-from .trace import BadOutput
+from .trace import BadOutput, layer_filter
 from .trackers import Trackers
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
@@ -95,6 +95,8 @@ class MixedPrecisionNanny:
     `optimizer` and `scaler` need not be given: they are seen when they are used. `output_dir=None` writes no files.
     `examine="off"` forbids to watch single steps operation by operation beside FP32, which `diagnose` otherwise draws on;
     `try_remedies=False` forbids to try there what would help a step that went wrong.
+    `include="decoder"`, `exclude=["*.dropout", "head"]`: modules (and all inside them) whose outputs are traced, or not; loss,
+    gradients, weights and the explanation of a bad step are those of the whole model all the same.
     `on_finding` is called with each finding; what it raises is told once, but KeyboardInterrupt and SystemExit end the run.
     """
 
@@ -113,6 +115,8 @@ class MixedPrecisionNanny:
         live: bool = True,
         strict: bool = False,
         try_remedies: bool = True,
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
     ) -> None:
         if model is not None and not isinstance(model, nn.Module):
             raise NannyError(f"MixedPrecisionNanny needs the model (a torch.nn.Module), got {type(model).__name__}")
@@ -154,17 +158,26 @@ class MixedPrecisionNanny:
         self._ended = 0.0
         self._clock: StepClock | None = None
         self._folder = None if output_dir is None else Path(output_dir)
-        self._attempt(self._open, model, optimizer, limits, examine, live, try_remedies)
+        wanted = layer_filter(*((p,) if isinstance(p, str) else tuple(p) for p in (include, exclude)))
+        self._attempt(self._open, model, optimizer, limits, examine, live, try_remedies, wanted)
         if self._failure is not None:  # the run goes on without a nanny
             self.enabled, self._closed = False, True
 
     def _open(
-        self, model: nn.Module | None, optimizer: Any, limits: Limits | None, examine: str, live: bool, try_remedies: bool
+        self,
+        model: nn.Module | None,
+        optimizer: Any,
+        limits: Limits | None,
+        examine: str,
+        live: bool,
+        try_remedies: bool,
+        wanted: Callable[[str], bool],
     ) -> None:
         self._pid = getpid()
         self._rules = all_rules()
         self._history = RunHistory(limits)
         self._recorder = Recorder(self._failed, self._suspect)
+        self._recorder.wants = wanted
         self._examiner = None
         if examine != "off":
             self._examiner = Examiner(self._recorder, self._examined, always=examine == "every", try_remedies=try_remedies)

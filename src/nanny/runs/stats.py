@@ -77,6 +77,8 @@ def unusual(sites: Sequence[Site], columns: dict[str, np.ndarray], limits: Limit
     out = []
     for i in np.flatnonzero(count > 0).tolist():
         values = {name: float(column[i]) for name, column in columns.items()}
+        if (spread := _std(values)) is not None:
+            values["std"] = spread
         note, rank = _note(sites[i], values, float(order[i]) - middle, limits)
         out.append(SiteStats(sites[i], values, note, rank))
     return sorted(out, key=lambda row: row.rank)
@@ -89,6 +91,17 @@ def stats_of(source: Source, kind: str) -> list[str]:
     for step in {int(steps[0]), int(steps[-1])} if len(steps) else ():
         names |= dict.fromkeys(reader.sample_at(source.db, source.run.id, kind, step) or {})
     return list(names)
+
+
+def _std(values: dict[str, float]) -> float | None:
+    """From the norm and the mean; None where their difference is all rounding of what was stored."""
+    if not {"norm", "mean"} <= set(values):
+        return None
+    square, middle = values["norm"] ** 2 / values["count"], values["mean"] ** 2
+    return math.sqrt(square - middle) if square - middle > _STORED * square else None
+
+
+_STORED = 1e-5  # the digits of float32, with room for both
 
 
 def _absmax(values: dict[str, float]) -> float:

@@ -287,6 +287,8 @@ _shtab_nanny_rule_defaults_added=0
 _shtab_nanny_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--trace-interval[trace module outputs every N steps (default 100)]:N:"
+  "*--include[trace only this module (blocks.\*.attn), and what is inside]:LAYER:"
+  "*--exclude[trace not this module (blocks.\*.attn), and what is inside]:LAYER:"
   "--output-dir[where the run is recorded (default nanny_logs)]:DIR:"
   "--dump-on-error[save the culprit\'s inputs and weights (training data\!) on an ERROR]"
   "--no-try[try no remedies, beside the run, on a step that went wrong]"

@@ -43,7 +43,7 @@ def stats_answer(stats: StepStats, limit: int | None) -> Answer:
 
 def _stats_table(kind: str, rows: Sequence[SiteStats], most: int) -> Table:
     names = list(dict.fromkeys(name for row in rows for name in row.values))
-    shown: list[str] = [name for name in ("min", "max", "norm", "mean") if name in names]
+    shown: list[str] = [name for name in ("min", "max", "norm", "mean", "std") if name in names]
     shown += [name for name in names if name not in (*shown, *NOT_SHOWN)]
     same = {row.site.dtype for row in rows}
     columns = [Column("layer", elastic=True), *([Column("dtype")] if len(same) > 1 else [])]
