@@ -243,6 +243,13 @@ class Limits:
     fade_ratio: float = _limit(
         1e-4, "depth", "rms of the first third over that of the last; 0.2 with ReLU, 4e-9 with 12 sigmoids"
     )
+    biases_alone: float = _limit(
+        1e-3, "depth", "a choice: gradients of all matrices over those of all vectors; usual are 1 to 100"
+    )
+    thrown_weights: float = _limit(2.0, "own-history", "a choice: the norm of all weights doubles, and nothing is learned")
+    thrown_update: float = _limit(
+        0.1, "own-history", "of a tensor at step 16 or later; a bias that began at 0 moves by 0.06 there"
+    )
     runaway_loss: float = _limit(10.0, "own-history", "a choice: ten times where it began, and staying there, is no bad batch")
     runaway_grad: float = _limit(100.0, "own-history", "as explosion_ratio, from the first steps on")
     runaway_weights: float = _limit(

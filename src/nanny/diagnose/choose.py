@@ -70,6 +70,7 @@ HAZARD_RULES = (
     _rule("constant_lost", "", "eps_underflow_fp16", "the eps is 0 in this format"),
     _rule("saturated_probability", "", "saturated_probability_loss", "a logarithm or loss meets exactly 0 or 1"),
     _rule("zero_divisor", "optimizer", "adam_eps_underflow_fp16", "the second moment has flushed"),
+    _rule("zero_divisor", "flushed", "constant_out_of_range", "stored with less than the format can hold, before the step"),
     _rule("zero_divisor", "product", "product_underflow_fp16", "many factors below 1"),
     _rule("zero_divisor", "difference", "catastrophic_cancellation", "equal numbers were subtracted"),
     _rule("zero_divisor", "", "eps_underflow_fp16", "nothing protects from the zero"),
@@ -170,6 +171,8 @@ _WEIGHTED_SUMS = MATMULS | ATTENTIONS | RECURRENT | NORMALISATIONS | ADDITIONS |
 
 def first_bad_cause(at: FirstBad, signs: Signs) -> str:
     """The name of the cause, or "" if the operation alone does not tell."""
+    if at.source == "factor" and not at.from_data:
+        return "undefined_operation" if at.in_reference else ""  # the loop's own line made it of finite numbers
     if at.from_data:
         return "data_nan" if at.dtype != "float16" or at.nan else "input_out_of_range_fp16"
     if at.hint and at.in_forward:

@@ -215,6 +215,14 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
     if found.weight:
         site = found.weight.rpartition(".")[0] or found.weight
         return Culprit("WEIGHT_NONFINITE", site, f"the loss is {what} because `{found.weight}` is not finite", evidence)
+    if found.variable:
+        line = f"{found.file}:{found.line}"
+        text = f"the loss is {what} because `{found.variable}` is not finite, made of finite numbers in {line}"
+        return Culprit(code, f"loop:{found.variable}", text, evidence)
+    if found.is_factor:
+        return Culprit(
+            "INPUT_NONFINITE", "input", f"the loss is {what} because a factor without a gradient is not finite", evidence
+        )
     if found.from_data:
         if found.dtype == "float16" and not found.nan:
             return Culprit(

@@ -19,7 +19,7 @@ from ..core.finding import NannyError
 from ..core.formats import FP16, format_of
 from ..core.limits import Limits
 from ..core.ops import LOGARITHMS
-from ..core.step import Growth, StepRecord
+from ..core.step import Autopsy, Growth, StepRecord
 from .evidence import Evidence, RunFacts
 from .knowledge import current_name
 
@@ -149,6 +149,8 @@ class Signs:
             site = {"input": "data:input", "loss": ""}.get(incident.culprit_site, incident.culprit_site)
             if incident.culprit_code == "WEIGHT_NONFINITE":
                 continue
+            if autopsy is not None and autopsy.is_factor:
+                return _of_factor(autopsy, incident.step)
             if autopsy is not None and not autopsy.weight:
                 op = autopsy.op.lstrip("_")
                 if site in (self.facts.latest.root_site, f"op:{autopsy.op}"):
@@ -367,8 +369,39 @@ class Signs:
         middle = float(np.median([r for _, r, _ in rms[third:-third]]))
         if not head < middle < tail or head > self.limits.fade_ratio * tail:
             return None
+        if self.thrown is not None:
+            return None  # weights that were written over fade, too
         name, least, _ = min(rms[:third], key=lambda item: item[1])
         return name, least / tail, least, tail, exam is not None
+
+    @cached_property
+    def biases_alone(self) -> tuple[str, float, int] | None:
+        """(first matrix, gradient of all matrices beside that of all vectors, examined steps) where only vectors learn."""
+        vectors = self.facts.vectors
+        seen: list[float] = []
+        for exam in self.clean_exams:
+            sizes = {g.name: g.reference_norm**2 for g in exam.gradients if math.isfinite(g.reference_norm)}
+            matrices = [size for name, size in sizes.items() if name not in vectors]
+            others = sum(size for name, size in sizes.items() if name in vectors)
+            if len(matrices) >= self.limits.fade_layers and others > 0:
+                seen.append(math.sqrt(sum(matrices) / others))
+        names = [name for name in self.facts.parameters if name not in vectors]
+        if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names:
+            return None
+        return names[0], max(seen), len(seen)
+
+    @cached_property
+    def thrown(self) -> tuple[float, float, float] | None:
+        """(weights before, weights after, largest update beside them), if the first updates wrote the weights over."""
+        _, norms = self.evidence.curve("weight_norm")
+        at, ratios = self.evidence.curve("update_ratio")
+        late = ratios[at >= 2 * _SETTLED]
+        if len(norms) < 2 or not len(late) or not np.isfinite(norms).all():
+            return None
+        grown = float(norms[1:].max()) / float(norms[0]) if norms[0] else 0.0
+        if grown < self.limits.thrown_weights or float(np.max(late)) < self.limits.thrown_update:
+            return None
+        return float(norms[0]), float(norms[1:].max()), float(np.nanmax(ratios))
 
     @cached_property
     def dead_units(self) -> tuple[str, float, int] | None:
@@ -478,6 +511,17 @@ class Signs:
         return self.facts.latest.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
 
 
+def _of_factor(autopsy: Autopsy, step: int) -> FirstBad:
+    """What the loop multiplied its loss with: by the line that made it, or from somewhere outside the graph."""
+    place = Place(f"loop:{autopsy.variable}", phase="loop", file=autopsy.file, line=autopsy.line, source=autopsy.source)
+    made = bool(autopsy.variable)
+    wide = _low_format(autopsy.dtype) == ""
+    return FirstBad(
+        "" if made else autopsy.op, place if made else Place("data:input", phase="loop"), 0, autopsy.nan, step=step,
+        dtype=autopsy.dtype, in_reference=True if made and wide else None, from_data=not made, source="factor",
+    )  # fmt: skip
+
+
 def _low_format(dtype: str) -> str:
     """`fp16` of `float16`; "" for wide ones, whole numbers and others."""
     try:
@@ -502,7 +546,9 @@ def first_bad_of(exam: Examination) -> FirstBad:
         op=first.op.lstrip("_"),
         step=exam.step,
         dtype=hazard.dtype if hazard is not None else "",
-        in_reference=None  # the twin began with what low precision had already made of it
+        in_reference=False  # it did not fit when it was stored
+        if hazard is not None and hazard.numbers.get("flushed")
+        else None  # the twin began with what low precision had already made of it
         if stored
         else other is not None
         and (other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)),

@@ -8,6 +8,7 @@ loss, gradients and weights tell what each suspect did to them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ from ..core.ops import (
     LOSS_OPS,
     MOVES,
     PROTECT,
+    ROOTS,
     SAME_VALUE,
     SCATTERS,
     SHIFTS,
@@ -36,7 +38,7 @@ from ..core.ops import (
 )
 from ..watch.op_facts import written_by
 from ..watch.places import Spot
-from ..watch.storages import key_of
+from ..watch.storages import key_of, whole_storage
 from ..watch.tensors import LOW, has_storage, short_dtype, tensors_in
 from ..watch.twins import Operation
 from .measure import (
@@ -60,7 +62,7 @@ from .nonfinite import maker_of_nonfinite, note_nonfinite
 from .records import Suspect
 from .tags import Ledger, Tag, TaggedOp
 
-_MANY_NUMBERS = 8  # as many different ones are ids, not a single mark
+_MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
 _ADDITIONS = ("add", "sub")
 _Line = tuple[str, Any, int, str]
 
@@ -293,9 +295,12 @@ def zeros_behind(step: TaggedOp) -> Suspect | None:
 
 
 def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect | None:
-    inherited = next((t.zeros for t in step.tags if t.zeros is not None), None)
+    inherited = next((t.zeros for t in step.tags if t.zeros is not None), None) or _flushed_before(ledger, step)
     if real.dtype not in LOW and inherited is None:
         return None
+    if inherited is not None and inherited.numbers.get("flushed"):  # the twin has them too
+        kept = step.name in SAME_VALUE | MOVES | ROOTS and step.spot.place.phase != "backward" and not bool(real.all())
+        return inherited if kept else None
     if _protects_with_zero(ledger, step, real):
         numbers = {"constant": 0.0, "stored": True}
         return ledger.suspect(step, "zeros").note(
@@ -311,6 +316,26 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
         count=real.numel(),
         operands=ledger.named(step),
         numbers=flush_numbers(real, twin) | ({"constant": tiny} if tiny is not None else {}),
+    )
+
+
+def _flushed_before(ledger: Ledger, step: TaggedOp) -> Suspect | None:
+    """Zeros in an fp16 tensor from before the step whose other numbers go down to the end of the format: they did not fit."""
+    if step.name not in SAME_VALUE | MOVES | ROOTS or not step.inputs or step.spot.place.phase == "backward":
+        return None
+    source = step.inputs[0]
+    if source.dtype != torch.float16 or source.requires_grad or ledger.tags.find(source) is not None:
+        return None
+    if ledger.role(source)[0] not in ("given", "buffer") or not whole_storage(source).numel() > 1:
+        return None
+    size = whole_storage(source).abs()
+    smallest = float(size[size > 0].min()) if bool(size.any()) else math.inf
+    form = format_of(source.dtype)
+    if bool(size.all()) or not smallest < form.min_normal:
+        return None
+    numbers = {"stored": True, "flushed": True, "smallest": smallest, "flushed_absmax": form.flush_at}
+    return ledger.suspect(step, "zeros").note(
+        dtype=short_dtype(source.dtype), count=source.numel(), operands=ledger.named(step), numbers=numbers
     )
 
 

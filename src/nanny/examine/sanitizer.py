@@ -51,6 +51,7 @@ from ..core.ops import bare_op
 from ..watch.aside import ModuleHooks
 from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
+from ..watch.op_facts import written_by
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
 from ..watch.ranks import many_processes
@@ -75,7 +76,7 @@ from .nonfinite import check_given, first_bad, overflowed_by_scale, poisoned_buf
 from .records import Suspect, plain_suspects
 from .remedies import Remedies
 from .states import States
-from .tags import Ledger, Tag
+from .tags import Ledger, Preamble, Tag
 
 _OF_THE_STEP = (
     "_shadows",
@@ -112,6 +113,7 @@ class Sanitizer:
         seconds: float = math.inf,
         try_remedies: bool = True,
         called: Sequence[nn.Module] = (),
+        before: Preamble | None = None,
     ) -> None:
         self._models = [(unwrapped(model), prefix) for model, prefix in models]
         self._step = step
@@ -122,6 +124,10 @@ class Sanitizer:
         self._strict = strict
         self._tries = try_remedies
         self._ends = {id(unwrapped(module)) for module in (*called, *(model for model, _ in models))}  # what they give counts
+        self._before = before  # what the loop made since the step before
+        self._over_at: int | None = None
+        self._made_since: StorageMap[bool] = StorageMap()  # not what is only written to: a scale, an average
+        self.for_next: Preamble | None = None
         self._handles: list[Any] = []
         self._is_open = False
         self._failure = self._left_out = ""
@@ -162,6 +168,10 @@ class Sanitizer:
         self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
+        if self._before is not None:
+            self._shadows.begin_with(self._before.twins)
+            self._ledger.begin_with(self._before)
+            self._before = None
         devices = [p.device for model, _ in self._models for p in model.parameters()]
         self._budget = MemoryBudget(devices[0] if devices else torch.device("cpu"), self._twin_bytes)
         self._allowed = self._budget.allowed(0)
@@ -203,10 +213,20 @@ class Sanitizer:
                 self._end(error)
             self._is_open = False
             self._guarded(self._measure_gradients)
+            self._guarded(self._keep_for_next)
             self._examination = self._concluded()
             for name in _OF_THE_STEP:
                 vars(self).pop(name, None)
         return self._examination
+
+    def step_is_over(self) -> None:
+        """What is made from here on may be meant for the next step: a batch that the loop draws and casts."""
+        if not self.has_ended:
+            self._over_at, self._made_since = self._ledger.order, StorageMap()
+
+    def _keep_for_next(self) -> None:
+        if self._over_at is not None:
+            self.for_next = self._ledger.preamble(self._over_at, self._made_since, self._shadows.of_storages)
 
     def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
         if tensor is not None and has_storage(tensor):
@@ -343,8 +363,11 @@ class Sanitizer:
         if self._operations % _CHECK_OPS == 0 and self.is_spent:
             self.give_up()
         if not op.is_view:
+            written = {id(t) for t in written_by(op.func, op.args, op.kwargs)} if self._over_at is not None else {}
             for tensor in filter(has_storage, tensors_in(op.out)):
                 self._budget.note(tensor)
+                if self._over_at is not None and id(tensor) not in written:
+                    self._made_since.put(tensor, True)
         made = self._shadows.bytes_made - self._made_at_check
         if self._operations % _CHECK_OPS == 0 or made > self._allowed // _CHECK_SHARE:
             self._mind_memory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..core.limits import Limits
 from ..core.ops import SAME_VALUE
 from ..watch.op_facts import written_by
 from ..watch.places import Spot, running_derivative
-from ..watch.storages import StorageMap, key_of
+from ..watch.storages import Buffers, StorageMap, key_of
 from ..watch.tensors import LOW, has_storage, short_dtype
 from ..watch.twins import Operation
 from .measure import ErrorLevel, extent, operand_numbers, scalars_in
@@ -89,8 +89,19 @@ def _each(first: Any, second: Any, out: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield from zip(first, second if isinstance(second, (list, tuple)) else [second] * len(first), out)
 
 
+@dataclass(frozen=True)
+class Preamble:
+    """What the loop made behind one step and may give to the next: values that low precision reached, as they are known."""
+
+    tags: StorageMap[Tag]
+    twins: Buffers
+    suspects: tuple[Suspect, ...]
+
+
 class Ledger:
     """What one step has told so far."""
+
+    purpose: ClassVar[Suspect] = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
 
     def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: StorageMap[tuple[str, str]]) -> None:
         self.limits = limits
@@ -105,7 +116,38 @@ class Ledger:
         self.decayed: StorageMap[tuple[int, float]] = StorageMap()  # c * s + ...: storage of s, and c
         self.low_dtype: torch.dtype | None = None
         self.stored_infinity = False  # -inf in an fp16 tensor from before the step: nobody knows what was written
-        self.purpose = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
+
+    def preamble(self, since: int, made: StorageMap[bool], twins: Callable[[StorageMap[Any]], Buffers]) -> Preamble:
+        """Of what was `made` after the operation `since` and is not the model's; orders count backwards from the next step's."""
+        copies: dict[int, Suspect] = {id(self.purpose): self.purpose}
+
+        def copied(one: Suspect | None) -> Suspect | None:
+            if one is None or (one.order <= since and one is not self.purpose):
+                return None
+            if id(one) not in copies:
+                place = one.place if one.spot is None else one.spot.resolved()
+                copies[id(one)] = replace(
+                    one, order=one.order - self.order - 1, place=place, spot=None, met=dict(one.met), then=[], reached=set()
+                )
+                copies[id(one)].root = copied(one.root)
+            return copies[id(one)]
+
+        def for_next(key: int, tag: Tag) -> Tag | None:
+            if tag.order <= since or key not in made or key in self.roles:
+                return None
+            about = ("origin", "bad", "reference_bad", "zeros", "whole", "ids", "absorbed")
+            known: dict[str, Any] = {name: copied(getattr(tag, name)) for name in about}
+            if known["bad"] is None and tag.bad is not None:
+                return None  # broken by the step itself: to the next one it is given
+            return replace(tag, order=tag.order - self.order - 1, made=0, ancestors=frozenset(), **known)
+
+        tags = self.tags.chosen(for_next)
+        told = {id(s) for s in self.suspects}
+        return Preamble(tags, twins(tags), tuple(copy for key, copy in copies.items() if key in told))
+
+    def begin_with(self, before: Preamble) -> None:
+        self.tags = before.tags
+        self.suspects += before.suspects
 
     @property
     def has_broken(self) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..watch.tensors import is_readable, short_dtype
+from ..watch.variables import assignment_of
 
 MOST_NODES = 100_000
 MOST_BACK = 8
@@ -51,6 +52,8 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
         if poisoned:
             name = parameters.get(id(poisoned[0]), "")
             return Autopsy(op=_op(node), after=name, weight=name, **seen)
+        if _has_no_maker(node, role):
+            return _of_program(bad, _op(node), seen)
         maker = _latest(node, good)
         if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
             return _about(maker, parameters, seen, good)
@@ -81,6 +84,19 @@ def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | No
         if found is not None:
             return Autopsy(op=_op(found), after=_nearest(found, parameters), sure=False)
     return None
+
+
+def _of_program(bad: Tensor, met_by: str, seen: Mapping[str, Any]) -> Autopsy:
+    made = assignment_of(bad)
+    if made is None:
+        return Autopsy(op=met_by, from_data=True, is_factor=True, **seen)
+    return Autopsy(op=met_by, is_factor=True, variable=made.variable, file=made.file, line=made.line, source=made.source, **seen)
+
+
+def _has_no_maker(node: Any, role: str) -> bool:
+    """A factor or divisor of which the graph knows no maker: data, or what the program computed without gradients."""
+    slot = {"_saved_self": 0, "_saved_other": 1}.get(role)
+    return slot is not None and len(node.next_functions) == 2 and node.next_functions[slot][0] is None
 
 
 def _latest(node: Any, good: Mapping[Any, int]) -> Any:

@@ -27,6 +27,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..core.examination import Examination, Trial
 from ..examine.again import NotAgain, examine_again, run_twice, smaller_scale, without_bad_rows
 from ..examine.sanitizer import Sanitizer
+from ..examine.tags import Preamble
 from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
@@ -72,20 +73,21 @@ class ExaminationPlan:
 
     def wants(self, position: int, elapsed: float, step_seconds: float | None) -> bool:
         """`position`: how many steps there were before; `elapsed`: seconds since the first; `step_seconds`: of a plain one."""
-        due, suspected, self._suspected = self.is_due(position), self._suspected, False
+        wanted, suspected, self._suspected = self.would_want(position, elapsed, step_seconds), self._suspected, False
+        self.suspicions += wanted and suspected and position < self._owed_at
+        return wanted
+
+    def would_want(self, position: int, elapsed: float, step_seconds: float | None) -> bool:
         if not self.count and position == 0:
             return True
-        if not due:
+        if not self.is_due(position):
             return False
         if position >= self._owed_at:  # whatever the time: what the run is told must not depend on it
             return True
         price = self._worst
         if self._was_cut or not price:
             price = max(2 * price, TIMES_A_STEP * (step_seconds or 0.0))
-        if price > self.left(elapsed):
-            return False
-        self.suspicions += suspected
-        return True
+        return price <= self.left(elapsed)
 
     def left(self, elapsed: float) -> float:
         """Seconds that may still be spent, `elapsed` seconds after the first step."""
@@ -175,6 +177,8 @@ class Examiner:
         self._took: float | None = None  # seconds, of the step that is over while what follows is still looked at
         self._plain: deque[float] = deque(maxlen=31)
         self._again = self._twice = 0
+        self._preamble: Preamble | None = None  # of the step that begins, if the one before was examined
+        self._is_ahead = False  # what is open looks at what the loop makes for a step that has not begun
         self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._afterwards = False  # this step is examined when its backward pass is over
         self._made: list[ModelCall] = []  # in this step
@@ -187,17 +191,26 @@ class Examiner:
 
     def begin(self, position: int) -> bool:
         """Whether the step that begins now is examined."""
+        examined = self._wants(position)
+        if not examined:
+            self._preamble = None
+        return examined
+
+    def _wants(self, position: int) -> bool:
         self._position, self._afterwards = position, False
         if self._began is None:
             self._began = _now()
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
             return False
-        if self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change():
+        if not self._may_open():
             return False
         self._elapsed = _since(self._began) - self.plan.spent
         wanted = self.plan.wants(position, self._elapsed, self._typical()) or self._always
         self._afterwards = wanted and bool(self._recorder.compiled)  # its own operations are not seen one by one
         return wanted and not self._afterwards
+
+    def _may_open(self) -> bool:
+        return not (self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change())
 
     def backward_begins(self, loss_is_bad: bool, root: torch.Tensor) -> None:
         """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
@@ -297,14 +310,15 @@ class Examiner:
             trial = smaller_scale(made, self._recorder.models, capture.record.step) if by_hand else None
         return [] if trial is None else [trial]
 
-    def open(self, step: int) -> None:
-        """Last thing before the user's code: from here on every operation is watched."""
+    def open(self, step: int, ahead: bool = False) -> None:
+        """Last thing before the user's code: from here on every operation is watched. `ahead`: the step has not begun."""
         if not self.turn.acquire(blocking=False):
             return
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
         self._thread = threading.get_ident()
-        self._opened, self._calls, self._is_replaced, self._took = _now(), 0, False, None
+        self._opened, self._calls, self._is_replaced, self._is_ahead = _now(), 0, False, ahead
+        self._took = 0.0 if ahead else None
         try:
             opened.append(
                 Sanitizer(
@@ -313,8 +327,10 @@ class Examiner:
                     weakly(self._scale),
                     seconds=self._seconds_left(),
                     try_remedies=self._tries,
+                    before=self._preamble,
                 )
             )
+            self._preamble = None
             opened[0].open()
         except BaseException:
             self._release()
@@ -336,15 +352,28 @@ class Examiner:
             examination = sanitizer.close()
         finally:
             self._release()
+        self._preamble = sanitizer.for_next
+        if self._is_ahead:
+            self.plan.spent += _since(self._opened)
+            return None
         took = _since(self._opened) if self._took is None else self._took
         seconds = max(took - (self._typical() or 0.0), 0.0)
         self.plan.done(self._position, seconds, was_cut, bool(examination.facts.get("scale_overflow")))
         return examination
 
     def step_is_over(self) -> None:
-        """What follows is still looked at until a module is called: the loop's own averages move behind the optimizer."""
+        """What follows is still looked at until a module is called: the loop's own averages move behind the optimizer, and the
+        next batch is drawn and cast. Before a step that will be examined, too."""
+        if self._sanitizer is None and self._leads() and self.plan.is_due(self._position + 1) and self._may_open():
+            self._open_ahead()
         if self._sanitizer is not None:
-            self._took = _since(self._opened)
+            self._took = self._took if self._is_ahead else _since(self._opened)
+            self._sanitizer.step_is_over()
+
+    def _open_ahead(self) -> None:
+        elapsed = _since(self._began) - self.plan.spent if self._began is not None else 0.0
+        if self._always or self.plan.would_want(self._position + 1, elapsed, self._typical()):
+            self.open(self._position + 1, ahead=True)
 
     def abandon(self) -> None:
         """After `close`, which may have failed. Idempotent."""

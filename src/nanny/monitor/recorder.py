@@ -234,7 +234,7 @@ class Recorder:
             self._stop_hearing()
             self._calls = ModelCalls(models).open()
             self._stop_hearing = weakref.finalize(self, self._calls.close)
-        self._calls.catches = not self._own_scalers  # a scaler skips what is bad, and the step after it can be examined
+        self._calls.catches = True
         self._calls.begin()
         quiet, self._calls.in_train_mode = self._calls.in_train_mode, 0
         return 0 if self._below else quiet

@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from sys import _getframe  # that of now: programs replace it
 from types import CodeType, FrameType
@@ -69,10 +70,10 @@ class Spot(NamedTuple):
             return self.place
         line = _line_of(self.code, self.instruction)
         source = _source_of(self.code, self.instruction, line)
-        return replace(self.place, file=_near(self.code.co_filename), line=line, source=source)
+        return replace(self.place, file=near(self.code.co_filename), line=line, source=source)
 
 
-def _near(path: str) -> str:
+def near(path: str) -> str:
     """As one would type it here."""
     try:
         return os.path.relpath(path) if path.startswith(os.getcwd() + os.sep) else path
@@ -359,10 +360,19 @@ def _user_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
     return None
 
 
+def _own_frame(frame: FrameType | None) -> tuple[CodeType, int] | None:
+    """The innermost of the program's own, behind what libraries call for it."""
+    while frame is not None:
+        if is_users_own(frame.f_code.co_filename):
+            return frame.f_code, frame.f_lasti
+        frame = frame.f_back
+    return None
+
+
 def users_line() -> str:
     """`train.py:31`: the line of the program that is now being run."""
-    found = _user_frame(_getframe(1))
-    return "" if found is None else f"{_near(found[0].co_filename)}:{_line_of(*found)}"
+    found = _own_frame(_getframe(1)) or _user_frame(_getframe(1))
+    return "" if found is None else f"{near(found[0].co_filename)}:{_line_of(*found)}"
 
 
 def _is_user_file(name: str) -> bool:
@@ -373,6 +383,7 @@ def _is_user_file(name: str) -> bool:
     return not name.startswith(_STDLIB) or "-packages" + os.sep in name
 
 
+@lru_cache(maxsize=1024)
 def is_users_own(name: str) -> bool:
     """Of the program itself, not of a library."""
     return _is_user_file(name) and "-packages" + os.sep not in name

@@ -6,15 +6,16 @@ objects with the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 V = TypeVar("V")
+W = TypeVar("W")
 _SWEEP_PUTS = 64
 _SWEEP_BYTES = 4 << 20
 
@@ -52,6 +53,16 @@ class StorageMap(Generic[V]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._held
+
+    def chosen(self, choose: Callable[[int, V], W | None]) -> StorageMap[W]:
+        """Another map of those that live, with what `choose(key, value)` makes of them, if anything."""
+        made = ((key, alive, choose(key, value)) for key, (alive, value) in self._held.items() if not alive.expired())
+        out: StorageMap[W] = StorageMap()
+        out._held = {key: (alive, value) for key, alive, value in made if value is not None}
+        return out
 
     def values(self) -> Iterator[V]:
         return (value for alive, value in self._held.values() if not alive.expired())
@@ -112,6 +123,12 @@ class Buffers:
 
     def drop(self, tensor: Tensor) -> None:
         self._held.drop(tensor)
+
+    def of_storages(self, chosen: StorageMap[Any]) -> Buffers:
+        """Those that belong to storages of a map."""
+        out = Buffers()
+        out._held = self._held.chosen(lambda key, buffer: buffer if key in chosen else None)
+        return out
 
     @property
     def bytes_held(self) -> int:

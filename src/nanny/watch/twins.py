@@ -135,6 +135,13 @@ class Twins:
         with outside_program():
             self._twins.put(tensor.detach(), reference.detach().to(self._dtype_beside(tensor.dtype)), owned=False)
 
+    def of_storages(self, chosen: StorageMap[Any]) -> Buffers:
+        """The twins of what lives in the storages of a map, for another `Twins` to begin with."""
+        return self._twins.of_storages(chosen)
+
+    def begin_with(self, twins: Buffers) -> None:
+        self._twins = twins
+
     @contextmanager
     def frame(self) -> Iterator[None]:
         self.open_frame()

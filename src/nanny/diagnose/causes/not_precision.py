@@ -25,6 +25,7 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
     """
     away = signs.steps_too_long
     if away is None:
+        yield from _weights_thrown(signs)
         return
     _, rates = signs.evidence.curve("lr")
     ratio = float(np.nanmax(signs.evidence.curve("update_ratio")[1], initial=0.0))
@@ -46,6 +47,26 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
         step=away.start,
         precision_caused=False,
     )  # fmt: skip
+
+
+def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
+    """No runaway, since norms or clipping hold it; but the first updates replaced the weights, and nothing is learned."""
+    thrown, (_, rates) = signs.thrown, signs.evidence.curve("lr")
+    if thrown is None or signs.learns or signs.harmed or not len(rates):
+        return
+    before, after, ratio = thrown
+    yield Diagnosis(
+        culprit="optimizer.lr",
+        confidence=POSSIBLE if signs.wrong_before(signs.facts.steps) else LIKELY,
+        evidence=(
+            f"the norm of all weights grows from {number(before)} to {number(after)}, and the loss does not fall",
+            f"one update is up to {ratio:.1%} of the weights",
+            f"learning rate up to {float(np.max(rates)):g}",
+        ),
+        chain=("steps too long", "the first updates replace the weights", "nothing is learned"),
+        step=0,
+        precision_caused=False,
+    )
 
 
 @cause("data_outlier", family="not_precision", precision=False)
@@ -136,7 +157,10 @@ def data_nan(signs: Signs) -> Iterator[Diagnosis]:
     at = signs.first_bad
     if at is None:
         return
-    if at.from_data and (at.nan or at.dtype != "float16"):
+    if at.from_data and at.source == "factor":
+        text = "what the loss is multiplied with has no gradient and is not finite: the batch, or what the loop computed of it"
+        yield by_first_bad(signs, at, POSSIBLE, text)
+    elif at.from_data and (at.nan or at.dtype != "float16"):
         yield by_first_bad(signs, at, CERTAIN, culprit=_which_data(signs, at.step) or "data:input")
     elif first_bad_cause(at, signs) == "data_nan":
         yield by_first_bad(signs, at, CERTAIN)
@@ -208,6 +232,7 @@ def vanishing_architecture(signs: Signs) -> Iterator[Diagnosis]:
     """
     fade = signs.fade
     if fade is None:
+        yield from _biases_alone(signs)
         yield from _fades_in_time(signs)
         return
     name, ratio, norm, top, reference = fade
@@ -220,6 +245,26 @@ def vanishing_architecture(signs: Signs) -> Iterator[Diagnosis]:
         ),
         chain=("derivatives below 1 in every layer", "the product vanishes", "early layers learn nothing"),
         step=signs.evidence.examinations[-1].step if signs.evidence.examinations else None,
+        precision_caused=False,
+    )
+
+
+def _biases_alone(signs: Signs) -> Iterator[Diagnosis]:
+    """Forward and backward fade alike, or all weights begin at 0: every matrix gets as little, and only biases learn."""
+    alone = signs.biases_alone
+    if alone is None or signs.learns or signs.harmed:
+        return
+    name, ratio, exams = alone
+    yield Diagnosis(
+        culprit=name.rpartition(".")[0] or name,
+        confidence=LIKELY,
+        evidence=(
+            f"the gradients of all weight matrices together are at most {ratio:.1e} of those of the biases, in {exams} examined "
+            "steps; FP32 gives the same",
+            "the loss does not fall",
+        ),
+        chain=("weights begin at 0, or so small that the signal dies", "no matrix gets a gradient", "only biases learn"),
+        step=signs.evidence.examinations[0].step,
         precision_caused=False,
     )
 

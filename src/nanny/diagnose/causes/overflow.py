@@ -108,9 +108,9 @@ def input_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("constant_out_of_range", family="overflow")
 def constant_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
-    """A constant (a large distance, a penalty, a fill value) is infinite in fp16; times 0, or minus itself, it is NaN.
+    """A constant (a large distance, a penalty, a table) is infinite or 0 in fp16: what is computed with it is NaN.
 
-    Confirm: torch.tensor(constant, dtype=torch.float16) is inf.
+    Confirm: torch.tensor(constant, dtype=torch.float16) is inf, or 0.
     """
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "constant_out_of_range":

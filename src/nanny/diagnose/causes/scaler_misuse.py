@@ -214,7 +214,11 @@ def static_loss_scale_overflow(signs: Signs) -> Iterator[Diagnosis]:
     by_hand, static = factor > 1, facts.count("scale_static") > 0
     if at is None or not (by_hand or static) or (facts.count("scale") and not static):
         return
-    if at.in_reference is True or (at.place.phase not in ("backward", "optimizer") and at.source == "examination"):
+    if (
+        at.in_reference is True
+        or at.hint == "constant_out_of_range"
+        or (at.place.phase not in ("backward", "optimizer") and at.source == "examination")
+    ):
         return
     if at.source != "examination" and at.place.phase != "backward":
         return

@@ -83,7 +83,9 @@ def loss_scale_too_low(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: set the scale to 65536 for one step: the zeros disappear and nothing overflows.
     """
-    yield from _underflow(signs, scaled=True)
+    at = signs.first_bad
+    if at is None or not at.hint or not signs.scale_search_failed:  # else steps that broke by themselves have brought it down
+        yield from _underflow(signs, scaled=True)
     yield from scale_sinks(signs)
 
 

@@ -68,10 +68,16 @@ def zero_divisor(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     made_by = "product" if suspect.op in PRODUCTS else "difference" if suspect.op in DIFFERENCES else ""
     form = step.format_of(suspect)
     largest = suspect.numbers.get("flushed_absmax", 0.0)
+    said = f"{suspect.op} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {_then(suspect)}"
+    if suspect.numbers.get("flushed"):
+        name = next((f"`{o.name}`" for o in suspect.operands if o.name), "a tensor")
+        smallest = short(suspect.numbers["smallest"])
+        said = f"{name} lost numbers to 0 when it was stored in {form.name} (it goes down to {smallest}), and {_then(suspect)}"
     return hazard_of(
         suspect,
-        f"{suspect.op} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {_then(suspect)}",
+        said,
         made_by,
+        "flushed" if suspect.numbers.get("flushed") else "",
         value=largest,
         limit=form.flush_at,
         site="optimizer" if suspect.place.phase == "optimizer" else None,

@@ -46,6 +46,7 @@ class Invariants:
         self._between = Between()
         self._products: dict[str, tuple[str, int]] = {}
         self._meant = ""
+        self._partly = ""  # by what the formats of the first step were meant, if only a part has them
         self._excludes = False  # the program switches autocast off where it wants to
         self._evaluates = 0
         self._quiet_steps = self._quiet_calls = 0
@@ -99,6 +100,7 @@ class Invariants:
         return self._movement.wants_probe
 
     def after_step(self) -> None:
+        self._calls.after_step()
         self._movement.after_step()
 
     def autocast_entered(self, ended: bool) -> None:
@@ -148,13 +150,21 @@ class Invariants:
             yield from self._calls.breaches(last)
             yield from self._batches.breaches()
             if trace is not None and self._meant and not (trace.low_elsewhere and not self._low()):
-                yield from self._of_precision(self._meant, "autocast" if self.step.autocast else "scaler")
+                by = "autocast" if self.step.autocast else "scaler"
+                if self._low() and self.watched.position == 0:
+                    self._partly = by  # who excludes a part from autocast may have done so before the first step was seen
+                elif not (self._low() and self._excludes):
+                    yield from self._of_precision(self._meant, by)
                 if self.step.autocast and trace.in_threads:
                     ran = trace.in_threads
                     traits = ("thread", self._meant, self._products[ran[0]][0])
                     yield Breach("full_precision", tuple(ran[:MOST_NAMES]), len(ran), 1, len(self._products), traits=traits)
                 elif self.step.autocast and not self._excludes:
                     yield from self._before_autocast(trace.outside)
+            elif self._partly and self._meant:
+                by, self._partly = self._partly, ""
+                if not self._excludes:
+                    yield from self._of_precision(self._meant, by)
             elif self._between.alone > 2 and not self._meant:
                 yield from self._of_precision(self._between.format, "autocast")
         else:

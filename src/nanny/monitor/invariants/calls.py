@@ -74,7 +74,7 @@ class Calls:
 
     def before_backward(self, step: ThisStep, root: Tensor, made: Sequence[ModelCall]) -> None:
         watched = self._watched
-        for one in watched.known.values():
+        for one in (one for one in watched.known.values() if not one.in_closure):
             one.backwards += 1
             if one.held:
                 one.held = watched.is_early and _holds_gradients(watched.of_optimizer(one))
@@ -122,8 +122,9 @@ class Calls:
                 del self._idle[key]  # its parameters are stepped, be it by an optimizer inside it
             else:
                 idle.holds = idle.holds or any_gradient(few_of(parameters_of(owner), FEW))
-        if has_closure:
-            one.backwards, one.held, one.uncleared, one.gradients = 0, False, 0, None
+        one.in_closure = has_closure
+        if has_closure and not one.backwards:  # a framework passes one that does nothing where the loop has made the gradients
+            one.held, one.uncleared, one.gradients = False, 0, None
             return
         if self._watched.is_early:
             self._look_at_gradients(step, one, mine)
@@ -132,6 +133,10 @@ class Calls:
             one.uncleared, one.gradients = 0, None
             self._wasted.close()
         one.backwards, one.held = 0, True
+
+    def after_step(self) -> None:
+        for one in self._watched.known.values():
+            one.in_closure = False
 
     def before_scaler_step(self, step: ThisStep) -> None:
         """The scaler may refuse the step; the gradients were not for nothing."""

@@ -196,6 +196,8 @@ class Standstill:
         self._high_at = -1  # the last step of the run at which one was not low
         self._is_low = False  # so are those of all optimizers that stepped in this step of the run
         self._since: int | None = None  # optimizer steps before the first that moved nothing
+        self._low_since: int | None = None  # optimizer steps before the rates were low, for good
+        self._told_low = False
         self._nearly = False
         self._moves_all_the_same = False
         self.has_news = False
@@ -207,10 +209,12 @@ class Standstill:
         rates = (lr_of(group) for group in optimizer.param_groups)
         if all(rate <= COLLAPSED * self._highest for rate in rates):
             self._is_low = self._is_low or self._high_at != self._watched.position
+            self._low_since = self._watched.total - 1 if self._low_since is None else self._low_since
             return
         first = lr_of(optimizer.param_groups[0])
         self._highest, self._last = max(self._highest, first), first
         self._high_at, self._is_low, self._since, self._moves_all_the_same = self._watched.position, False, None, False
+        self._low_since = None
 
     @property
     def wants_probe(self) -> bool:
@@ -229,6 +233,9 @@ class Standstill:
             steps = self._watched.total - self._since
             named = ("later", *(trait for trait, is_so in traits.items() if is_so))
             yield self._watched.breach("still", [], steps, self._since, named)
+        elif self._low_since and not self._told_low and self._watched.total - self._low_since > max(self._low_since, EVERY):
+            self._told_low = True
+            yield self._watched.breach("still", [], self._watched.total - self._low_since, self._low_since, ("faded",))
 
 
 def is_sharded_whole(models: Sequence[tuple[nn.Module, str]]) -> bool:

@@ -35,6 +35,7 @@ class Stepping:
     optimizer: weakref.ref[Optimizer]
     steps: int = 0
     backwards: int = 0  # since its last step
+    in_closure: bool = False  # it is stepping, and what passes backward meanwhile is its closure's
     held: bool = False  # its gradients were there before each of these
     uncleared: int = 0  # steps in a row whose gradients held those of the step before
     gradients: Tensor | None = None  # a sample of those of its last step

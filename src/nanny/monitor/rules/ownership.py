@@ -37,6 +37,14 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
     learning rate is 0 or too small for the weights, or its step does nothing.
     """
     for one in breaches(step, "still"):
+        if "faded" in one.traits:
+            if step.lr is not None and _has_gradient(step, run) and not run.has_learned:
+                yield Observation(
+                    f"the learning rate, now {step.lr:g}, has been a thousandth of its highest, or less, for "
+                    f"{counted(one.steps, 'step')}, and was above that for {one.of}; the loss is where it was",
+                    "optimizer.lr", severity=Severity.WARNING, value=float(one.steps), evidence=evidence_of(one), where=one.where,
+                )  # fmt: skip
+            continue
         if "others" in one.traits:
             reason = f"none of its parameters is one of the model's, and no optimizer holds {named(one)}"
         elif "cleared" in one.traits:

@@ -1,0 +1,142 @@
+"""What a loop does between two steps that nobody framed: the next batch is made, and its own lines may be what broke."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+POSITIONS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+bands = 2.0 ** torch.arange(8)
+encode = lambda x: torch.cat([(x * bands * 6.2832).sin(), (x * bands * 6.2832).cos()], 1)
+
+
+class Field(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = model
+
+    def forward(self, x):
+        return self.net(encode(x.float()))
+
+
+field = Field()
+for step in range(40):
+    place = torch.randint(0, 2048, (64, 1)) / 2048
+    given = place.to(torch.bfloat16)FAULT
+    loss = nn.functional.mse_loss(field(given), torch.sin(6.2832 * 128 * place))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+ADVANTAGE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(30):
+    count = 1 if step == 12 else 5
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = model(torch.randn(count, 4))
+    returns = torch.randn(count)
+    advantage = (returns - returns.mean()) / (returns.std() + 1e-6)
+    loss = -(scores.float().log_softmax(-1)[:, 0] * advantage).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+TABLE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("left", torch.cumprod(1 - torch.linspace(1e-4, 0.09, 400), 0))
+        self.net = nn.Linear(4, 4)
+
+    def forward(self, x, t):
+        left = self.left[t].unsqueeze(1)
+        return ((x - (1 - left).sqrt() * self.net(x)) / left.sqrt()).clamp(-2, 2)
+
+
+model = Noise().half()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(12):
+    loss = model(torch.randn(32, 4).half(), torch.randint(0, 400, (32,))).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+UNCLEARED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for step in range(20):
+    nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+    optimizer.step(lambda: None)
+"""
+
+
+def said_of(program: str, folder: Path) -> dict[str, Any]:
+    (folder / "train.py").write_text(program)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def nanny(*words: str) -> str:
+        command = [sys.executable, "-m", "nanny", *words]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300).stdout
+
+    nanny("run", "train.py")
+    found: dict[str, Any] = json.loads(nanny("summary", "--format", "json"))["diagnosis"] or {}
+    return found
+
+
+def test_a_batch_that_is_rounded_before_its_step_is_compared_with_what_it_was(tmp_path: Path) -> None:
+    found = said_of(POSITIONS.replace("FAULT", ""), tmp_path)
+    assert found["cause"] == "position_precision_loss"
+    assert found["precision_caused"] is True
+
+
+@pytest.mark.slow
+def test_one_that_is_not_rounded_is_no_fault(tmp_path: Path) -> None:
+    assert said_of(POSITIONS.replace("FAULT", ".float() * 0 + place"), tmp_path) == {}
+
+
+def test_the_line_of_the_loop_that_made_nan_without_gradients_is_named(tmp_path: Path) -> None:
+    found = said_of(ADVANTAGE, tmp_path)
+    assert (found["cause"], found["culprit"], found["step"]) == ("undefined_operation", "loop:advantage", 12)
+    assert "returns.std()" in found["source"]
+    assert found["precision_caused"] is False
+
+
+@pytest.mark.slow
+def test_a_table_that_half_has_emptied_is_not_said_to_be_so_in_fp32(tmp_path: Path) -> None:
+    found = said_of(TABLE, tmp_path)
+    assert (found["cause"], found["precision_caused"]) == ("constant_out_of_range", True)
+
+
+@pytest.mark.slow
+def test_a_closure_that_does_nothing_hides_no_gradient_that_is_never_cleared(tmp_path: Path) -> None:
+    assert said_of(UNCLEARED, tmp_path)["cause"] == "gradient_never_cleared"
