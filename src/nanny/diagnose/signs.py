@@ -386,7 +386,7 @@ class Signs:
             if len(matrices) >= self.limits.fade_layers and others > 0:
                 seen.append(math.sqrt(sum(matrices) / others))
         names = [name for name in self.facts.parameters if name not in vectors]
-        if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names:
+        if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names or self.thrown is not None:
             return None
         return names[0], max(seen), len(seen)
 
@@ -395,11 +395,12 @@ class Signs:
         """(weights before, weights after, largest update beside them), if the first updates wrote the weights over."""
         _, norms = self.evidence.curve("weight_norm")
         at, ratios = self.evidence.curve("update_ratio")
-        late = ratios[at >= 2 * _SETTLED]
-        if len(norms) < 2 or not len(late) or not np.isfinite(norms).all():
+        if len(norms) < 2 or not len(ratios) or not np.isfinite(norms).all():
             return None
         grown = float(norms[1:].max()) / float(norms[0]) if norms[0] else 0.0
-        if grown < self.limits.thrown_weights or float(np.max(late)) < self.limits.thrown_update:
+        early = float(np.max(ratios[at >= 2], initial=0.0)) >= 1  # of a whole tensor, and not its first or second update
+        late = float(np.max(ratios[at >= 2 * _SETTLED], initial=0.0)) >= self.limits.thrown_update
+        if grown < self.limits.thrown_weights or not (early or late):
             return None
         return float(norms[0]), float(norms[1:].max()), float(np.nanmax(ratios))
 
@@ -593,7 +594,8 @@ def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     below = [i for i in range(peak) if known[i] <= 2 * base]
     start = below[-1] if below else 0
     broke = not np.isfinite(values[at[peak] + 1 :]).all()
-    settled = start >= 4 and peak - start <= 1
+    rise = next((i for i in range(start + 1, peak) if known[i] >= 0.5 * known[peak]), peak)
+    settled = start >= 4 and rise - start <= 1
     if settled and not broke and float(np.median(known[-max(3, len(known) // 4) :])) < 0.7 * known[peak]:
         return None  # one jump from a settled level that is being learnt away: another task, a strange batch
     stays = peak >= len(known) - 2 or broke or float(np.median(known[peak:])) > factor**0.5 * base

@@ -105,6 +105,10 @@ class ExaminationPlan:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
         self._suspected = self.suspicions < MOST_SUSPICIONS
 
+    def owe_next(self, position: int) -> None:
+        """A bad step is not explained: the next one is examined as it runs, whatever the time."""
+        self._owed_at = min(self._owed_at, position + 1)
+
     def done(self, position: int, seconds: float, was_cut: bool = False, was_hidden: bool = False) -> None:
         """`was_hidden`: gradients overflowed by the loss scale alone; a few steps later it has been lowered."""
         self.count += 1
@@ -181,6 +185,7 @@ class Examiner:
         self._is_ahead = False  # what is open looks at what the loop makes for a step that has not begun
         self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._afterwards = False  # this step is examined when its backward pass is over
+        self._explained: int | None = None  # the last step whose first bad number an examination has told
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
@@ -249,6 +254,8 @@ class Examiner:
         capture = self._recorder.capture
         if capture is None or self.off_because or not modes_may_change():
             return
+        if self._explained == capture.record.step:
+            return  # it was examined as it ran, criterion included; the calls alone tell less
         live = self._sanitizer
         if live is not None and not live.has_ended:
             self._look_twice(made, root, live)
@@ -266,8 +273,9 @@ class Examiner:
                 seen = examine_again(made, self._recorder.models, step, scale, tries, root, compare=not planned)
                 self._deliver(replace(seen, trials=(*seen.trials, *(self._tried(made, root) if tries else ()))))
             self._is_replaced = live is not None
+            is_explained = planned or seen.first_bad is not None
         except NotAgain as error:
-            self.not_again = str(error)
+            self.not_again, is_explained = str(error), planned
         finally:
             if live is None:
                 self.turn.release()
@@ -278,6 +286,8 @@ class Examiner:
             else:
                 self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
+        if not is_explained:
+            self.plan.owe_next(self._position)
 
     def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
         """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""
@@ -384,6 +394,7 @@ class Examiner:
     def finish(self, at_any_price: bool = False) -> None:
         examination = self.close(at_any_price)
         if examination is not None and not self._is_replaced:
+            self._explained = examination.step if examination.first_bad is not None else None
             self._deliver(examination)
 
     @property
