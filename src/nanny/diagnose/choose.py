@@ -258,6 +258,7 @@ PRECEDENCE = (
     Precedence("bn_stats_poisoned", "overflow", "training went on after the overflow; the buffer is what stays broken"),
     Precedence("adam_eps_underflow_fp16", "overflow", "the first update made the weights infinite, the rest follows"),
     Precedence("adam_eps_underflow_fp16", "underflow", "it is the optimizer's own eps that is 0"),
+    Precedence("adam_eps_underflow_fp16", "not_precision", "the steps are too long because the second moments are 0"),
     Precedence("data_outlier", "overflow", "one batch threw the weights away, numbers left their range afterwards"),
     Precedence("data_outlier", "precision_loss", "nothing is exact on weights that were thrown away"),
     Precedence("data_outlier", "not_precision", "what broke afterwards was broken by that batch"),

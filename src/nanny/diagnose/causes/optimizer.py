@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.formats import format_of
+from ...core.step import OptimizerState
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
-from ..signs import Signs
+from ..signs import Runaway, Signs
 
 
 @cause("adam_eps_underflow_fp16", family="optimizer")
@@ -23,6 +24,9 @@ def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
         if state.eps is None or state.fused or dtype != "float16" or state.eps > format_of(dtype).flush_at:
             continue
         incident = next((i for i in signs.facts.incidents if not i.skipped), None)
+        if state.state_dtype == "float16" and state.param_dtype != "float16" and signs.steps_too_long is not None:
+            yield from _divides_by_eps(signs, state, signs.steps_too_long)
+            continue
         if incident is None:
             continue
         yield Diagnosis(
@@ -36,6 +40,29 @@ def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
             step=max(incident.step - 1, 0),
             precision_caused=True,
         )
+
+
+def _divides_by_eps(signs: Signs, state: OptimizerState, away: Runaway) -> Iterator[Diagnosis]:
+    """Weights are wide and second moments are not: squared gradients that are 0 as they are stored leave eps alone."""
+    exam, sizes = next(iter(signs.clean_exams), None), signs.facts.sizes
+    if exam is None or state.beta2 is None:
+        return
+    squares = [g.reference_norm**2 / sizes[g.name] for g in exam.gradients if sizes.get(g.name) and g.reference_norm > 0]
+    lost = [(1 - state.beta2) * square <= format_of("float16").flush_at for square in squares]
+    if sum(lost) < max(0.5 * len(lost), 1):
+        return
+    yield Diagnosis(
+        culprit="optimizer.eps",
+        confidence=LIKELY,
+        evidence=(
+            f"{state.name} keeps its state in float16: (1 - beta2) g^2 is 0 there for the typical gradient of "
+            f"{sum(lost) / len(lost):.0%} of the parameters, and a step divides by eps={state.eps:g} alone",
+            f"{away.name} grows {away.factor:.2g} times from step {away.start} on",
+        ),
+        chain=("second moments are 0 in fp16", "a step divides by eps", "steps far too long"),
+        step=away.start,
+        precision_caused=True,
+    )
 
 
 @cause("adam_eps_dominates", family="optimizer", precision=False)
