@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..core.finding import Severity
@@ -12,7 +13,7 @@ from ..core.numbers import counted, deviation, share, short, shortened
 from ..show.figures import BAD, CLAIM, OWN, QUIET, frame, graph_objects
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Column, Line, Table
-from .records import CallDiff, DiffReport, GradDiff
+from .records import MODEL, CallDiff, DiffReport, GradDiff
 from .text import COMPUTES_NOTHING, nothing_left, verdict
 
 T = TypeVar("T")
@@ -25,10 +26,14 @@ MOST_OPERATIONS = 60
 
 def render_diff(report: DiffReport, lang: str | None = None) -> str:
     figures: dict[str, Any] = {}
-    sections = [_verdict(report), _advice(report), _calls(report, figures), _gradients(report, figures), _loose_ends(report),
+    sections = [_verdict(report), _advice(report), *_calls(report, figures), _gradients(report, figures), _loose_ends(report),
                 _operations(report), _notes(report)]  # fmt: skip
     title = f"{report.model}: {verdict(report)}"
-    return document(title, [section for section in sections if section is not None], figures, lang)
+    healthy = (report.worst or Severity.INFO) <= Severity.INFO
+    first, *rest = [section for section in sections if section is not None]
+    # of a healthy model the curve of the error is enough; what stands under it is opened by who wants it
+    rest = [replace(section, folded=healthy and section.figure != "calls") for section in rest]
+    return document(title, [first, *rest], figures, lang)
 
 
 def _verdict(report: DiffReport) -> Section:
@@ -67,9 +72,9 @@ def _advice(report: DiffReport) -> Section | None:
     return Section("Advice", lines, code=advice.code)
 
 
-def _calls(report: DiffReport, figures: dict[str, Any]) -> Section | None:
+def _calls(report: DiffReport, figures: dict[str, Any]) -> list[Section]:
     if not report.calls:
-        return None
+        return []
     figures["calls"] = _calls_figure(report)
     columns = (
         Column("module"), Column("class"), Column("dtype"), Column("shape"), Column("error", show=deviation),
@@ -87,8 +92,11 @@ def _calls(report: DiffReport, figures: dict[str, Any]) -> Section | None:
     ]  # fmt: skip
     styles = ["error" if call.error.spoiled else "" for call in report.calls]
     own = "own: what a module adds on exact inputs; inherited: what the error of its inputs became"
-    table = Table(columns, rows, "module calls, in the order in which they ended", MOST_CALLS, "calls", styles)
-    return Section("Error through the model", [Line(own, "quiet")], [table], "calls")
+    table = Table(columns, rows, "", MOST_CALLS, "calls", styles)
+    return [
+        Section("Error through the model", [Line(own, "quiet")], (), "calls"),
+        Section("module calls, in the order in which they ended", (), [table]),
+    ]
 
 
 def _calls_figure(report: DiffReport) -> Any:
@@ -99,6 +107,7 @@ def _calls_figure(report: DiffReport) -> Any:
     _add_line(figure, names, [call.error.rel_l2 for call in calls], "error", OWN, "lines+markers")
     _add_line(figure, names, [call.own.rel_l2 if call.own else None for call in calls], "own", CLAIM, "markers")
     _add_spoiled(figure, calls)
+    _name_culprit(figure, report)
     if report.floor > 0:
         figure.add_scatter(x=[-0.5, len(calls) - 0.5], y=[report.floor] * 2, mode="lines", line={"color": QUIET, "dash": "dash"},
                            name="what rounding explains at this depth", hoverinfo="skip")  # fmt: skip
@@ -150,6 +159,20 @@ def _add_spoiled(figure: Any, found: Sequence[CallDiff | GradDiff]) -> None:
                            marker={"symbol": "x", "color": BAD, "size": 10},
                            hovertemplate="%{customdata[0]}<extra></extra>")  # fmt: skip
         figure.update_layout(yaxis2={"overlaying": "y", "range": [0, 1.03], "visible": False, "fixedrange": True})
+
+
+def _name_culprit(figure: Any, report: DiffReport) -> None:
+    """The first call that a finding blames: an arrow with its name."""
+    blamed = next((f.site for f in report.findings if f.severity >= Severity.WARNING), None)
+    at = next((i for i, call in enumerate(report.calls) if blamed in (call.name, call.site or MODEL)), None)
+    if at is None:
+        return
+    call = report.calls[at]
+    error = _error(call) or (call.own.rel_l2 if call.own else None)
+    at_top = call.error.spoiled or not error or error == math.inf
+    place = {"yref": "paper", "y": 0.95, "ay": 30} if at_top else {"y": math.log10(error or 1), "ay": -30}
+    figure.add_annotation(x=at, text=_plain(f"◆ {shortened(call.name, NAME_WIDTH)}"), showarrow=True, arrowhead=2, ax=0,
+                          font={"color": BAD, "size": 13}, arrowcolor=BAD, **place)  # fmt: skip
 
 
 def _finished(figure: Any, names: Sequence[str]) -> Any:

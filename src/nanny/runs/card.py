@@ -6,7 +6,7 @@ from ..core.command_line import LANGUAGES
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
 from ..show.translation import translate
-from ..show.wall import WORDS, wall_svg
+from ..show.wall import WORDS, outlook, wall_svg
 from .source import title_of
 from .summary import Summary
 from .wall import Wall, wall_of
@@ -19,6 +19,11 @@ def card_svg(summary: Summary, lang: str = "en") -> str:
 def cards(summary: Summary, wall: Wall) -> dict[str, str]:
     """By language: a page can be read in either."""
     return {lang: _drawn(summary, wall, lang) for lang in LANGUAGES}
+
+
+def outlooks(wall: Wall) -> dict[str, list[tuple[str, str]]]:
+    """By language, what the picture foretells in words: the clearance of a healthy run, or when it would end."""
+    return {lang: list(outlook(wall, WORDS[lang])) for lang in LANGUAGES}
 
 
 def _drawn(summary: Summary, wall: Wall, lang: str) -> str:

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.finding import NannyError
-from ..core.formats import FP32, Format, format_of
+from ..core.formats import Format
 from ..core.limits import Limits
 from ..diagnose.verdict import first_broken_step
 from ..store import reader
 from .alerts import matches
 from .matrices import ABSENT, MOST_COLUMNS, Columns, Matrix, groups_of
 from .ranks import whole_norms
-from .source import Source
+from .source import Source, own_format
 
 KINDS = ("output", "output_grad", "grad", "weight")  # in the order in which a step makes them
 CURVES = ("loss", "grad_norm")
@@ -297,15 +297,11 @@ def _order(series: ComparedSeries) -> tuple[float, ...]:
 
 
 def _narrower(a: Source, b: Source) -> Format:
-    return min((_format(a), _format(b)), key=lambda form: form.significand)
-
-
-def _format(source: Source) -> Format:
-    return format_of(source.run.amp_dtype) if source.run.amp_dtype else FP32
+    return min((own_format(a), own_format(b)), key=lambda form: form.significand)
 
 
 def _bits(source: Source) -> int:
-    return _format(source).significand
+    return own_format(source).significand
 
 
 def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[ComparedSeries]) -> list[str]:

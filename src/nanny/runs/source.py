@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from ..core.finding import Finding, NannyError
+from ..core.formats import FORMATS, FP32, Format, format_of
 from ..diagnose.evidence import Evidence
 from ..diagnose.run import stored_evidence
+from ..store import reader
 from ..store.reader import RunRow
 
 MOST_DIGITS = 18  # of a number that SQLite can hold
@@ -51,6 +54,26 @@ def title_of(source: Source) -> str:
     rank = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
     command = f": {shlex.join(run.argv)}" if run.argv else ""
     return f"run {run.id}{rank} in {source.shown} ({', '.join(fact for fact in facts if fact)}){command}"
+
+
+def own_format(source: Source) -> Format:
+    """The low format that the run was in: autocast's, else that of most outputs or weights; FP32 where they are not low."""
+    if source.run.amp_dtype:
+        return format_of(source.run.amp_dtype)
+    return max(_counted(source, "output"), _counted(source, "weight"), key=lambda pair: pair[1])[0]
+
+
+def keeps_low_weights(source: Source) -> bool:
+    """Whether updates are added to weights of few digits: there is no FP32 copy of them."""
+    return _counted(source, "weight")[1] > 0
+
+
+def _counted(source: Source, kind: str) -> tuple[Format, int]:
+    """The low format that most sites of a kind are in, and of how many; FP32 and 0 where most are not."""
+    dtypes = [site.dtype for site in reader.sites(source.db, source.run.id, kind)]
+    low = Counter(form for form in FORMATS.values() for dtype in dtypes if form.bits < FP32.bits and dtype == form.torch_name)
+    form, count = low.most_common(1)[0] if low else (FP32, 0)
+    return (form, count) if 2 * count > len(dtypes) else (FP32, 0)
 
 
 def step_range(text: str) -> tuple[int | None, int | None]:

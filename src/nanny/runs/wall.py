@@ -20,7 +20,7 @@ from ..diagnose.records import Diagnosis
 from ..store import reader
 from .histograms import ExponentHistograms, layer_histogram
 from .matrices import KindMatrices, matrices_of
-from .source import Source
+from .source import Source, own_format
 from .summary import Summary
 
 BACKWARD = ("output_grad", "grad")
@@ -76,12 +76,15 @@ class Wall:
     fp32: Mapping[str, int] = field(default_factory=dict)  # ... and in FP32
     forecast: int | None = None
     clearance: Clearance | None = None
+    updates: Sequence[tuple[int, float]] = ()  # of weights that stand still: by step, how far they should have moved (rms)
 
 
 def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None) -> Wall:
     """`matrices` of the culprit's process, if they are at hand: reading them is a pass over all samples."""
     source, diagnosis, first = summary.culprit_rank.source, summary.diagnosis, summary.culprit
-    form = _format_of(source, diagnosis)
+    form = own_format(source)
+    if form == FP32 and diagnosis is not None and diagnosis.format:  # a part of the run is narrower
+        form = format_of(diagnosis.format)
     steps = summary.culprit_rank.steps
     bad = _bad_operation(source, diagnosis)
     clearance, impact = None, None
@@ -108,7 +111,22 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
         return base
     kind, site = found
     seen = layer_histogram(source, kind, site)
-    return base if seen is None else _with_histogram(base, source, kind, site, seen, form)
+    drawn = base if seen is None else _with_histogram(base, source, kind, site, seen, form)
+    stagnant = diagnosis is not None and diagnosis.family == "update_stagnation" and kind == "weight"
+    return _with_updates(drawn, source, site, form) if stagnant else drawn
+
+
+def _with_updates(base: Wall, source: Source, site: str, form: Format) -> Wall:
+    """What ends below is then no value but a movement: half the distance to the next number, at weights of this size."""
+    names = [one.name for one in reader.sites(source.db, source.run.id, "update")]
+    if site not in names:
+        return base
+    steps, updates = reader.samples(source.db, source.run.id, "update", "update_rms")
+    _, weights = reader.samples(source.db, source.run.id, "update", "weight_rms")
+    row = names.index(site)
+    seen = [(int(s), float(u[row]), float(w[row])) for s, u, w in zip(steps, updates, weights) if u[row] > 0 and w[row] > 0]
+    limits = [Limit(step, form.max, form.spacing(size) / 2) for step, _, size in seen]
+    return replace(base, updates=[(step, update) for step, update, _ in seen], limits=limits[-1:] or base.limits)
 
 
 def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: ExponentHistograms, form: Format) -> Wall:
@@ -124,12 +142,6 @@ def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: Expo
         nonfinite=counts[:, -1].tolist(),
         limits=_limits(source, kind, form, base.steps),
     )
-
-
-def _format_of(source: Source, diagnosis: Diagnosis | None) -> Format:
-    """The low format of the run: autocast's, else the one that the weights are kept in, as far as the diagnosis knows it."""
-    name = source.run.amp_dtype or ("" if diagnosis is None else diagnosis.format)
-    return format_of(name) if name else FP32
 
 
 def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | None:

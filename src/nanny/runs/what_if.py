@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.finding import NannyError, Severity
-from ..core.formats import BF16, Format, format_of
+from ..core.formats import BF16, Format
 from ..core.limits import Limits
 from ..core.step import Site
 from ..diagnose.records import Diagnosis
@@ -23,7 +23,7 @@ from ..diagnose.verdict import Verdict, first_broken_step
 from ..store import reader
 from .alerts import findings_of, job_verdict, matches
 from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
-from .source import Source
+from .source import Source, keeps_low_weights, own_format
 
 FORWARD = ("output", "weight")
 BACKWARD = ("output_grad", "grad")
@@ -114,8 +114,15 @@ class WhatIf:
     spared: int  # outputs that autocast left in FP32
     stride: int  # 4: every fourth traced step was looked at
     broken_from: int | None  # the step from which on the loss was not finite in the run as it was; nothing behind it is judged
-    sick: Diagnosis | None  # what went wrong in the run as it was and would in any format; nothing behind it is judged either
+    wrong: Diagnosis | None  # what went wrong in the run as it was
     update_ratio: float | None  # the largest update of a step as a share of its weight, typically
+    own: Format  # that the run was in
+    rounds_updates: bool  # it keeps no FP32 weights, and its updates are less than half a rounding step of the target
+
+    @property
+    def sick(self) -> Diagnosis | None:
+        """What went wrong as it would in any format; nothing behind it is judged."""
+        return _in_any_format(self.wrong)
 
     @property
     def died(self) -> bool:
@@ -123,13 +130,14 @@ class WhatIf:
 
     @property
     def unknown(self) -> bool:
-        """It died as it was, in another format, and until then everything would have fitted."""
-        return self.died and not self.own_format and not self.reasons and not self.too_many_skips
+        """It went wrong as it was, in another format, and everything on record from before would have fitted into this one."""
+        went_wrong = self.died or self.wrong is not None
+        return went_wrong and not self.own_format and not self.reasons and not self.too_many_skips
 
     @property
     def own_format(self) -> bool:
-        """No need to imagine: the run was in this format."""
-        return bool(self.source.run.amp_dtype) and format_of(self.source.run.amp_dtype) == self.target
+        """No need to imagine: the run was in this format, and with its own loss scale."""
+        return self.own == self.target and self.fixed_scale is None
 
     @property
     def starts_too_low(self) -> bool:
@@ -158,7 +166,9 @@ def judge_in_format(
             f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "
             f"`{source.command('summary')}` says what came first"
         )
-    sick = _sick_in_any_format(verdict or job_verdict([source], findings_of(source)))
+    verdict = verdict or job_verdict([source], findings_of(source))
+    wrong = _gone_wrong(verdict)
+    sick, own = _in_any_format(wrong), own_format(source)
     last = min((step for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
     last = None if last is None else last - 1
     recorded = {kind: _recorded_kind(source, kind, last) for kind in (*FORWARD, *BACKWARD) if kind in there}
@@ -182,12 +192,13 @@ def judge_in_format(
     skips = path is not None and path.skip_rate > limits.skip_rate_error
     deadly, lossy = _consequences(outcomes, limits)
     ratios = reader.scalars(source.db, source.run.id, ["update_ratio"]).get("update_ratio")
-    died = broken is not None or sick is not None
+    update_ratio = float(np.nanmedian(ratios[1])) if ratios is not None and np.isfinite(ratios[1]).any() else None
+    tiny = target.bits == 16 and update_ratio is not None and update_ratio < target.unit_roundoff / 2
     result = WhatIf(
         source=source,
         target=target,
         fixed_scale=fixed_scale,
-        survives=False if deadly or skips else None if lossy or died else True,
+        survives=False if deadly or skips else None if lossy else True,
         reasons=deadly + lossy,
         outcomes=outcomes,
         path=path if path is not None and len(path.steps) else None,
@@ -197,15 +208,24 @@ def judge_in_format(
         spared=spared,
         stride=stride,
         broken_from=broken,
-        sick=sick,
-        update_ratio=float(np.nanmedian(ratios[1])) if ratios is not None and np.isfinite(ratios[1]).any() else None,
+        wrong=wrong,
+        update_ratio=update_ratio,
+        own=own,
+        rounds_updates=tiny and keeps_low_weights(source),
     )
-    return replace(result, survives=False) if died and result.own_format else result
+    if result.own_format:  # what happened says more than what the histograms foretell
+        lossy_at_most = None if lossy or deadly or verdict.healthy is False else True
+        return replace(result, survives=False if result.died or wrong is not None else lossy_at_most)
+    return replace(result, survives=None) if result.survives and (result.unknown or result.rounds_updates) else result
 
 
-def _sick_in_any_format(verdict: Verdict) -> Diagnosis | None:
+def _gone_wrong(verdict: Verdict) -> Diagnosis | None:
     one = verdict.diagnosis
-    return one if one is not None and one.precision_caused is False and not one.early and one.step else None
+    return None if one is None or one.early else one
+
+
+def _in_any_format(wrong: Diagnosis | None) -> Diagnosis | None:
+    return wrong if wrong is not None and wrong.precision_caused is False and wrong.step else None
 
 
 def scale_bits(scale: float | None) -> int | None:
@@ -238,13 +258,8 @@ def _stays_fp32(source: Source, record: RecordedKind) -> list[bool]:
     """Which tensors autocast would leave in FP32: those it did in a run under autocast, and losses (one element)."""
     if record.kind not in ("output", "output_grad"):
         return [False] * len(record.sites)
-    low = is_low(source)
+    low = own_format(source).bits < 32
     return [n == 1 or (low and site.dtype == "float32") for site, n in zip(record.sites, record.elements.tolist())]
-
-
-def is_low(source: Source) -> bool:
-    """Whether the run itself was recorded under autocast to a narrow format."""
-    return bool(source.run.amp_dtype) and format_of(source.run.amp_dtype).bits < 32
 
 
 def _kills(kind: str, group: Sequence[Outcome], members: Sequence[Outcome], limits: Limits) -> bool:

@@ -30,13 +30,17 @@ from .translation import translate, translate_figure
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands under it: lines, code to copy, tables, and a figure by its name in `figures`."""
+    """A heading with what stands under it: lines, code to copy, tables, and a figure by its name in `figures`.
+
+    It can be folded; `folded` says how it opens. Tables are sorted by a click on a column.
+    """
 
     title: str
     lines: Sequence[Line] = ()
     tables: Sequence[Table] = ()
     figure: str = ""
     code: str = ""
+    folded: bool = False
 
 
 def asset(name: str, package: str = "nanny.show") -> str:
@@ -59,7 +63,7 @@ def document(
         "title": html.escape(title),
         "style": asset("page.css"),
         "body": f"<h1>{html.escape(title)}</h1>" + "".join(_section(section, lang) for section in sections),
-        "scripts": "\n".join([json_element("figures", drawn, nonce), plotly_element(), script]) if drawn else "",
+        "scripts": "\n".join([json_element("figures", drawn, nonce), plotly_element() if drawn else "", script]),
     }
     return fill_template(asset("document.html"), parts)
 
@@ -139,24 +143,32 @@ def _section(section: Section, lang: str | None) -> str:
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
     code = f"<pre><code>{html.escape(section.code)}</code></pre>" if section.code else ""
     tables = "".join(_table(translate_table(table, lang)) for table in section.tables)
-    return f"<section><h2>{html.escape(translate(section.title, lang))}</h2>{lines}{code}{figure}{tables}</section>"
+    title = html.escape(translate(section.title, lang))
+    opened = "" if section.folded else " open"
+    return f"<section><details{opened}><summary><h2>{title}</h2></summary>{lines}{code}{figure}{tables}</details></section>"
 
 
 def _table(table: Table) -> str:
-    heads = "".join(f"<th>{html.escape(column.title or column.name)}</th>" for column in table.columns)
+    heads = "".join(
+        f'<th scope="col"><button>{html.escape(column.title or column.name)}</button></th>' for column in table.columns
+    )
     styles = list(table.styles) or [""] * len(table.rows)
     rows = "".join(
         f'<tr class="{_style(style)}">'
-        + "".join(
-            f'<td class="{"number" if isinstance(value, (int, float)) else ""}">{html.escape(column.show(value))}</td>'
-            for column, value in zip(table.columns, row)
-        )
+        + "".join(f"<td{_sorted_by(value)}>{html.escape(column.show(value))}</td>" for column, value in zip(table.columns, row))
         + "</tr>"
         for row, style in zip(table.shown, styles)
     )
     rest = f'<p class="quiet">… {table.left_out} {html.escape(table.rest)}</p>' if table.left_out else ""
     caption = f"<caption>{html.escape(table.title)}</caption>" if table.title else ""
     return f'<div class="scroll"><table>{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{rest}'
+
+
+def _sorted_by(value: object) -> str:
+    """What a cell is sorted by: a number by its value, however it is shown."""
+    if value is None:
+        return ' data-value=""'
+    return f' class="number" data-value="{float(value)!r}"' if isinstance(value, (int, float)) else ""
 
 
 def _style(name: str) -> str:

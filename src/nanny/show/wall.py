@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Literal
 
-from ..core.numbers import short
+from ..core.numbers import number, short
 from ..core.terminal import visible
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ WORDS = {
         "ends_scaled": "{format} ends at {value} at this loss scale",
         "far": "{format} ends at {value}, {bits} bits above this picture",
         "begins": "{format} begins at {value}",
+        "moves": "below half a spacing of {format}, {value}, a step moves nothing",
+        "update": "updates of {value}",
         "fp32": "FP32 has {value}",
         "impact": "step {step}",
         "steps": "step",
@@ -77,6 +79,8 @@ WORDS = {
         "ends_scaled": "在此 loss scale 下 {format} 到 {value} 为止",
         "far": "{format} 到 {value} 为止，在本图上方 {bits} 位",
         "begins": "{format} 从 {value} 开始",
+        "moves": "小于 {format} 的半个间距 {value}，更新即被舍去",
+        "update": "更新 {value}",
         "fp32": "FP32 为 {value}",
         "impact": "第 {step} 步",
         "steps": "步",
@@ -140,7 +144,7 @@ def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
     width = 30 + _width(word, 22)
     yield f'<rect class="{"good" if good else "hot"}" x="36" y="28" width="{width:.0f}" height="32" rx="16"/>'
     yield f'<text x="48" y="50" font-size="18" font-weight="700" fill="#fff">{_safe(word)}</text>'
-    yield _headline(52 + width, 53, title, 1112 - width, (24, 16), "ink", bold=True)
+    yield _headline(52 + width, 53, title, 1112 - width, (24, 14), "ink", bold=True)
     yield _headline(36, 90, subtitle, 1128, (17, 13), "soft")
 
 
@@ -158,7 +162,7 @@ class _Axes:
         if wall.steps is not None:  # a sample's reach goes on to where the next one would be
             last = min(last, wall.steps[1] + 1)
         if wall.impact is not None:  # what led there matters, and a little of what came of it
-            last = min(last, wall.impact + max(0.3 * (wall.impact - first), 6))
+            last = min(last, wall.impact + max(0.3 * (wall.impact - first), 6) + 0.5)
             first, last = min(first, wall.impact - 1), max(last, wall.impact + 1)
         elif wall.forecast is not None and last < wall.forecast <= last + (last - first):
             last = wall.forecast + 1
@@ -179,6 +183,7 @@ def _orders(wall: Wall) -> tuple[int, int]:
     """Binary orders from the lowest to the highest that are drawn."""
     seen = [wall.lowest + i for column in wall.counts for i, count in enumerate(column) if count]
     seen += [int(order) for found in (wall.ran, wall.fp32) for order in found if order.lstrip("-").isdecimal()]
+    seen += [math.floor(math.log2(update)) for _, update in wall.updates]
     top, bottom = (max(seen) + 1, min(seen)) if seen else (16, -10)
     if not seen and any(wall.zeros) and wall.limits:  # all became zero: what matters is where the format begins
         floor = math.floor(math.log2(wall.limits[0].floor))
@@ -197,6 +202,7 @@ def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     yield from _grid(axes, words)
     yield from _cells(wall, axes, words)
     yield from _limits(wall, axes, words)
+    yield from _updates(wall, axes, words)
     yield from _impact(wall, axes, words)
     yield from _forecast(wall, axes, words)
 
@@ -232,7 +238,7 @@ def _grid(axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         label = f'2<tspan dy="-6" font-size="11">{order}</tspan>'
         yield f'<text class="soft" x="{LEFT - 10}" y="{y + 5:.1f}" font-size="14" text-anchor="end">{label}</text>'
     for step in _ticks(axes.first, axes.last):
-        if axes.x(step) > RIGHT - 34:
+        if axes.x(step) > RIGHT - 50:
             continue  # the name of the axis stands there
         yield _text(axes.x(step), BOTTOM + 20, f"{step:,}", "soft", 14, anchor="middle")
     yield _text(RIGHT, BOTTOM + 20, words["steps"], "soft", 14, anchor="end")
@@ -252,9 +258,10 @@ def _cells(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     for (start, end), column, lost in zip(wall.reach, wall.counts, wall.nonfinite):
         if start > axes.last:
             continue
-        # drawn where it was taken: the stretch to the next sample was not looked at
-        left = axes.x(start)
-        right = max(min(axes.x(end), axes.x(start + WIDEST * (axes.last - axes.first))), left + 2)
+        # drawn where it was taken, half a step behind its start: the stretch to the next sample was not looked at
+        left, width = axes.x(start), max(min(axes.x(end) - axes.x(start), WIDEST * (RIGHT - LEFT)), 2)
+        left = max(left, axes.x(start + 0.5) - width / 2)
+        right = min(left + width, RIGHT)
         most = max(column, default=0)
         for index, count in enumerate(column):
             order = wall.lowest + index
@@ -286,7 +293,7 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         yield f'<path class="wall" fill="none" d="M{"L".join(points)}"/>'
         top = f"{LEFT} {TOP}L{'L'.join(points)}L{RIGHT} {TOP}"
         yield f'<path class="band" d="M{top}Z"/>'
-        label = words["ends_scaled" if scaled else "ends"].format(format=wall.format, value=_number(last.ceiling))
+        label = words["ends_scaled" if scaled else "ends"].format(format=wall.format, value=number(last.ceiling))
         yield _text(LEFT + 8, axes.y(math.log2(last.ceiling)) - 8, label, "hot", 15, bold=True)
     else:
         bits = math.log2(last.ceiling) - axes.high
@@ -295,8 +302,20 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     if axes.holds(math.log2(last.floor)):
         y = axes.y(math.log2(last.floor))
         yield f'<line class="wall" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        label = words["begins"].format(format=wall.format, value=short(last.floor))
+        label = words["moves" if wall.updates else "begins"].format(format=wall.format, value=short(last.floor))
         yield _text(LEFT + 8, y + 17, label, "hot", 15, bold=True)
+
+
+def _updates(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
+    """Diamonds: how far each step should have moved the weights."""
+    shown = [(axes.x(step), axes.y(math.log2(update))) for step, update in wall.updates if step <= axes.last]
+    marks = "".join(f"M{x - 6:.1f} {y:.1f}L{x:.1f} {y - 6:.1f}L{x + 6:.1f} {y:.1f}L{x:.1f} {y + 6:.1f}Z" for x, y in shown)
+    if shown:
+        x, y = shown[-1]
+        yield f'<path class="ghost" d="{marks}"/>'
+        label = words["update"].format(value=short(wall.updates[len(shown) - 1][1]))
+        side: Side = "end" if x > (LEFT + RIGHT) / 2 else "start"
+        yield _text(x + (-12 if side == "end" else 12), y - 10, label, "hot", 17, bold=True, anchor=side)
 
 
 def _stairs(points: Iterable[tuple[int, float]], axes: _Axes) -> Iterator[str]:
@@ -336,13 +355,14 @@ def _impact(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     if wall.expected is not None and 0 < wall.expected < math.inf and axes.holds(math.log2(wall.expected)):
         y = axes.y(math.log2(wall.expected))
         yield f'<circle class="hot" cx="{x:.1f}" cy="{y:.1f}" r="5"/>'
-        label = words["fp32"].format(value=_number(wall.expected))
+        label = words["fp32"].format(value=number(wall.expected))
         yield _text(x + (-12 if right else 12), y - 6, label, "hot", 17, bold=True, anchor=side)
 
 
 def _panel(wall: Wall, words: Mapping[str, str], change: str, chain: Sequence[str]) -> Iterator[str]:
     y = TOP
-    for heading, text in _sections(wall, words, change, chain):
+    asked = ((words["change"], change), (words["how"], " → ".join(chain)))
+    for heading, text in (*(pair for pair in asked if pair[1]), *outlook(wall, words)):
         yield _text(PANEL, y, heading, "ink", 18, bold=True)
         for line in _wrapped(text, EDGE - PANEL, 16)[:9]:
             y += 23
@@ -350,18 +370,15 @@ def _panel(wall: Wall, words: Mapping[str, str], change: str, chain: Sequence[st
         y += 40
 
 
-def _sections(wall: Wall, words: Mapping[str, str], change: str, chain: Sequence[str]) -> Iterator[tuple[str, str]]:
-    if change:
-        yield words["change"], change
-    if chain:
-        yield words["how"], " → ".join(chain)
+def outlook(wall: Wall, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What lies ahead, each with its heading: the step at which it would be there, or the clearance."""
     if wall.forecast is not None and wall.steps is not None and wall.forecast > wall.steps[1]:
         yield words["impact"].format(step=wall.forecast), words["forecast"].format(steps=wall.forecast - wall.steps[1])
     near = wall.clearance
     if near is not None:
         drift = "" if near.drift is None else words["still" if abs(near.drift) < 0.1 else "drift" if near.drift > 0 else "back"]
         closest = words["closest"].format(
-            site=wall.site, value=_number(near.value), step=near.step, bits=f"{near.bits:.1f}", format=wall.format
+            site=wall.site, value=number(near.value), step=near.step, bits=f"{near.bits:.1f}", format=wall.format
         )
         yield words["clearance"], f"{closest} {drift.format(bits=f'{abs(near.drift or 0):.1f}')}"
 
@@ -389,10 +406,6 @@ def _text(x: float, y: float, text: str, style: str, size: int, *, bold: bool = 
 
 def _safe(text: str) -> str:
     return escape(visible(text))
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else short(value)
 
 
 def _width(text: str, size: float) -> float:

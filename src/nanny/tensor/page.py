@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from ..core.finding import Severity
@@ -14,12 +15,14 @@ from ..show.tables import Column, Line, Table
 from .records import Dimension, RangeFit, TensorReport, Tiles
 from .text import bits, measured_on, reduction_error, resolution_text, scale_window, verdict
 
-BARS = 34  # pixels of a format's bar
+BARS = 26  # pixels of a format's bar
+HISTOGRAM = 260  # of the histogram above them, and of all around
 MOST_INDICES = 5
 
 
 def render_tensor_page(report: TensorReport, lang: str | None = None) -> str:
     figures: dict[str, Any] = {}
+    healthy = (report.worst or Severity.INFO) <= Severity.INFO
     sections = [_findings(report), _range(report, figures), _resolution(report)]
     sections += [_dimension(d, figures) for d in report.dimensions]
     if report.tiles is not None:
@@ -30,6 +33,7 @@ def render_tensor_page(report: TensorReport, lang: str | None = None) -> str:
         sections.append(Section("Notes", [Line(note) for note in report.notes]))
     shape = " x ".join(map(str, report.shape)) or "a single value"
     name = f"{report.name}: " if report.name else ""
+    sections[2:] = [replace(section, folded=healthy) for section in sections[2:]]
     return document(f"{name}{report.source} {shape}, {verdict(report.findings, report.target)}", sections, figures, lang)
 
 
@@ -67,7 +71,7 @@ def _range_row(fit: RangeFit) -> list[Any]:
 
 
 def _range_figure(report: TensorReport) -> Any:
-    """Each format from its smallest normal to its largest value, with its subnormals; across them, the tensor's magnitudes."""
+    """The tensor's magnitudes by binary order; below, each format from its smallest normal to its largest, with its subnormals."""
     go = graph_objects()
     names = list(reversed(TARGETS))
     formats = [format_of(name) for name in names]
@@ -80,15 +84,21 @@ def _range_figure(report: TensorReport) -> Any:
                    marker={"color": "rgba(127,127,127,0.25)", "pattern": {"shape": "/"}}, hoverinfo="none")  # fmt: skip
     v = report.values
     assert v.absmin is not None
-    figure.add_vrect(x0=_binary(v.absmin), x1=_binary(v.absmax), fillcolor=CLAIM, opacity=0.28, line_width=0, layer="below")
+    orders = {int(order): count for order, count in report.exponents.items() if order.lstrip("-").isdecimal()}
+    total = sum(orders.values())
+    figure.add_bar(x=[order + 0.5 for order in orders], y=[count / total for count in orders.values()], width=1, yaxis="y2",
+                   name="values of the tensor", marker={"color": CLAIM}, hovertemplate="2**%{x:.0f}: %{y:.2%}<extra></extra>")  # fmt: skip
     for value, label in ((v.absmax, "largest"), (v.low_quantile, "1 % below")):
         if value:
-            figure.add_vline(x=_binary(value), line={"color": CLAIM, "width": 2}, annotation_text=f"{label} {short(value)}",
-                             annotation_position="top")  # fmt: skip
+            at = _binary(value)
+            figure.add_shape(type="line", x0=at, x1=at, yref="paper", y0=0, y1=1, line={"color": CLAIM, "width": 2})
+            figure.add_annotation(x=at, yref="paper", y=1, yanchor="bottom", text=f"{label} {short(value)}", showarrow=False)
     left = min(*(f.min_exponent - f.significand - 1 for f in formats if f.min_exponent > -126), math.floor(_binary(v.absmin)) - 2)
     right = max(20, math.ceil(_binary(v.absmax)) + 2)
-    figure.update_layout(barmode="overlay", **frame(120 + BARS * len(names), top=34, left=80))
-    figure.update_xaxes(range=[left, right], title_text="magnitude (2 to the power of); the band is the tensor's", zeroline=False)
+    figure.update_layout(barmode="overlay", **frame(HISTOGRAM + BARS * len(names), top=34, left=80))
+    figure.update_layout(yaxis={"domain": [0, 0.56]}, yaxis2={"domain": [0.6, 1], "tickformat": ".0%", "nticks": 3}, showlegend=True,
+                         legend={"orientation": "h", "y": -0.22, "x": 0})  # fmt: skip
+    figure.update_xaxes(range=[left, right], title_text="magnitude (2 to the power of)", zeroline=False)
     return figure
 
 

@@ -6,7 +6,8 @@ Shares are fractions of 1. "Energy" is the sum of squares. `None` means that the
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from ..core.finding import Finding, Severity
@@ -199,6 +200,7 @@ class TensorReport(Shown):
     reductions: tuple[Reduction, ...]
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
+    exponents: Mapping[str, int] = field(default_factory=dict)  # of a sample: values by binary order, `zero`, `nonfinite`
 
     @property
     def worst(self) -> Severity | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..core.finding import NannyError
 from ..core.formats import TARGETS, Format, format_of
 from ..measure.flatten import local_part
+from ..measure.histogram import exponents_of
 from .dimensions import measure_dimensions, measure_tiles, tile_shape
 from .judge import advise, judge_tensor
 from .quantization import measure_cast, scan
@@ -54,6 +55,7 @@ def analyze_tensor(
         dimensions = measure_dimensions(x, chosen, seen)
         tiles = None if tile is None else measure_tiles(x, tile, target, seen)
         reductions = measure_reductions(x, chosen, target)
+        exponents = exponents_of(x)
     report = TensorReport(
         name=name,
         shape=tuple(source.shape),
@@ -68,6 +70,7 @@ def analyze_tensor(
         reductions=tuple(replace(r, advice=advise(r, target)) for r in reductions),
         notes=(),
         findings=(),
+        exponents=exponents,
     )
     return replace(report, notes=tuple(_notes_on(report)), findings=judge_tensor(report))
 

@@ -22,6 +22,7 @@ from typing import Any, TypedDict
 from ..core.command_line import LANGUAGES
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
+from ..core.numbers import number
 from ..core.plain_json import finite
 from ..core.terminal import visible
 from ..diagnose import knowledge
@@ -30,7 +31,7 @@ from ..diagnose.text import render_markdown
 from ..diagnose.trials import trial_in_words
 from ..diagnose.verdict import Verdict
 from ..runs.alerts import findings_of, job_verdict, repeats
-from ..runs.card import cards
+from ..runs.card import cards, outlooks
 from ..runs.compare import compare_runs, ratio_matrix
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import KindMatrices, error_matrix, matrices_of
@@ -81,6 +82,7 @@ class PageData(TypedDict):
     figures: dict[str, Any]
     formats: list[dict[str, Any]]
     card: dict[str, str]
+    outlook: dict[str, list[tuple[str, str]]]
     focus: dict[str, Any]
     next: list[str]
     notes: list[str]
@@ -116,6 +118,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
             card=cards(summary, wall),
+            outlook=outlooks(wall),
             focus=_focus(summary, wall),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,
@@ -128,7 +131,8 @@ def _focus(summary: Summary, wall: Wall) -> dict[str, Any]:
     """Where the page opens and `show` leads: the culprit of the verdict, as the picture at its head draws it."""
     step = wall.impact if summary.diagnosis is None else summary.diagnosis.step
     where = {"step": step, "kind": wall.kind or None, "site": _cut(wall.site) or None}
-    return finite({**where, "op": wall.op, "expected": wall.expected, "forecast": wall.forecast})
+    said = "" if wall.expected is None else number(wall.expected)
+    return finite({**where, "format": wall.format, "op": wall.op, "expected": wall.expected, "said": said})
 
 
 def _in_chinese(found: Sequence[Mapping[str, Any]], summary: Summary, more: Sequence[str] = ()) -> dict[str, str]:
@@ -343,6 +347,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "passed_on_total": len(passed_on),
     }
     kept = {key: value for key, value in out.items() if value not in (None, "", [], 0) or key in ("step", "site")}
+    kept |= {} if finding.rank is None else {"rank": finding.rank}  # the first has number 0
     return dict(finite(kept))
 
 
@@ -377,7 +382,8 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
                     "verdict": what_if_verdict(result),
                     "reasons": [_sentence(reason) for reason in what_if_reasons(result)],
                     "remarks": [_cut(remark) for remark in what_if_remarks(result, curves=False)],  # the page has better ones
-                    "best_scale": 2.0**result.path.best_bits if result.path else None,
+                    "own": result.own_format,
+                    "best_scale": 2.0**result.path.best_bits if result.path and result.survives is not False else None,
                     "skip_rate": result.path.skip_rate if result.path else None,
                     "worst": _cut(result.outcomes[0].site) if result.outcomes else "",
                 }

@@ -64,7 +64,8 @@ def curve_figure(curves: Collection[str], compared: Collection[str] = ()) -> Any
             marker = {"symbol": "triangle-down", "color": SKIPPED, "size": 9}
             figure.add_trace(go.Scatter(mode="markers", meta="skipped", name="skipped", marker=marker), row=row, col=1)
         kind = {"type": "log"} if name in ON_LOG else {"type": "linear", "nticks": 5}
-        figure.update_yaxes(rangemode="tozero" if name == "lr" else "normal", exponentformat="power", **kind, row=row, col=1)
+        look = {"rangemode": "tozero", "exponentformat": "e"} if name == "lr" else {"exponentformat": "power"}
+        figure.update_yaxes(**look, **kind, row=row, col=1)
         figure.add_annotation(
             text=name, name=name, xref="paper", x=0, xanchor="right", xshift=-62, yref=f"y{row} domain", y=0.5, showarrow=False
         )

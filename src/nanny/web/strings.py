@@ -13,7 +13,6 @@ _TABLE: dict[str, tuple[str, str]] = {
     "CRASHED": ("CRASHED", "已崩溃"),
     "INTERRUPTED": ("INTERRUPTED", "被中断"),
     "noticed first": ("noticed first", "最先发现"),
-    "reason.HEALTHY": ("no numerical trouble in {0} steps", "{0} 步内未发现数值问题"),
     "first culprit": ("The first culprit", "首个元凶"),
     "first warning": ("The first warning", "首个警告"),
     "save picture": ("save this picture (SVG)", "保存此图（SVG）"),

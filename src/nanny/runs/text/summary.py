@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.command_line import examine_command
 from ...core.finding import Finding, Severity
-from ...core.formats import format_of
+from ...core.formats import FP32, format_of
 from ...core.numbers import counted, duration, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
@@ -19,7 +19,7 @@ from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
 from ...store import reader
-from ..source import title_of
+from ..source import own_format, title_of
 from ..summary import CodeCount, Curves, RankState, Summary, curve_stats
 from .alerts import finding_lines
 
@@ -63,7 +63,7 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     if summary.verdict.healthy is not False:
         if lead.steps is None:
             return [source.command("tail") if source.run.status == "running" else "nanny run --help"]
-        if source.run.amp_dtype in ("", "float32"):
+        if own_format(source) == FP32:
             return [source.command("whatif", "--dtype", "bf16")]
         return [] if on_page else [source.command("report")]
     there = summary.culprit_rank.source

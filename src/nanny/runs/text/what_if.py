@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.finding import Severity
-from ...core.formats import BF16, FP16, Format, format_of
+from ...core.formats import BF16, FP16, Format
 from ...core.numbers import counted, listed, share, short, shortened
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
 from ..source import title_of
-from ..what_if import BACKWARD, FORWARD, START_BITS, Outcome, WhatIf, is_low
+from ..what_if import BACKWARD, FORWARD, START_BITS, Outcome, WhatIf
 
 OUTCOMES_SHOWN = 15
 OUTCOMES_SHOWN_IF_ALL_FIT = 5
@@ -25,7 +25,7 @@ _PLURALS = {"output_grad": "gradients of outputs", "grad": "gradients of weights
 
 def what_if_answer(result: WhatIf, limit: int | None) -> Answer:
     headline, reasons = what_if_headline(result), what_if_reasons(result)
-    good = False if result.died else result.survives
+    good = False if result.died or result.wrong is not None else result.survives
     opens = "" if headline.endswith(".") else ":"
     lines = [Line(f"{headline}{opens}", {True: "good", None: "warning", False: "error"}[good], 4)]
     lines += [Line(f"  - {reason}", indent=4) for reason in reasons]
@@ -51,7 +51,8 @@ def what_if_headline(result: WhatIf) -> str:
     died = how_it_died(result)
     if died and result.own_format:
         return f"{died[:-1]}, and could not, because" if result.reasons else died
-    return f"{died} Of what came before: {what_if_verdict(result)}" if died else what_if_verdict(result)
+    imagined = what_if_verdict(result)
+    return f"{died} Of what came before: {imagined}" if result.died else f"{died} {imagined}" if died else imagined
 
 
 def how_it_died(result: WhatIf) -> str:
@@ -59,22 +60,24 @@ def how_it_died(result: WhatIf) -> str:
     was = _recorded_format(result)
     if result.sick is not None:
         return f"This {was} run went wrong at step {result.sick.step} as it would in any format: {result.sick.cause}."
-    if result.broken_from is None:
-        return ""
-    return f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {result.broken_from} on."
+    if result.broken_from is not None:
+        return f"This {was} run did NOT SURVIVE as it was: its loss is not finite from step {result.broken_from} on."
+    return "" if result.wrong is None else f"This {was} run went wrong as it was: {result.wrong.cause} in {result.wrong.culprit}."
 
 
 def what_if_verdict(result: WhatIf) -> str:
     run = f"This {_recorded_format(result)} run"
     name = _upper(result.target)
-    if result.died and result.own_format:
-        return f"{run} did NOT SURVIVE in {name}."
-    if result.unknown:
+    if result.own_format and result.survives is not None:
+        return f"{run} SURVIVED in {name}." if result.survives else f"{run} did NOT SURVIVE in {name}."
+    if result.unknown and result.died:
         return f"{run} stayed within {name} until then; whether it would have gone on is not known."
+    if result.unknown:
+        return f"{run} fits into {name} as far as range goes; whether that would have mended it is not known."
     if result.survives is False:
         return f"{run} WOULD NOT SURVIVE in {name}, because"
     if result.survives is None:
-        return f"{run} WOULD SURVIVE in {name} WITH LOSSES"
+        return f"{run} {'SURVIVED' if result.own_format else 'WOULD SURVIVE'} in {name} WITH LOSSES"
     if result.own_scale or result.target == BF16:
         return f"{run} WOULD SURVIVE in {name} as far as range goes: nothing on record leaves it."
     if result.starts_too_low:
@@ -87,12 +90,14 @@ def what_if_reasons(result: WhatIf) -> list[str]:
     if result.too_many_skips and result.path is not None:
         what = "this loss scale" if result.path.fixed else "any loss scale"
         out.insert(0, f"gradients overflow under {what}: {share(result.path.skip_rate)} of the steps would be skipped")
+    if result.rounds_updates and not result.own_format:
+        out.append(f"{_small_updates(result)}, and the weights have no FP32 copy: most would be rounded away")
     return out
 
 
 def what_if_remarks(result: WhatIf, *, curves: bool = True) -> list[str]:
     """What else to know; `curves` draws the loss scale over time as text. Of a run that died as it was, no scale is praised."""
-    scale = [] if result.died and result.own_format else _scale_remarks(result, curves)
+    scale = [] if result.own_format and result.survives is False else _scale_remarks(result, curves)
     return [*scale, *_format_remarks(result)]
 
 
@@ -151,21 +156,25 @@ def _format_remarks(result: WhatIf) -> list[str]:
             f"each tensor has its own scale here, as FP8 recipes give it; {_upper(target)} keeps {target.significand} "
             "significant bits, and histograms cannot show whether that is enough"
         )
-    if is_low(result.source):
-        low = result.source.run.amp_dtype
+    if result.own.bits < 32:
+        low = result.own.torch_name
         stay = f", {counted(result.spared, 'output')} that stayed in FP32 left out" if result.spared else ""
-        out.append(f"the run was recorded under {low} autocast{stay}; what {low} had already lost is not on record")
+        out.append(f"the run was recorded in {low}{stay}; what {low} had already lost is not on record")
     elif target == FP16:
         out.append("autocast keeps some outputs in FP32 (norms, softmax and losses on CUDA): such a culprit is spared there")
     if result.stride > 1:
         out.append(f"a long run: shares are of one in {result.stride} of its traced steps, magnitudes of all")
-    half_step = target.unit_roundoff / 2
-    if target.bits == 16 and result.update_ratio is not None and result.update_ratio < half_step:
+    small = result.update_ratio is not None and target.bits == 16 and result.update_ratio < target.unit_roundoff / 2
+    if small and not result.rounds_updates:
         out.append(
-            f"even the largest updates are only {short(result.update_ratio)} of their weights, less than half a rounding step "
-            f"({short(half_step)}): with weights in {_upper(target)} and no FP32 copy of them, most would be rounded away"
+            f"{_small_updates(result)}: with weights in {_upper(target)} and no FP32 copy of them, most would be rounded away"
         )
     return out
+
+
+def _small_updates(result: WhatIf) -> str:
+    largest, half_step = short(result.update_ratio), short(result.target.unit_roundoff / 2)
+    return f"even the largest updates are only {largest} of their weights, less than half a rounding step ({half_step})"
 
 
 def _after_what_if(result: WhatIf) -> list[str]:
@@ -179,7 +188,7 @@ def _after_what_if(result: WhatIf) -> list[str]:
 
 
 def _recorded_format(result: WhatIf) -> str:
-    return _upper(format_of(result.source.run.amp_dtype or "fp32"))
+    return _upper(result.own)
 
 
 def _upper(target: Format) -> str:

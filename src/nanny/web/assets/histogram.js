@@ -125,10 +125,10 @@ function orderTicks(span) {
 
 // The number that the verdict is about: what the operation gives in FP32, where the format ends.
 function whatFp32Has(site, kind, bits, span) {
-  const { expected, op, step } = page.focus, height = Math.log2(Math.abs(Number(expected)));
+  const { expected, said: text, op, step } = page.focus, height = Math.log2(Math.abs(Number(expected)));
   if (site !== page.focus.site || kind !== page.focus.kind || !Number.isFinite(height) || height > span.high + 8) return [];
   return [{
-    x: step, y: Math.min(height, span.high), text: plain(t("fp32 has", op, short(Number(expected)))), showarrow: true, arrowhead: 2, ax: -70, ay: 18,
+    x: step, y: Math.min(height, span.high), text: plain(t("fp32 has", op, text)), showarrow: true, arrowhead: 2, ax: -70, ay: 18,
     arrowcolor: colour("--error"), font: { size: 11, color: colour("--error") }, bgcolor: colour("--card"), opacity: 0.95,
   }];
 }

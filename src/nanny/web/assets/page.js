@@ -162,7 +162,7 @@ async function load(data) {
   page = { ...data, curves, otherCurves, loaded: Date.now() };
   const kinds = Object.keys(page.kinds);
   if (!page.kinds[state.kind]) state.kind = kinds.find((kind) => kind === "output") || kinds[0] || null;
-  state.format = page.formats.some((form) => form.name === state.format) ? state.format : defaultFormat();
+  state.format = [state.format, page.focus.format, "fp16"].find((name) => page.formats.some((form) => form.name === name));
   if (state.step === null && state.site === null && page.verdict.healthy === false) Object.assign(state, culpritPlace());
   const parted = page.comparison?.first, asked = new URLSearchParams(location.hash.slice(1)).has("quantity");
   if (page.comparison && !asked) state.quantity = "ratio"; // what two runs are compared for
@@ -178,11 +178,6 @@ async function worstLayer() {
   let worst = 0;
   matrix.codes.forEach((code, i) => (worst = code > matrix.codes[worst] ? i : worst));
   return matrix.names[Math.floor(worst / columns)];
-}
-
-function defaultFormat() {
-  const own = { float16: "fp16", bfloat16: "bf16" }[page.run.amp_dtype];
-  return own || "fp16";
 }
 
 // The page opens on the culprit, unless the address says otherwise.

@@ -22,15 +22,15 @@ function culpritIndex() {
 }
 
 function verdictSentence() {
-  const { word, reason } = page.verdict;
-  if (language === "en") return reason;
   const cause = page.diagnoses[0];
-  if (cause) {
-    const place = [cause.culprit, cause.step === null ? "" : t("at step", cause.step), cause.where].filter(Boolean).join(" ");
-    return `${cause.pages[language]?.title ?? cause.cause} · ${place} · ${t("sure", percent(cause.confidence))}`;
-  }
-  if (word === "HEALTHY" && page.steps) return t("reason.HEALTHY", page.steps.last - page.steps.first + 1);
-  return said(reason);
+  return cause ? `${titleOf(cause)} · ${placeOf(cause)}` : said(page.verdict.reason);
+}
+
+const titleOf = (cause) => (cause.pages[language]?.title ?? cause.cause).replace(/[.。]$/, "");
+
+function placeOf(cause) {
+  const rank = page.ranks.length && page.verdict.culprit?.[3] != null ? t("rank", page.verdict.culprit[3]) : "";
+  return [cause.culprit, cause.step === null ? "" : t("step", cause.step), rank, cause.where].filter(Boolean).join(" · ");
 }
 
 function drawVerdict() {
@@ -39,7 +39,10 @@ function drawVerdict() {
   place.className = verdict.healthy === true ? "good" : verdict.healthy === false && !suspect ? "bad" : "warn";
   drawIcon(place.className);
   const sign = { good: "✓", bad: "✕", warn: verdict.healthy === null ? "?" : "▲" }[place.className];
-  fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, verdictSentence())),
+  const cause = page.diagnoses[0];
+  fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, cause ? titleOf(cause) : said(verdict.reason))),
+    cause ? make("p", { class: "strong" }, placeOf(cause)) : null,
+    cause?.remedy ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("remedy")}: `), rich(said(cause.remedy))) : null,
     index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, `${t("noticed first")}: `, findingLink(index)) : culpritCard(index),
     page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${said(page.comparison.lines[0])}`) : null,
     drawWall(),
@@ -54,7 +57,8 @@ function drawWall() {
   const card = asImage(page.card[language] ?? page.card.en);
   return make("figure", { id: "wall" },
     make("img", { src: `${card}#svgView(viewBox(16,104,800,366))`, alt: `${t(page.verdict.word)}: ${verdictSentence()}`, width: 800, height: 366 }),
-    make("figcaption", {}, make("a", { href: card, download: `nanny-run-${page.run.id}.svg` }, t("save picture"))));
+    make("figcaption", {}, page.outlook[language].map(([head, text]) => make("p", {}, make("b", {}, `${head}: `), text)),
+      make("a", { href: card, download: `nanny-run-${page.run.id}.svg` }, t("save picture"))));
 }
 
 // Seen in a row of tabs from afar.
@@ -141,17 +145,15 @@ function drawDiagnoses() {
   document.getElementById("diagnosis").hidden = !page.diagnoses.length;
   fill("diagnosis", make("h2", {}, t("diagnosis")), page.diagnoses.map((d) => {
     const precision = d.precision_caused === null ? "" : t(d.precision_caused ? "precision yes" : "precision no");
-    const facts = [d.step === null ? "" : t("step", d.step), d.where, precision, d.early ? t("early") : "",
+    const facts = [precision, d.early ? t("early") : "",
       d.expected_step === null ? "" : t("expected", d.expected_step), t("sure", percent(d.confidence))];
     const show = page.focus.step === null ? null : showCulprit;
     const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
-      make("p", { class: "strong" }, make("span", { class: "site", title: d.culprit }, shortened(d.culprit, 160)), `: ${known ? known.title : d.cause}`),
-      make("p", { class: "quiet" }, [known && d.cause, ...facts].filter(Boolean).join(" · ")),
+      make("p", { class: "quiet" }, make("b", {}, d.cause), ` · ${facts.filter(Boolean).join(" · ")}`),
       d.source ? make("pre", { class: "source" }, d.source) : null,
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, said(link)))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
-      d.remedy ? make("p", {}, make("span", { class: "fix" }, `${t("remedy")}: `), rich(said(d.remedy))) : null,
       d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
       d.confirm ? make("p", {}, `${t("confirm")}: `, rich(said(d.confirm))) : null,
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
@@ -209,6 +211,7 @@ function drawFindings() {
       make("button", { title: shortened(f.site, 500), "aria-current": chosen ? "true" : null, on: { click: () => choose(i) } },
         make("span", { class: "head" }, make("span", { class: f.severity }, `${SIGNS[f.severity]} ${t(`one.${f.severity}`)}`),
           make("b", {}, f.code), make("span", { class: "at" }, f.step === null ? t("whole run") : t("step", f.step),
+            page.ranks.length && f.rank !== undefined ? ` · ${t("rank", f.rank)}` : "",
             f.times > 1 ? ` ×${f.times}` : "")),
         f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
         make("span", { class: "said" }, rich(said(f.message)), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(said(f.hint))) : null)));
