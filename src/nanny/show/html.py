@@ -149,9 +149,8 @@ def _section(section: Section, lang: str | None) -> str:
 
 
 def _table(table: Table) -> str:
-    heads = "".join(
-        f'<th scope="col"><button>{html.escape(column.title or column.name)}</button></th>' for column in table.columns
-    )
+    titles = [html.escape(column.title or column.name) for column in table.columns]
+    heads = "".join(f'<th scope="col"><button>{title}</button></th>' for title in titles)
     styles = list(table.styles) or [""] * len(table.rows)
     rows = "".join(
         f'<tr class="{_style(style)}">'

@@ -71,7 +71,7 @@ def _range_row(fit: RangeFit) -> list[Any]:
 
 
 def _range_figure(report: TensorReport) -> Any:
-    """The tensor's magnitudes by binary order; below, each format from its smallest normal to its largest, with its subnormals."""
+    """The tensor's magnitudes by binary order; below, each format from its subnormals to its largest."""
     go = graph_objects()
     names = list(reversed(TARGETS))
     formats = [format_of(name) for name in names]
@@ -87,7 +87,7 @@ def _range_figure(report: TensorReport) -> Any:
     orders = {int(order): count for order, count in report.exponents.items() if order.lstrip("-").isdecimal()}
     total = sum(orders.values())
     figure.add_bar(x=[order + 0.5 for order in orders], y=[count / total for count in orders.values()], width=1, yaxis="y2",
-                   name="values of the tensor", marker={"color": CLAIM}, hovertemplate="2**%{x:.0f}: %{y:.2%}<extra></extra>")  # fmt: skip
+                   name="values of the tensor", marker={"color": CLAIM}, hovertemplate="%{y:.2%}<extra></extra>")  # fmt: skip
     for value, label in ((v.absmax, "largest"), (v.low_quantile, "1 % below")):
         if value:
             at = _binary(value)
@@ -96,8 +96,10 @@ def _range_figure(report: TensorReport) -> Any:
     left = min(*(f.min_exponent - f.significand - 1 for f in formats if f.min_exponent > -126), math.floor(_binary(v.absmin)) - 2)
     right = max(20, math.ceil(_binary(v.absmax)) + 2)
     figure.update_layout(barmode="overlay", **frame(HISTOGRAM + BARS * len(names), top=34, left=80))
-    figure.update_layout(yaxis={"domain": [0, 0.56]}, yaxis2={"domain": [0.6, 1], "tickformat": ".0%", "nticks": 3}, showlegend=True,
-                         legend={"orientation": "h", "y": -0.22, "x": 0})  # fmt: skip
+    upper = {"domain": [0.6, 1], "tickformat": ".0%", "nticks": 3}
+    figure.update_layout(
+        yaxis={"domain": [0, 0.56]}, yaxis2=upper, showlegend=True, legend={"orientation": "h", "y": -0.22, "x": 0}
+    )
     figure.update_xaxes(range=[left, right], title_text="magnitude (2 to the power of)", zeroline=False)
     return figure
 
