@@ -25,7 +25,8 @@ from nanny.show.translation import translate
 SOURCE = Path(nanny.__file__).parent
 SPEAKERS = (
     "monitor/rules", "examine/hazards", "diagnose/causes", "diagnose/describe.py", "diagnose/verdict.py", "diagnose/text.py",
-    "runs/text", "check/rules", "check/settings", "check/chains.py",
+    "runs/text", "check/rules", "check/settings", "check/chains.py", "diff/judge.py", "diff/page.py", "tensor/judge.py",
+    "tensor/page.py", "diff/settings.py", "diagnose/first_nonfinite.py", "diagnose/trials.py", "examine/again.py",
 )  # fmt: skip
 ENGLISH = re.compile(r"[A-Za-z]+(?:,? [a-z]+){3,}")
 CODE = re.compile(r"`[^`]*`|nanny [a-z].*|--\w+")

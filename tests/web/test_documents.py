@@ -9,10 +9,12 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from browser import watched_page
+from show.test_chinese import english_in
 from torch import nn
 
 import nanny
 from nanny.cli import main
+from nanny.core.finding import Severity
 from nanny.diff.page import render_diff
 from nanny.show.translation import translate
 from nanny.tensor.page import render_tensor_page
@@ -155,7 +157,7 @@ def test_headings_and_labels_of_both_pages_are_chinese_when_asked():
     pages = (render_diff(report, "zh"), render_tensor_page(tensor, "zh"))
     for text in pages:
         assert '<html lang="zh">' in text
-        labels = re.findall(r"<(?:h1|h2|th|caption)>(.*?)</", text)
+        labels = re.findall(r"<(?:h1|h2|button|caption)>(.*?)</", text)
         assert len(labels) > 20
         assert [label for label in labels if label not in ALSO_CHINESE and not re.search("[\u4e00-\u9fff]", label)] == []
         assert "onerror" in text
@@ -186,3 +188,96 @@ def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):
             watched.page.locator(".main-svg").first.wait_for()
             assert watched.page.locator(".js-plotly-plot").count() == figures
             assert watched.page.locator("img").count() == 0
+
+
+def deep(width: int = 16, layers: int = 40) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.GELU())))
+
+
+def test_tables_are_sorted_by_a_click_and_sections_fold(tmp_path, chromium, diff_text):
+    (tmp_path / "d.html").write_text(diff_text, encoding="utf-8")
+    with watched_page(chromium) as watched:
+        page = watched.page
+        page.goto((tmp_path / "d.html").as_uri())
+        watched.drawn()
+        table = page.locator("section", has=page.get_by_role("heading", name="module calls")).locator("table")
+        head = table.locator("th", has_text="max abs")
+        column = "(table) => [...table.tBodies[0].rows].map((row) => row.cells[8].textContent)"
+        head.locator("button").click()
+        assert head.get_attribute("aria-sort") == "descending"
+        falling = table.evaluate(column)
+        head.locator("button").click()
+        rising = table.evaluate(column)
+        known = [float(text) for text in rising if text != "-"]
+        assert known == sorted(known)
+        assert known
+        assert [text for text in falling if text != "-"] == [text for text in rising if text != "-"][::-1]
+        assert rising[len(known) :] == ["-"] * (len(rising) - len(known)), "what has no number stays last"
+        page.get_by_role("heading", name="module calls").click()
+        assert not table.is_visible()
+
+
+def test_the_culprit_is_named_in_the_chart(tmp_path, chromium, diff_text):
+    (tmp_path / "d.html").write_text(diff_text, encoding="utf-8")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "d.html").as_uri())
+        labels = watched.drawn().locator("[data-figure=calls] .annotation-text").all_text_contents()
+        assert labels == ["◆ square"]
+
+
+def test_a_healthy_model_and_a_healthy_tensor_take_two_screens_at_most(tmp_path, chromium):
+    model = nanny.auto_diff(deep(), torch.randn(4, 16), torch.bfloat16)
+    tensor = nanny.analyze_tensor(torch.randn(64, 64), "bf16")
+    assert {model.worst or Severity.INFO, tensor.worst or Severity.INFO} == {Severity.INFO}
+    for text in (render_diff(model), render_tensor_page(tensor)):
+        (tmp_path / "page.html").write_text(text, encoding="utf-8")
+        with watched_page(chromium) as watched:
+            watched.page.goto((tmp_path / "page.html").as_uri())
+            assert watched.drawn().evaluate("() => document.documentElement.scrollHeight / innerHeight") <= 2
+            for part in watched.page.locator("summary").all():
+                if not part.evaluate("(summary) => summary.parentElement.open"):
+                    part.click()
+            watched.page.wait_for_function("() => document.querySelectorAll('[data-figure]:not(.js-plotly-plot)').length === 0")
+
+
+def test_a_tensor_page_draws_how_its_values_lie(tmp_path, chromium):
+    report = nanny.analyze_tensor(torch.tensor([1.0, 1.5, 4.0, 0.0]), "fp16")
+    assert dict(report.exponents) == {"zero": 1, "0": 2, "2": 1}
+    (tmp_path / "t.html").write_text(render_tensor_page(report), encoding="utf-8")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "t.html").as_uri())
+        read = """() => document.querySelector('[data-figure=range]').data.filter((one) => one.yaxis === 'y2')
+            .map((one) => [[...one.x], [...one.y]])"""
+        ((at, shares),) = watched.drawn().evaluate(read)
+        assert dict(zip(at, shares)) == {0.5: pytest.approx(2 / 3), 2.5: pytest.approx(1 / 3)}
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_no_sentence_of_another_language_is_on_the_pages(lang, tmp_path, chromium):
+    bad = nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16, advise=True)
+    tensor = nanny.analyze_tensor(imbalanced(), "fp16", tile=16)
+    for text in (render_diff(bad, lang), render_tensor_page(tensor, lang)):
+        (tmp_path / "page.html").write_text(text, encoding="utf-8")
+        with watched_page(chromium) as watched:
+            watched.page.goto((tmp_path / "page.html").as_uri())
+            said = watched.drawn().evaluate(
+                """() => { document.querySelectorAll('pre').forEach((part) => part.remove()); return document.body.innerText; }"""
+            )
+            wrong = [
+                line for line in said.splitlines() if (english_in(line) if lang == "zh" else re.search("[\u4e00-\u9fff]", line))
+            ]
+            assert wrong == []
+
+
+def test_printed_no_figure_is_split(tmp_path, chromium, diff_text):
+    (tmp_path / "d.html").write_text(diff_text, encoding="utf-8")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "d.html").as_uri())
+        page = watched.drawn()
+        page.emulate_media(media="print")
+        kept = page.evaluate(
+            "() => [...document.querySelectorAll('.figure, tr')].map((part) => getComputedStyle(part).breakInside)"
+        )
+        assert set(kept) == {"avoid"}
+        assert page.locator("th button").first.is_visible(), "the names of columns are printed"

@@ -67,7 +67,7 @@ def _advice(report: DiffReport) -> Section | None:
     if advice is None:
         return None
     fall = f"the output error falls from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}"
-    names = ", ".join(site or "the model's own code" for site in advice.wide) or "nothing"
+    names = ", ".join(f"`{site}`" if site else "the model's own code" for site in advice.wide) or "nothing"
     lines = [Line(f"keep in FP32: {names} ({share(advice.parameter_share)} of the parameters)", "strong"), Line(fall)]
     return Section("Advice", lines, code=advice.code)
 

@@ -19,7 +19,7 @@ BACKWARD = ("output_grad", "grad")
 MOST_COLUMNS = 60
 FEWEST_COLUMNS = 8
 ROWS = 40_000  # histograms in a page: sites x columns of all kinds together
-READ = 300_000  # histograms of one kind that are looked at; of a longer run every second, third ... step
+READ = 150_000  # histograms of one kind that are looked at; of a longer run every second, third ... step
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int
     rows = 1 if only is not None else sites
     totals = np.zeros((rows, len(bounds) - 1, NONFINITE_BIN + 2), np.uint32)
     flushed = np.full((2, rows, len(bounds) - 1), -1.0, np.float32)
-    scales = reader.scalars(source.db, source.run.id, ["scale"]).get("scale") if kind in BACKWARD else None
+    scales = source.evidence.scalars.get("scale") if kind in BACKWARD else None
     for group, step, counts in _read(source, kind, steps, bounds):
         counts = counts if only is None else counts[only : only + 1]
         totals[: len(counts), group] += counts

@@ -21,7 +21,7 @@ from .source import Source
 from .stats import KINDS, kinds_of, stats_of
 
 MOST_COLUMNS = 1000
-CELLS = 1_200_000  # of all matrices of a page together
+CELLS = 900_000  # of all matrices of a page together
 FEWEST_COLUMNS = 150
 CELLS_AT_ONCE = 2_000_000  # read from the store in one piece: bounds memory
 DRAWN = tuple(kind for kind in KINDS if kind != "buffer")

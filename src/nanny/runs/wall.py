@@ -209,7 +209,7 @@ def _drift(steps: np.ndarray, sizes: np.ndarray) -> float | None:
 
 def _limits(source: Source, kind: str, form: Format, steps: tuple[int, int] | None) -> list[Limit]:
     first = 0 if steps is None else steps[0]
-    scales = reader.scalars(source.db, source.run.id, ["scale"]).get("scale") if kind in BACKWARD else None
+    scales = source.evidence.scalars.get("scale") if kind in BACKWARD else None
     if scales is None:
         return [Limit(first, form.max, form.min_subnormal)]
     changed = np.flatnonzero(np.diff(scales[1], prepend=np.nan) != 0)

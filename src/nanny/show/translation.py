@@ -26,7 +26,7 @@ _ANYTHING = "(.+)"  # ... but what stands behind a colon may be a whole sentence
 @dataclass(frozen=True)
 class _Entry:
     key: str  # the longest part of the English that is fixed: what is not in a text cannot match it
-    pattern: re.Pattern[str]
+    pattern: str  # compiled when it is needed: nine hundred would take longer than the page that asks for thirty
     chinese: str
 
 
@@ -44,7 +44,7 @@ def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
         whole.setdefault(english.removesuffix("."), chinese.removesuffix("。"))
         if len(parts) > 1:
             fixed = list(map(re.escape, parts))
-            pattern = re.compile(fixed[0] + "".join(map(_gap, parts, parts[1:])), re.DOTALL)
+            pattern = fixed[0] + "".join(map(_gap, parts, parts[1:]))
             gapped.append((sum(map(len, parts)), _Entry(max(parts, key=len), pattern, chinese.removesuffix("。"))))
     return whole, [entry for _, entry in sorted(gapped, key=lambda pair: -pair[0])]
 
@@ -89,8 +89,13 @@ def _chinese(text: str) -> str:
     return found or _by_clauses(text) or text
 
 
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
+
+
 def _filled(entry: _Entry, text: str) -> str:
-    found = entry.pattern.fullmatch(text)
+    found = _compiled(entry.pattern).fullmatch(text)
     return "" if found is None else entry.chinese.format(*(_chinese(group) for group in found.groups()))
 
 

@@ -173,10 +173,13 @@ def _steps(summary: Summary) -> dict[str, int] | None:
 
 def _curves(source: Source, after: int | None = None, most_groups: int = MOST_GROUPS) -> dict[str, Any]:
     """Name -> steps and values; of skipped steps only those that were."""
-    first = None if after is None else after + 1
     out = {}
-    for name, (steps, values) in reader.scalars(source.db, source.run.id, CURVES, first=first).items():
-        kept = values > 0 if name == "skipped" else slice(None)
+    for name in CURVES:
+        steps, values = source.evidence.curve(name)  # read already, for the verdict
+        late = steps > (-1 if after is None else after)
+        kept = late & (values > 0) if name == "skipped" else late
+        if not late.any():
+            continue
         out[name] = pack_curve(steps[kept], values[kept], most_groups)
     return out
 

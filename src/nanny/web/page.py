@@ -11,7 +11,17 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ..show.html import asset, check_language, fill_template, json_element, plotly_element, policy_element, script_element
+from ..show.html import (
+    asset,
+    check_language,
+    fill_template,
+    json_element,
+    json_for_script,
+    packed_element,
+    plotly_element,
+    policy_element,
+    script_element,
+)
 from .arrays import CODES
 from .figures import LEVELS
 from .strings import STRINGS
@@ -29,7 +39,7 @@ def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonc
         "title": html.escape(_title(data)),
         "style": asset("page.css"),
         "config": json_element("config", config, nonce),
-        "data": "" if data is None else json_element("data", data, nonce),
+        "data": "" if data is None else packed_element("data", json_for_script(data)),
         "script": script_element(scripts(), nonce),
         "plotly": "" if live else plotly_element(),
     }

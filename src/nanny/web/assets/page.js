@@ -333,7 +333,7 @@ async function start() {
   readHash();
   const embedded = document.getElementById("data");
   try {
-    await load(embedded ? JSON.parse(embedded.textContent) : await ask("api/page"));
+    await load(embedded ? JSON.parse(new TextDecoder().decode(await inflated(embedded.textContent))) : await ask("api/page"));
   } catch (error) {
     fill("verdict", make("h1", { class: "error" }, t("cannot read", error.message)));
     throw error;

@@ -1,0 +1,129 @@
+"""A run of each kind tells one story: the end of `nanny run`, terminal, card, notebook and page, in both languages."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from browser import watched_page
+from runs.query_recordings import nanny
+from show.test_chinese import english_in
+
+from nanny.diagnose.knowledge import causes
+from nanny.runs.card import card_svg
+from nanny.runs.opening import open_job
+from nanny.runs.summary import summarize
+from nanny.web.report import write_report
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+class Kind(NamedTuple):
+    example: str
+    cause: str
+    drawn: str  # what only the picture of this kind has
+
+
+KINDS = {
+    "overflow": Kind("unscaled_attention", "attention_logit_overflow_fp16", "FP32 has"),
+    "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "fp16 begins at"),
+    "stagnation": Kind("lost_updates", "update_lost", "below half a spacing of bf16"),
+    "learning rate": Kind("learning_rate", "lr_too_high", "weights of"),
+    "data": Kind("bad_record", "data_nan", "outputs of"),
+}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "stagnation"]
+
+
+def recorded(example: str, folder: Path, *arguments: str) -> str:
+    """What the end of `nanny run` says."""
+    script = shutil.copy(EXAMPLES / f"{example}.py", folder)
+    done = nanny("run", Path(script).name, *arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def plain(svg: str) -> str:
+    return html.unescape(re.sub("<[^>]+>", " ", re.sub("<style>.*?</style>", "", svg, flags=re.DOTALL)))
+
+
+def words_of(page: Any) -> str:
+    """What the page says: without source code, commands and names that nobody translates."""
+    script = """() => { const shown = document.querySelector('main').cloneNode(true);
+        shown.querySelectorAll('pre, code, .site, .commands, .figure, canvas, input').forEach((part) => part.remove());
+        return shown.innerText; }"""
+    return str(page.evaluate(script))
+
+
+@pytest.mark.parametrize("name", ["stagnation", *SLOW])
+def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path, monkeypatch, chromium):
+    kind = KINDS[name]
+    told = recorded(kind.example, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with open_job(None, None) as (sources, notes):
+        summary = summarize(sources, notes)
+        one = summary.diagnosis
+        assert one is not None
+        assert one.cause == kind.cause
+        card, shown = plain(card_svg(summary)), plain(one._repr_html_() or "")
+    title, place = causes("en")[one.cause].title.rstrip("."), f"step {one.step}"
+    asked = nanny("summary", cwd=tmp_path).stdout
+    for screen in (told, asked, nanny("diagnose", cwd=tmp_path).stdout, shown):
+        flat = " ".join(screen.split())
+        assert {fact for fact in (one.cause, one.culprit, place) if fact not in flat} == set()
+        assert one.remedy.split(",")[0].rstrip(".") in flat
+    assert asked.startswith("NOT HEALTHY")
+    assert (tmp_path / "nanny_logs" / "run-1.svg").is_file()
+    assert {fact for fact in (title, one.culprit, place, kind.drawn) if fact not in card} == set()
+
+    write_report(tmp_path / "report.html")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        page = watched.drawn()
+        verdict = page.locator("#verdict").inner_text()
+        assert {fact for fact in ("NOT HEALTHY", title, one.culprit, place) if fact not in verdict} == set()
+        assert one.remedy.replace("`", "").rstrip(".") in verdict
+        assert page.evaluate("() => [state.step, page.focus.step]") == [one.step, one.step]
+        assert "✓" not in page.locator("#whatif").inner_text(), "nothing is green after a run that went wrong"
+        page.click("#language")
+        page.wait_for_function("() => document.documentElement.lang === 'zh'")
+        assert causes("zh")[one.cause].title.rstrip("。.") in page.locator("h1").inner_text()
+        assert [line for line in words_of(page).splitlines() if english_in(line)] == []
+
+
+@pytest.mark.slow
+def test_a_healthy_run_says_how_much_room_it_had_and_is_green_in_its_own_format(tmp_path, monkeypatch, chromium):
+    recorded("unscaled_attention", tmp_path, "--fixed")
+    monkeypatch.chdir(tmp_path)
+    with open_job(None, None) as (sources, notes):
+        assert "bits below the end of fp16" in plain(card_svg(summarize(sources, notes)))
+    write_report(tmp_path / "report.html")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        page = watched.drawn()
+        assert page.locator("h1").inner_text().startswith("✓ HEALTHY")
+        assert "bits below the end of fp16" in page.locator("#wall").inner_text()
+        assert "This FP16 run SURVIVED in FP16." in page.locator("#whatif").inner_text()
+        page.click("#language")
+        assert [line for line in words_of(page).splitlines() if english_in(line)] == []
+
+
+@pytest.mark.slow
+def test_a_run_in_bf16_without_autocast_is_asked_about_bf16_and_beside_its_reference(tmp_path, monkeypatch, chromium):
+    recorded("lost_updates", tmp_path, "--fixed")
+    recorded("lost_updates", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    write_report(tmp_path / "report.html", compare="1")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        page = watched.drawn()
+        assert page.evaluate("() => state.format") == "bf16"
+        assert "run 1" in page.locator("#comparison h2").inner_text()
+        assert page.evaluate("() => quantitiesOf(state.kind).includes('ratio')")
+        rows = page.locator("#whatif tbody tr").all_inner_texts()
+        assert "✕" in next(row for row in rows if row.startswith("BF16"))
+        page.click("#language")
+        assert [line for line in words_of(page).splitlines() if english_in(line)] == []
