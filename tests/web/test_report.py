@@ -523,3 +523,40 @@ def test_a_layer_beyond_the_format_is_not_said_to_have_room(tmp_path, chromium):
         watched.page.locator("#histogram-title", has_text="gradients of outputs").wait_for(timeout=20_000)
         watched.page.evaluate("() => describePlace()")
         assert watched.page.text_content("#place").count("largest magnitude") == 1
+
+
+def test_a_curve_is_smoothed_and_a_figure_saved_as_png_and_svg(opened):
+    page = opened.page
+    traces = "() => document.getElementById('curves-figure').data.filter((one) => one.meta === 'loss').length"
+    assert page.evaluate(traces) == 1
+    page.locator("[data-pick=smooth]").select_option("yes")
+    page.wait_for_function(f"() => ({traces})() === 2")  # the curve itself stays, pale
+    assert "smooth=yes" in page.url
+    for form, start in (("PNG", b"\x89PNG"), ("SVG", b"<svg")):
+        with page.expect_download() as saved:
+            page.click(f"#heat .save button:has-text('{form}')")
+        assert Path(saved.value.path()).read_bytes().startswith(start)
+
+
+def test_a_zoom_is_in_the_link(opened, chromium):
+    opened.page.evaluate("() => update({ range: [5, 15] })")
+    with watched_page(chromium) as other:
+        other.page.goto(opened.page.url)
+        assert (
+            other.drawn().evaluate("() => [state.range, document.getElementById('heat-figure').layout.xaxis.range]")
+            == [[5, 15]] * 2
+        )
+
+
+def test_printed_no_figure_is_split_and_no_button_is_shown(opened):
+    page = opened.page
+    page.emulate_media(media="print")
+    look = "(all) => all.map((one) => getComputedStyle(one).breakInside)"
+    kept = page.locator("section, .figure, #wall, tr").evaluate_all(look)
+    shown = page.locator("button").evaluate_all("(all) => all.filter((one) => one.offsetHeight > 0).map((one) => one.innerText)")
+    findings = page.locator("#finding-list button").all_inner_texts()
+    aside = page.evaluate("() => getComputedStyle(document.getElementById('findings')).position")
+    page.emulate_media(media="screen")
+    assert (set(kept), aside) == ({"avoid"}, "static")
+    assert shown == findings, "what was found is printed, what could be pressed is not"
+    assert len(findings) == 3

@@ -87,6 +87,14 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert {fact for fact in ("NOT HEALTHY", title, one.culprit, place) if fact not in verdict} == set()
         assert one.remedy.replace("`", "").rstrip(".") in verdict
         assert page.evaluate("() => [state.step, page.focus.step]") == [one.step, one.step]
+        if name == "overflow":  # the number that the verdict is about stands in the plot, as the card has it
+            labels = page.evaluate("() => document.getElementById('histogram-figure').layout.annotations.map((one) => one.text)")
+            number = re.search(r"FP32 has ([\d,]+)", card).group(1)  # type: ignore[union-attr]
+            assert f"bmm in FP32: {number}" in labels
+        board = "{ value: { writeText: (text) => (window.copied = text) } }"
+        page.evaluate(f"() => Object.defineProperty(navigator, 'clipboard', {board})")
+        page.click("#markdown")
+        assert {fact for fact in (one.cause, one.culprit) if fact not in page.evaluate("() => window.copied")} == set()
         assert "✓" not in page.locator("#whatif").inner_text(), "nothing is green after a run that went wrong"
         page.click("#language")
         page.wait_for_function("() => document.documentElement.lang === 'zh'")

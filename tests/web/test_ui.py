@@ -415,11 +415,47 @@ def test_a_run_that_grows_on_disk_grows_on_the_page(tmp_path, chromium):
         page = watched.drawn()
         assert "HEALTHY" in page.inner_text("#verdict h1")
         assert "NOT HEALTHY" not in page.inner_text("#verdict h1")
+        page.locator("#live .dot").wait_for()
+        page.evaluate("() => { document.body.style.minHeight = '4000px'; scrollTo(0, 900); }")
         for step in range(10, 25):
             writer.add_scalars(step, {"loss": 1.0})
         writer.add_finding(replace(CULPRIT, step=20, site="stem"))
         writer.flush()
+        page.locator("#toast", has_text="NOT HEALTHY").wait_for()  # whoever has scrolled away is told, in the tab too
+        assert "NOT HEALTHY" in page.title()
+        assert "c8451b" in page.locator("#icon").get_attribute("href")
         page.locator("#verdict h1", has_text="NOT HEALTHY").wait_for()
         page.locator("#verdict", has_text="0 … 24").wait_for()
         assert page.locator("aside#findings li").count() == 1
     writer.close("finished")
+
+
+@pytest.mark.slow
+def test_two_ticked_runs_are_compared_with_curves_histograms_and_a_map_of_ratios(many, chromium):
+    with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
+        page = watched.page
+        page.goto(client.address)
+        for box in page.locator("tr", has_text="one/metrics.db").locator("input[type=checkbox]").all():
+            box.check()
+        page.locator("button[type=submit]", has_text="compare").click()
+        watched.drawn()
+        assert page.locator("#comparison h2").inner_text().startswith("Beside run")
+        assert page.evaluate("() => Object.keys(page.otherCurves).includes('loss')")
+        assert page.evaluate("() => heat.quantity") == "ratio"
+        page.wait_for_function("() => document.getElementById('histogram-figure').data?.[2]?.x.length > 0")
+
+
+@pytest.mark.slow
+def test_of_a_job_every_rank_has_its_strip_and_the_first_is_named(many, chromium):
+    with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
+        (address,) = [run["address"] for run in client.json("/api/runs")["runs"] if "ddp" in run["file"]]
+        watched.page.goto(client.address + address)
+        page = watched.drawn()
+        rows = page.locator("#ranks .rank").all_inner_texts()
+        assert [row.split("\n")[0] for row in rows] == ["rank 0", "rank 1", "rank 2 ◆ the first"]
+        assert [page.locator("#ranks .rank").nth(rank).locator(".mark").count() > 0 for rank in range(3)] == [False, False, True]
+        assert "rank 2" in page.locator("#finding-list li").first.inner_text()
+        page.locator("#ranks .mark").first.click()
+        assert page.evaluate("() => state.step") == 10
+        page.locator("#ranks a", has_text="rank 1").click()
+        watched.drawn()
