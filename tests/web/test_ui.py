@@ -435,7 +435,9 @@ def test_two_ticked_runs_are_compared_with_curves_histograms_and_a_map_of_ratios
     with serving(many) as client, watched_page(chromium, own_server=client.address) as watched:
         page = watched.page
         page.goto(client.address)
-        for box in page.locator("tr", has_text="one/metrics.db").locator("input[type=checkbox]").all():
+        boxes = page.locator("input[name=run][value^='/run/one/']")
+        assert boxes.count() == 2
+        for box in boxes.all():
             box.check()
         page.locator("button[type=submit]", has_text="compare").click()
         watched.drawn()

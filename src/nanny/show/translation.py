@@ -125,12 +125,13 @@ def _label(text: str, lang: str | None) -> str:
 
 def translate_figure(figure: Mapping[str, Any], lang: str | None) -> dict[str, Any]:
     """A figure as JSON with its axes, legend and labels translated; layers' names stand in other fields."""
-    data = [{**trace, "name": translate(trace["name"], lang)} if "name" in trace else trace for trace in figure["data"]]
+    data = [{**trace, "name": translate(trace["name"], lang)} if "name" in trace else dict(trace) for trace in figure["data"]]
     layout = dict(figure["layout"])
-    for key in [key for key in layout if re.fullmatch(r"[xy]axis\d*", key)]:
-        title = layout[key].get("title")
+    titled = [(layout, key) for key in layout if re.fullmatch(r"[xy]axis\d*", key)]
+    for part, key in [*titled, *((trace, "colorbar") for trace in data if "colorbar" in trace)]:
+        title = part[key].get("title")
         if title and "text" in title:
-            layout[key] = {**layout[key], "title": {**title, "text": translate(title["text"], lang)}}
+            part[key] = {**part[key], "title": {**title, "text": translate(title["text"], lang)}}
     if "annotations" in layout:
         layout["annotations"] = [{**label, "text": _label(label.get("text", ""), lang)} for label in layout["annotations"]]
     return {**figure, "data": data, "layout": layout}

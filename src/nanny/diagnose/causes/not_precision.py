@@ -38,7 +38,7 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
             t for t in (
                 f"{away.name} grows from {number(away.low)} at step {away.start} to {number(away.high)} at step {away.step}",
                 f"learning rate {rates[-1]:g}" if len(rates) else "",
-                f"one update is up to {ratio:.1%} of the weights" if ratio > 0.05 else "",
+                f"one update is up to {number(100 * ratio)} % of the weights" if ratio > 0.05 else "",
                 "at the examined steps before, loss and gradients agree with FP32" if twin else "",
                 f"numbers leave their range only later, at step {at.step}" if at is not None and at.step > away.start else "",
             ) if t
