@@ -460,4 +460,4 @@ def test_of_a_job_every_rank_has_its_strip_and_the_first_is_named(many, chromium
         page.locator("#ranks .mark").first.click()
         assert page.evaluate("() => state.step") == 10
         page.locator("#ranks a", has_text="rank 1").click()
-        watched.drawn()
+        page.wait_for_url("**/run/ddp/metrics.rank1.db/1/*")
