@@ -191,6 +191,9 @@ def test_a_chinese_locale_is_enough(tmp_path, capsys, monkeypatch):
         "  - from step 7 on the loss is 8.5 % smaller in B (A 0.552, B 0.505), but they come back together by step 119",
         "the loss of A, the reference, is not finite from step 40 on: B cannot part from it behind that",
         "  skipped   no steps",
+        "step 32: sum gives 3.6e5 in FP32, beyond 65504 of fp16: 95.3 % of its 64 results become infinite",
+        "sum over dim=0 in FP32: 98 % of the mass of the sum is swallowed by a bf16 accumulator, its result is 12 % off",
+        "the whole gradient is 41 % off (a change of one rounding moves it by 2 %), most of it in 0.weight (43 %)",
     ],
 )
 def test_what_real_runs_say_is_translated_whole_or_not_at_all(said):

@@ -319,7 +319,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=DEVICES, help="where the code runs, if it does not say so itself")
     add("--amp-dtype", metavar="{" + ",".join(AMP_DTYPES) + "}", help="autocast's format, if the code does not say so")
     add("--format", "--output-format", dest="output_format", choices=FORMATS, default="text", help="default: text")
-    add("-o", "--output-file", metavar="FILE", help="write the findings there instead of to the terminal")
+    add(
+        "-o",
+        "--output",
+        "--output-file",
+        dest="output_file",
+        metavar="FILE",
+        help="write the findings there instead of to the terminal",
+    )
     add_language(parser, "text and concise", chosen_by="the locale")
     add("--explain", action="store_true", help="the chain of each finding in full, and why it matters")
     add("--statistics", action="store_true", help="how many findings of each code")

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.command_line import add_language, add_run, command_parser
+from ..core.command_line import add_language, add_run, command_parser, terminal_language
 from ..core.finding import NannyError
 from ..core.terminal import say
 from ..runs.card import card_svg
@@ -23,9 +23,16 @@ from ..runs.summary import summarize
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("card", "The picture of a run, 1200 x 630: what broke, where, why and what to change.")
     add_run(parser)
-    add_language(parser, "the words", "en")
+    add_language(parser, "the words", chosen_by="the locale")
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("card.svg"), metavar="FILE", help=".svg or .png (default: card.svg)"
+        "-o",
+        "--output",
+        "--out",
+        dest="out",
+        type=Path,
+        default=Path("card.svg"),
+        metavar="FILE",
+        help=".svg or .png (default: card.svg)",
     )
     args = parser.parse_args(argv)
     kind = args.out.suffix.lower()
@@ -33,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise NannyError(f"{args.out}: a card is an .svg or a .png; name one with -o FILE")
     with open_job(args.db, args.run) as (sources, notes):
         summary = summarize(sources, notes)
-        svg = card_svg(summary, args.lang)
+        svg = card_svg(summary, terminal_language(args.lang))
     data = svg.encode() if kind == ".svg" else _png(svg)
     try:
         args.out.write_bytes(data)

@@ -147,7 +147,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("demo", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="an example of --list (default: the story)")
     parser.add_argument("--list", action="store_true", help="the examples, a line each")
-    parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="where to record (default: demo)")
+    parser.add_argument(
+        "-o",
+        "--output",
+        "--out",
+        dest="out",
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="where to record (default: demo)",
+    )
     add_language(parser, "what is said", chosen_by="the locale")
     options = parser.parse_args(argv)
     known = titles()

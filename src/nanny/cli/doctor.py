@@ -19,11 +19,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
-from ..core.command_line import Parser
+from ..core.command_line import add_format, add_language, add_output, command_parser, terminal_language, write_result
 from ..core.numbers import counted
 from ..core.plain_json import to_text
-from ..core.terminal import say
+from ..show.translation import translate
 
+NAMES = 13  # columns of the names of extras
 PROBE_SECONDS = 120  # the first import of torch from a network disk takes its time
 WAL_BUG_UNTIL = (3, 51, 2)
 
@@ -189,17 +190,31 @@ def _problems(core: dict[str, str | None], torch: dict[str, Any]) -> Iterator[di
         yield {"what": f"torch is installed but does not work: {torch['error']}", "fix": fix}
 
 
-def render(report: dict[str, Any]) -> str:
+def render(report: dict[str, Any], lang: str = "en") -> str:
+    return "\n".join(_in_language(line, lang) for line in _lines(report))
+
+
+def _in_language(line: str, lang: str) -> str:
+    """Names of extras stand in a column of their own, before what is said of them."""
+    if lang == "en":
+        return line
+    name, said = (line[:NAMES], line[NAMES:]) if line.startswith("  ") and line[NAMES - 1 : NAMES] == " " else ("", line)
+    lead = said[: len(said) - len(said.lstrip())]
+    return name + lead + translate(said.strip(), lang)
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
     lines = [f"nanny {report['nanny']}, python {report['python']}, {report['platform']}"]
     lines.append("  ".join(f"{name} {number or 'MISSING'}" for name, number in report["packages"].items()))
     lines += ["", "device", *_device_lines(report["torch"], report["cpus"])]
     lines += ["", "store", f"  SQLite {report['sqlite']['version']}"]
     if report["sqlite"]["two_writers_unsafe"]:
         until = ".".join(map(str, WAL_BUG_UNTIL))
-        lines.append(f"  up to {until} it can damage a file that two programs write at once; nanny writes each file from one")
-        lines.append("  place, under a lock, so it matters only if another program writes into metrics.db")
+        lines.append(
+            f"  up to {until} it can damage a file that two programs write at once; nanny writes each file from one place"
+        )
     lines += ["", "extras", *_extra_lines(report["extras"])]
-    return "\n".join([*lines, "", _closing(report)])
+    return [*lines, "", *_closing(report)]
 
 
 def _device_lines(torch: dict[str, Any], cpus: int) -> list[str]:
@@ -228,17 +243,19 @@ def _extra_lines(extras: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _closing(report: dict[str, Any]) -> str:
+def _closing(report: dict[str, Any]) -> list[str]:
     if not report["problems"]:
-        return "All that the commands without extras need is there. Next: nanny demo"
+        return ["All that the commands without extras need is there. Next: nanny demo"]
     lines = [f"WRONG: {problem['what']}; to repair: {problem['fix']}" for problem in report["problems"]]
-    return "\n".join([*lines, "nanny check works all the same, and what only reads recorded runs does as far as numpy is there."])
+    return [*lines, "nanny check works all the same, and what only reads recorded runs does as far as numpy is there."]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="nanny doctor", description="Versions, devices, and what is missing for which command.")
-    parser.add_argument("--format", default="text", choices=("text", "json"), help="output (default: text)")
+    parser = command_parser("doctor", "Versions, devices, and what is missing for which command.")
+    add_format(parser, ("text", "json"))
+    add_output(parser)
+    add_language(parser, "what is said", chosen_by="the locale")
     args = parser.parse_args(argv)
     report = examine()
-    say(to_text(report) if args.format == "json" else render(report))
+    write_result(to_text(report) if args.format == "json" else render(report, terminal_language(args.lang)), args.output)
     return 1 if report["problems"] else 0

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..core.command_line import add_format, add_language, command_parser, terminal_language
+from ..core.command_line import add_format, add_language, add_output, command_parser, terminal_language, write_result
 from ..core.finding import NannyError
 from ..core.numbers import nearest
 from ..core.plain_json import to_text
@@ -64,12 +64,13 @@ def main(argv: Sequence[str]) -> int:
     pages = all_pages(lang)
     if options.all and options.format == "markdown":
         causes = [page_markdown(page) for page in pages.values() if page.family]
-        print("\n\n".join([rules_page(lang).rstrip(), f"# {translate('Causes', lang)}", *causes]))
+        said = "\n\n".join([rules_page(lang).rstrip(), f"# {translate('Causes', lang)}", *causes])
     elif not options.all and not options.codes and options.format == "text":
-        print(_overview(pages.values(), lang))
+        said = _overview(pages.values(), lang)
     else:
         chosen = [page for code in options.codes for page in _find(code, pages)]
-        print(_pages_text(list(pages.values()) if options.all or not options.codes else chosen, options.format))
+        said = _pages_text(list(pages.values()) if options.all or not options.codes else chosen, options.format)
+    write_result(said, options.output)
     return 0
 
 
@@ -117,4 +118,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--all", action="store_true", help="every page")
     add_language(parser, "the pages", chosen_by="the locale")
     add_format(parser, ("text", "markdown", "json"))
+    add_output(parser)
     return parser

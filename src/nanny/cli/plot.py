@@ -81,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("plot", "Pictures of a recorded run, PNG or SVG, readable in grey.")
     add_run(parser)
-    parser.add_argument("-o", "--out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)")
+    parser.add_argument(
+        "-o", "--output", "--out", dest="out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)"
+    )
     parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
     add_format(parser, ("png", "svg"))
     parser.add_argument(

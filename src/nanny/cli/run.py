@@ -8,36 +8,40 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..core.command_line import terminal_language
 from ..core.terminal import tell
+from ..show.translation import translate
 
-NO_STEP = "nanny: no training step was seen: nothing in this process called a model and then backward"
+NO_STEP = "no training step was seen: nothing in this process called a model and then backward"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    atexit.register(_tell_end, os.getpid())  # before the monitor registers its own end: last in, first out
     from ..monitor.command import main as start
+    from ..monitor.command import parse
 
+    lang = terminal_language(parse(sys.argv[1:] if argv is None else argv).lang)
+    atexit.register(_tell_end, os.getpid(), lang)  # before the monitor registers its own end: last in, first out
     return start(argv)
 
 
-def _tell_end(pid: int) -> None:
+def _tell_end(pid: int, lang: str) -> None:
     """Of this process alone, and whatever fails here is no matter of the script's."""
     from ..monitor.command import recorded_at, saw_nothing
 
     place = recorded_at() if os.getpid() == pid else None
     if place is None:
         if os.getpid() == pid and saw_nothing():
-            tell(NO_STEP)
+            tell(f"nanny: {translate(NO_STEP, lang)}")
         return
     try:
-        tell_end(*place)
+        tell_end(*place, lang)
     except KeyboardInterrupt:
         pass
     except Exception as error:  # noqa: BLE001 - the script is over, its exit code stands
         tell(f"nanny: the diagnosis cannot be shown here ({type(error).__name__}: {error}); type: nanny diagnose --db {place[0]}")
 
 
-def tell_end(store: Path, run: int) -> None:
+def tell_end(store: Path, run: int, lang: str = "en") -> None:
     """A run that is healthy has nothing to tell, and gets no picture."""
     from ..runs.card import card_svg
     from ..runs.diagnose import told_lines
@@ -52,8 +56,8 @@ def tell_end(store: Path, run: int) -> None:
         summary = summarize(sources, notes)
         if summary.verdict.healthy is not False:
             return
-        lines = [Line(""), *told_lines(summary, "en")]
+        lines = [Line(""), *told_lines(summary, lang)]
         picture = store.parent / f"run-{run}.svg"
-        picture.write_text(card_svg(summary), encoding="utf-8")
-    lines.append(Line(f"   picture: {picture}", "quiet", whole=True))
+        picture.write_text(card_svg(summary, lang), encoding="utf-8")
+    lines.append(Line(f"   {translate('picture', lang)}: {picture}", "quiet", whole=True))
     tell(lines_text(lines, width_of(sys.stderr), wants_colour(sys.stderr)), colour=True)

@@ -1,4 +1,4 @@
-"""What commands share: the flags (--db, --run, --format, --lang), spelt and explained alike, and where a result goes."""
+"""What commands share: the flags (--db, --run, --format, -o, --lang), spelt and explained alike, and where a result goes."""
 
 from __future__ import annotations
 
@@ -73,6 +73,10 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
     parser.add_argument("--format", choices=tuple(formats), default=formats[0], help=f"default: {formats[0]}")
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of to the terminal")
 
 
 def terminal_language(given: str | None) -> str:

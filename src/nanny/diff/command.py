@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ..core.command_line import Parser, write_result
+from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
 from ..core.finding import NannyError, Severity
 from ..core.plain_json import to_text
 from ..core.terminal import complain, visible
@@ -45,9 +45,9 @@ def _parser() -> Parser:
         help="look for the modules to keep in FP32 so that the output error falls below GOAL",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="list every call")
-    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
-    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
-    parser.add_argument("--output", metavar="FILE", help="write there instead of to the terminal")
+    add_format(parser, ("text", "json", "html"))
+    add_output(parser)
+    add_language(parser, "text and page", chosen_by="the locale")
     parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
     return parser
 
@@ -109,11 +109,12 @@ def _render(report: DiffReport, args: argparse.Namespace) -> str:
     if args.format == "json":
         return to_text(report.to_json())
     if args.format == "html":
-        return _html(report, args.lang)
-    return render_diff(report, wants_colour(sys.stdout) and not args.output, width_of(sys.stdout), args.all)
+        return _html(report, terminal_language(args.lang))
+    colour = wants_colour(sys.stdout) and not args.output
+    return render_diff(report, colour, width_of(sys.stdout), args.all, terminal_language(args.lang))
 
 
-def _html(report: DiffReport, lang: str | None) -> str:
+def _html(report: DiffReport, lang: str) -> str:
     try:
         from .page import render_diff as render_page
     except ModuleNotFoundError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +11,9 @@ from ..core.limits import Limits
 from ..core.numbers import counted, deviation, share, short
 from ..core.ops import MEMORY, SAME_VALUE
 from ..show.findings import danger, render_text
-from ..show.tables import Column, Table, table_text
+from ..show.tables import Column, Table, report_line, table_text, translate_table
 from ..show.term import DEFAULT_WIDTH, painted
+from ..show.translation import translate
 from .records import MODEL, CallDiff, DiffReport, GradDiff
 
 MOST_CALLS = 40
@@ -26,20 +26,28 @@ _STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: 
 COMPUTES_NOTHING = MEMORY | SAME_VALUE
 
 
-def render_diff(report: DiffReport, colour: bool = False, width: int = DEFAULT_WIDTH, every_call: bool = False) -> str:
+def render_diff(
+    report: DiffReport, colour: bool = False, width: int = DEFAULT_WIDTH, every_call: bool = False, lang: str = "en"
+) -> str:
+    operations = _operations_by_module(report) if every_call else _operations(report)
+    tables = [_calls(report, width, every_call), *_gradients(report)]
     sections = [
-        _head(report, colour),
-        render_text(report.findings, colour=colour, width=width),
-        _advice(report, width),
-        _calls(report, width, colour, every_call),
-        _gradients(report, width, colour),
-        _dimensions(report, width),
-        _mixes(report),
-        _flips(report),
-        _operations_by_module(report, width) if every_call else _operations(report, width),
-        _notes(report, width),
+        _head(report, width, colour, lang),
+        render_text(report.findings, colour=colour, width=width, lang=lang),
+        _advice(report, width, lang),
+        *(table_text(translate_table(table, lang), width, colour) for table in tables if table.rows),
+        _list("where the error sits, in calls that stand out", _dimensions(report)[:MOST_CALLS], width, lang),
+        _list("sums of products (matmul, convolution) of unlike magnitudes", _mixes(report)[:MOST_OPERATIONS], width, lang),
+        _list(f"decisions that {report.reference} makes otherwise", _flips(report)[:MOST_OPERATIONS], width, lang),
+        table_text(translate_table(operations, lang), width) if operations.rows else "",
+        _list("notes", [f"- {note}" for note in _notes(report)], width, lang),
     ]
     return "\n\n".join(section for section in sections if section)
+
+
+def _list(title: str, texts: Sequence[str], width: int, lang: str) -> str:
+    lines = [line for text in texts for line in report_line(f"  {text}", width, lang)]
+    return "\n".join([translate(title, lang), *lines]) if lines else ""
 
 
 def verdict(report: DiffReport) -> str:
@@ -47,10 +55,10 @@ def verdict(report: DiffReport) -> str:
     return danger(report.findings, report.target) or healthy
 
 
-def _head(report: DiffReport, colour: bool) -> str:
+def _head(report: DiffReport, width: int, colour: bool, lang: str) -> str:
     mode = "training" if report.training else "eval"
+    told = painted(translate(verdict(report), lang), _STYLES[report.worst or Severity.INFO], colour)
     lines = [
-        f"{report.model}: {painted(verdict(report), _STYLES[report.worst or Severity.INFO], colour)}",
         f"{report.target} ({report.policy} policy, {report.device}) against {report.reference}, {mode} mode, "
         f"{counted(report.batches, 'batch', 'batches')}",
     ]
@@ -69,27 +77,27 @@ def _head(report: DiffReport, colour: bool) -> str:
     elif report.total is not None:
         scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
         lines.append(f"gradient  {deviation(report.total.rel_l2)} off as a whole{scale}")
-    return "\n".join(lines)
+    return "\n".join([f"{report.model}: {told}", *(part for line in lines for part in report_line(line, width, lang))])
 
 
-def _advice(report: DiffReport, width: int) -> str:
+def _advice(report: DiffReport, width: int, lang: str) -> str:
     advice = report.advice
     if advice is None:
         return ""
     if not advice.wide:
         told = "nothing needs to stay wide" if advice.reached else "no set of modules was found that brings it there"
         text = f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
-        return "\n".join(textwrap.wrap(text, width, subsequent_indent=" " * 10))
+        return "\n".join(report_line(text, width, lang))
     reached = "" if advice.reached else ", which does not reach the goal"
-    names = ", ".join(site or "the model's own code between its layers" for site in advice.wide)
+    names = "`, `".join(site or "the model's own code between its layers" for site in advice.wide)
     flops = "" if advice.flop_share is None else f" and {share(advice.flop_share)} of the matmul and convolution FLOPs"
     told = (
-        f"advice    keep {names} in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
+        f"advice    keep `{names}` in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
         f"from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}; "
         f"confirmed by {counted(advice.runs, 'run')}; write"
     )
     code = [f"            {line}" for line in advice.code.splitlines()]
-    return "\n".join([*textwrap.wrap(told, width, subsequent_indent=" " * 10), *code])
+    return "\n".join([*report_line(told, width, lang), *code])
 
 
 def _bad(call: CallDiff | GradDiff) -> str:
@@ -97,7 +105,7 @@ def _bad(call: CallDiff | GradDiff) -> str:
     return " ".join(parts)
 
 
-def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> str:
+def _calls(report: DiffReport, width: int, every_call: bool) -> Table:
     limits = Limits()
     columns = [
         Column("site", "module", elastic=True),
@@ -135,13 +143,13 @@ def _calls(report: DiffReport, width: int, colour: bool, every_call: bool) -> st
         styles.append("error" if e.spoiled else "")
     most = None if every_call else MOST_CALLS
     title = "module calls, in the order in which they ended (! above 1 %, !! above 10 %)"
-    return table_text(Table((*columns, *more), rows, title, most, "calls", styles), width, colour) if rows else ""
+    return Table((*columns, *more), rows, title, most, "calls", styles)
 
 
-def _gradients(report: DiffReport, width: int, colour: bool) -> str:
+def _gradients(report: DiffReport) -> list[Table]:
     parameters = sorted(report.gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * g.energy**0.5))
     activations = sorted(report.activation_gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2))
-    tables = [
+    return [
         _gradient_table(
             "parameter gradients, largest error first",
             (Column("name", "gradient of", elastic=True), Column("energy", "share of gradient", deviation)),
@@ -155,7 +163,6 @@ def _gradients(report: DiffReport, width: int, colour: bool) -> str:
             report.reference,
         ),
     ]
-    return "\n\n".join(table_text(table, width, colour) for table in tables if table.rows)
 
 
 def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tuple[GradDiff, str, Any]], reference: str) -> Table:
@@ -207,39 +214,34 @@ def _angle(gradient: GradDiff) -> float | None:
     return None if gradient.error.cosine is None else 1 - gradient.error.cosine
 
 
-def _dimensions(report: DiffReport, width: int) -> str:
+def _dimensions(report: DiffReport) -> list[str]:
     lines: list[str] = []
     for call in report.calls:
         for d in () if nothing_left(call) else call.dimensions:
             ratio = "" if d.rms_ratio is None else f"{short(d.rms_ratio)} times the median; "
-            told = (
+            lines.append(
                 f"{call.name}, dim {d.dim} of {d.size}: index {d.index} has {share(d.error_share)} of the error; loudest "
                 f"index {d.loudest} ({ratio}rms {short(d.rms_min)} to {short(d.rms_max)})"
             )
-            lines += textwrap.wrap(told, width, initial_indent="  ", subsequent_indent="    ")
-    return "\n".join(["where the error sits, in calls that stand out", *lines[:MOST_CALLS]]) if lines else ""
+    return lines
 
 
-def _mixes(report: DiffReport) -> str:
-    lines = [
-        f"  {m.site or MODEL}: {m.op}, index {m.index} contributes {short(m.ratio)} times the median index"
+def _mixes(report: DiffReport) -> list[str]:
+    return [
+        f"{m.site or MODEL}: {m.op}, index {m.index} contributes {short(m.ratio)} times the median index"
         for m in sorted(report.mixes, key=lambda m: -m.ratio)
     ]
-    return "\n".join(["sums of products (matmul, convolution) of unlike magnitudes", *lines[:MOST_OPERATIONS]]) if lines else ""
 
 
-def _flips(report: DiffReport) -> str:
-    lines = [f"  {f.site or MODEL}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
-    return "\n".join([f"decisions that {report.reference} makes otherwise", *lines[:MOST_OPERATIONS]]) if lines else ""
+def _flips(report: DiffReport) -> list[str]:
+    return [f"{f.site or MODEL}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
 
 
-def _operations(report: DiffReport, width: int) -> str:
+def _operations(report: DiffReport) -> Table:
     by_type: Counter[tuple[str, str]] = Counter()
     for use in report.operations:
         if use.op not in COMPUTES_NOTHING:
             by_type[(use.op, use.dtype)] += use.count
-    if not by_type:
-        return ""
     dtypes = sorted({dtype for _, dtype in by_type})
     totals = Counter[str]()
     for (op, _), count in by_type.items():
@@ -247,23 +249,19 @@ def _operations(report: DiffReport, width: int) -> str:
     rows = [(op, *(by_type.get((op, dtype)) for dtype in dtypes)) for op, _ in totals.most_common()]
     columns = (Column("operation"), *(Column(dtype) for dtype in dtypes))
     title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module with --all)"
-    return table_text(Table(columns, rows, title, MOST_OPERATIONS, "operations"), width)
+    return Table(columns, rows, title, MOST_OPERATIONS, "operations")
 
 
-def _operations_by_module(report: DiffReport, width: int) -> str:
+def _operations_by_module(report: DiffReport) -> Table:
     rows = [(use.site or MODEL, use.op, use.dtype, use.count) for use in report.operations if use.op not in COMPUTES_NOTHING]
     columns = (Column("module", elastic=True), Column("operation"), Column("dtype"), Column("calls"))
-    return table_text(Table(columns, rows, f"what the {report.policy} policy ran in which type"), width) if rows else ""
+    return Table(columns, rows, f"what the {report.policy} policy ran in which type")
 
 
-def _notes(report: DiffReport, width: int) -> str:
+def _notes(report: DiffReport) -> list[str]:
     kinds = sorted(report.reseeds.items(), key=lambda item: -item[1])
-    texts: Sequence[str] = [
+    return [
         *report.notes,
         *(f"the reference starts anew from the {report.target} value at {why} ({n} times)" for why, n in kinds[:MOST_RESEEDS]),
         *([f"and at {counted(len(kinds) - MOST_RESEEDS, 'more place')}"] if len(kinds) > MOST_RESEEDS else []),
     ]
-    if not texts:
-        return ""
-    lines = [line for t in texts for line in textwrap.wrap(t, width, initial_indent="  - ", subsequent_indent="    ")]
-    return "\n".join(["notes", *lines])

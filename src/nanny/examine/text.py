@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
-import textwrap
 
 from ..core.examination import Examination, FirstBad, Hazard, Place
 from ..core.numbers import counted, deviation, duration, listed, share, short
-from ..show.term import DEFAULT_WIDTH, painted
+from ..show.tables import report_line
+from ..show.term import DEFAULT_WIDTH, painted, wrapped
+from ..show.translation import translate
 
 MOST_HAZARDS = 20
 
 
-def render_examination(seen: Examination, colour: bool = False, width: int = DEFAULT_WIDTH) -> str:
-    parts = [_head(seen, colour), _beside(seen)]
-    parts += [_hazard(i, one, colour, width) for i, one in enumerate(seen.hazards[:MOST_HAZARDS], 1)]
+def render_examination(seen: Examination, colour: bool = False, width: int = DEFAULT_WIDTH, lang: str = "en") -> str:
+    head = painted(translate(_head(seen), lang), "error" if seen.hazards else "good", colour)
+    parts = [head, "\n".join(part for line in _beside(seen) for part in report_line(line, width, lang))]
+    parts += [_hazard(i, one, colour, width, lang) for i, one in enumerate(seen.hazards[:MOST_HAZARDS], 1)]
     if len(seen.hazards) > MOST_HAZARDS:
-        parts.append(f"{len(seen.hazards) - MOST_HAZARDS} more")
-    parts.append(_notes(seen, width))
+        parts.append(translate(f"{len(seen.hazards) - MOST_HAZARDS} more hazards", lang))
+    parts.append("\n".join(part for note in _notes(seen) for part in wrapped(translate(f"note: {note}", lang), width, 2)))
     return "\n\n".join(part for part in parts if part)
 
 
-def _head(seen: Examination, colour: bool) -> str:
-    if seen.hazards:
-        verdict = painted(counted(len(seen.hazards), "numerical hazard"), "error", colour)
-    else:
-        verdict = painted("no numerical hazards", "good", colour)
+def _head(seen: Examination) -> str:
+    verdict = counted(len(seen.hazards), "numerical hazard") if seen.hazards else "no numerical hazards"
     took = f", {duration(seen.seconds)}" if seen.seconds is not None else ""
     precision = seen.amp_dtype or "FP32 only"
     return f"step {seen.step}: {verdict} in {counted(seen.operations, 'operation')} ({precision}{took})"
 
 
-def _beside(seen: Examination) -> str:
+def _beside(seen: Examination) -> list[str]:
     lines = []
     if seen.loss is not None and seen.loss_reference is not None:
         lines.append(f"loss      {short(seen.loss, 6)}, FP32 {short(seen.loss_reference, 6)}")
@@ -43,7 +42,7 @@ def _beside(seen: Examination) -> str:
     for what, first in (("first bad", seen.first_bad), ("in FP32", seen.first_bad_reference)):
         if first is not None:
             lines.append(f"{what:9} {_first(first)}")
-    return "\n".join(lines)
+    return lines
 
 
 def _first(first: FirstBad) -> str:
@@ -52,15 +51,12 @@ def _first(first: FirstBad) -> str:
     return f"{made} by {first.op} in {place_text(first.place)}{expected}"
 
 
-def _hazard(number: int, one: Hazard, colour: bool, width: int) -> str:
+def _hazard(number: int, one: Hazard, colour: bool, width: int, lang: str) -> str:
     head = f"{number}. {painted(one.kind, 'error', colour)} at {one.culprit}: {one.op}, {place_text(one.place)}"
-    indent = "   "
-    lines = [head, *textwrap.wrap(one.message, width, initial_indent=indent, subsequent_indent=indent)]
-    lines.append(indent + "; ".join(part for part in (_consequence(one), _again(one)) if part))
-    if one.cause:
-        lines.append(f"{indent}cause: {one.cause} (nanny rule {one.cause})")
-    lines += textwrap.wrap(f"fix: {one.remedy}", width, initial_indent=indent, subsequent_indent=indent) if one.remedy else []
-    return "\n".join(lines)
+    lines = [one.message, "; ".join(part for part in (_consequence(one), _again(one)) if part)]
+    lines += [f"cause: {one.cause} (nanny rule {one.cause})"] if one.cause else []
+    lines += [f"fix: {one.remedy}"] if one.remedy else []
+    return "\n".join([head, *(part for line in lines for part in wrapped(f"   {translate(line, lang)}", width, 3))])
 
 
 def _consequence(one: Hazard) -> str:
@@ -86,7 +82,7 @@ def place_text(place: Place) -> str:
     return f"{where}{place.phase}{line}"
 
 
-def _notes(seen: Examination, width: int) -> str:
+def _notes(seen: Examination) -> list[str]:
     notes = [f"the FP32 twin starts anew at {what}, {counted(n, 'time')}" for what, n in list(seen.reseeds.items())[:5]]
     if seen.facts.get("left_out"):
         notes.append(f"left out: {seen.facts['left_out']}")
@@ -94,4 +90,4 @@ def _notes(seen: Examination, width: int) -> str:
         notes.append("gradients overflowed at this loss scale only; the GradScaler will find a smaller one")
     if seen.facts.get("failed"):
         notes.append(f"the examination ended early: {seen.facts['failed']}")
-    return "\n".join(line for note in notes for line in textwrap.wrap(f"note: {note}", width, subsequent_indent="  "))
+    return notes

@@ -13,11 +13,14 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from typing import Any
 
-from ..core.command_line import Parser
+from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
 from ..core.finding import NannyError
-from ..core.terminal import say
+from ..core.plain_json import finding_object, to_text
+from ..core.terminal import tell
+from ..show.translation import translate
 from ..watch.script import check_module, start_target
 
 
@@ -44,6 +47,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output-dir", default="nanny_logs/ops", metavar="DIR", help="logs and dumps (default nanny_logs/ops)")
     parser.add_argument("--rank", type=int, action="append", metavar="R", help="only on this rank; may be repeated")
     parser.add_argument("--verbose", action="store_true", help="a line for every operation")
+    add_format(parser, ("text", "json"))
+    add_output(parser)
+    add_language(parser, "the log", chosen_by="the locale")
     parser.add_argument("-m", dest="as_module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -53,6 +59,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise NannyError(f"there is no script {options.target[0]!r}; for a module type: nanny trace -m {options.target[0]}")
     if options.as_module:
         check_module(options.target[0])
+    if options.output and options.format == "text":
+        raise NannyError("-o FILE is for --format json, what was found as data; --log writes the text into a file per rank")
     if options.start_step < 0:
         raise NannyError(f"--start-step {options.start_step}: steps are counted from 0")
     if not (options.compare or options.sanitize):
@@ -76,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 code = 1
             else:
                 code = end.code or 0
+    if options.format == "json":
+        write_result(to_text(watched.answer()), options.output)
     return code or (1 if watched.found else 0)
 
 
@@ -88,8 +98,9 @@ class _Watched:
         self._options = options
         self._tools = _tools(options)
         self._clock = StepClock(self._begin)
+        self._lang = terminal_language(options.lang)
         self._examined: Any = None
-        self._hazards = 0
+        self._examination: Any = None
         self._stack = ExitStack()
 
     def __enter__(self) -> _Watched:
@@ -103,11 +114,9 @@ class _Watched:
         self._stack.__exit__(*exc)
         first = self._options.start_step
         if self._step < first and (first > 0 or self._options.sanitize):  # else operations outside steps were watched
-            print(
-                f"nanny: nothing was looked at: --start-step is {first}, training steps of the script: {self._step + 1}\n"
-                "(counted from 0; a step begins with a forward call of a model in training mode)",
-                file=sys.stderr,
-            )
+            nothing = f"nothing was looked at: --start-step is {first}, training steps of the script: {self._step + 1}"
+            counted = "counted from 0; a step begins with a forward call of a model in training mode"
+            tell(f"nanny: {translate(nothing, self._lang)}\n({translate(counted, self._lang)})")
 
     def _begin(self, model: Any) -> None:
         for tool in self._tools:
@@ -120,7 +129,8 @@ class _Watched:
 
                 for tool in self._tools:
                     tool.pause()
-                    print(f"nanny: {tool.tool} leaves out step {self._step}, which --sanitize examines", file=sys.stderr)
+                    left_out = f"{tool.tool} leaves out step {self._step}, which --sanitize examines"
+                    tell(f"nanny: {translate(left_out, self._lang)}")
                 self._examined = sanitize(model, step=self._step)
                 self._examined.__enter__()
 
@@ -128,10 +138,12 @@ class _Watched:
         if self._examined is not None:
             examined, self._examined = self._examined, None
             examined.__exit__(None, None, None)
-            self._hazards = len(examined.hazards)
-            say(str(examined), sys.stderr)
+            from ..examine.text import render_examination
+
+            self._examination = examined.examination
+            tell(render_examination(self._examination, lang=self._lang))
             if examined.hazards and examined.hazards[0].cause:
-                print(f"\nnext: nanny rule {examined.hazards[0].cause}", file=sys.stderr)
+                tell(f"\n{translate('next', self._lang)}: nanny rule {examined.hazards[0].cause}")
             for tool in self._tools:
                 tool.pause(False)
 
@@ -141,7 +153,13 @@ class _Watched:
 
     @property
     def found(self) -> int:
-        return self._hazards + sum(len(tool.findings) for tool in self._tools)
+        hazards = 0 if self._examination is None else len(self._examination.hazards)
+        return hazards + sum(len(tool.findings) for tool in self._tools)
+
+    def answer(self) -> dict[str, Any]:
+        """What was found, as data."""
+        examined = None if self._examination is None else asdict(replace(self._examination, suspects=()))
+        return {"findings": [finding_object(f) for tool in self._tools for f in tool.findings], "examination": examined}
 
 
 def _tools(options: argparse.Namespace) -> list[Any]:
@@ -166,5 +184,6 @@ def _tools(options: argparse.Namespace) -> list[Any]:
     if options.compare:
         tools.append(CompareWithCPU(atol=options.atol, rtol=options.rtol, **shared))
     for tool in tools:
+        tool.lang = terminal_language(options.lang)
         tool.script = ("-m " if options.as_module else "") + shlex.join(options.target)
     return tools

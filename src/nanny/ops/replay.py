@@ -10,14 +10,16 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from ..core.command_line import Parser
+from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
 from ..core.finding import NannyError
 from ..core.limits import Limits
-from ..core.terminal import say
+from ..core.plain_json import to_text
+from ..show.translation import translate
 from ..watch.dump import Dump, load_dump, operation_of, refuse_impure
 from ..watch.op_facts import KERNEL_ERRORS
 from .gap import Tolerance, gaps_of
@@ -117,6 +119,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("dump", help="the *_inputs.safetensors of a dump (of `nanny trace` or `nanny run`), or a folder with one")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by dtype and conditioning)")
     parser.add_argument("--rtol", type=float, help="relative tolerance")
+    add_format(parser, ("text", "json"))
+    add_output(parser)
+    add_language(parser, "what is said", chosen_by="the locale")
     return parser.parse_args(argv)
 
 
@@ -124,9 +129,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """1 if the stored or the new result is wrong."""
     options = parse(sys.argv[1:] if argv is None else argv)
     stored = load_dump(options.dump)
-    if not stored.op.startswith("torch.ops."):
-        say("\n".join(replay_module(stored)))
-        return 1  # it was kept because its output was wrong
-    replay = replay_dump(options.dump, options.atol, options.rtol)
-    say("\n".join(replay_lines(replay)))
-    return 1 if replay.is_wrong else 0
+    lang = terminal_language(options.lang)
+    if stored.op.startswith("torch.ops."):
+        replay = replay_dump(options.dump, options.atol, options.rtol)
+        wrong, data, lines = replay.is_wrong, asdict(replay), replay_lines(replay, lang)
+    else:
+        told = replay_module(stored)
+        wrong = True  # it was kept because its output was wrong
+        data, lines = {"op": stored.op, "step": stored.step, "said": told}, [translate(line, lang) for line in told]
+    write_result(to_text(data) if options.format == "json" else "\n".join(lines), options.output)
+    return int(wrong)

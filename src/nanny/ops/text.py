@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..core.examination import Place
 from ..core.numbers import counted, deviation, short
-from ..show.term import DEFAULT_WIDTH
-from .judge import reason_of
+from ..show.term import DEFAULT_WIDTH, wrapped
+from ..show.translation import translate
+from .judge import SAID, reason_of
 from .records import Element, Gap, OpFault, OpTally, Replay, TensorNote
 
 RULE = "=" * 28
+WRAPPED = ("passed on by", "why: ", "fix: ")  # prose; numbers and tensors stay on their line
 
 
-def op_line(op: str, place: Place, classes: str, said: str) -> str:
+def op_line(op: str, place: Place, classes: str, said: str, lang: str = "en") -> str:
     """`Gpt/Block/Linear/torch.ops.aten.addmm(forward) [blocks.3.fc] said`."""
     path = f"{classes}/{op}" if classes else op
     site = f" [{place.site}]" if place.site else ""
-    return f"{path}({place.phase}){site} {said}"
+    return f"{path}({place.phase}){site} {translate(said, lang)}"
 
 
 def step_header(step: int) -> str:
@@ -30,16 +31,22 @@ def source_line(place: Place) -> str:
     return f"{place.file}:{place.line}" if place.file and place.line else ""
 
 
-def fault_lines(fault: OpFault) -> list[str]:
+def fault_lines(fault: OpFault, lang: str = "en") -> list[str]:
     """The whole block of one fault."""
-    if fault.kind == "mismatch":
-        return [RULE, *_mismatch(fault), RULE]
-    return [RULE, *_nonfinite(fault), RULE]
+    wrong = fault.kind == "mismatch"
+    mark, said = ("[ERROR]", "fails to pass CompareWithCPU test") if wrong else ("[WARNING]", SAID[fault.kind])
+    head = f"{mark} {op_line(fault.op, fault.place, fault.classes, said, lang)}"
+    lines = _mismatch(fault) if wrong else _nonfinite(fault)
+    return [RULE, head, *(translate(line, lang) for line in _place_lines(fault)), *_in_language(lines, lang), RULE]
+
+
+def _in_language(lines: Iterable[str], lang: str) -> Iterator[str]:
+    for line in lines:
+        text = translate(line, lang)
+        yield from wrapped(text, DEFAULT_WIDTH, 2) if line.startswith(WRAPPED) else [text]
 
 
 def _mismatch(fault: OpFault) -> Iterator[str]:
-    yield "[ERROR] " + op_line(fault.op, fault.place, fault.classes, "fails to pass CompareWithCPU test")
-    yield from _place_lines(fault)
     yield from _tensors(fault)
     yield "...... compare with cpu ......."
     for gap in fault.gaps:
@@ -89,20 +96,17 @@ def _element(element: Element, gap: Gap) -> str:
 
 
 def _nonfinite(fault: OpFault) -> Iterator[str]:
-    said = {"nan": "makes NaN", "inf": "makes Inf out of finite numbers", "came_in": "reads NaN or Inf that came in from outside"}
-    yield "[WARNING] " + op_line(fault.op, fault.place, fault.classes, said[fault.kind])
-    yield from _place_lines(fault)
     yield from _tensors(fault)
     if fault.passed_on_count:
         shown = ", ".join(fault.passed_on)
         more = (
             f", and {fault.passed_on_count - len(fault.passed_on)} more" if fault.passed_on_count > len(fault.passed_on) else ""
         )
-        yield from _wrapped(f"passed on by {counted(fault.passed_on_count, 'operation')}: {shown}{more}")
+        yield f"passed on by {counted(fault.passed_on_count, 'operation')}: {shown}{more}"
     reason = reason_of(fault)
     if reason.why:
-        yield from _wrapped(f"why: {reason.why}")
-        yield from _wrapped(f"fix: {reason.fix}")
+        yield f"why: {reason.why}"
+        yield f"fix: {reason.fix}"
     yield from _dump(fault)
 
 
@@ -117,7 +121,7 @@ def tensor_text(note: TensorNote) -> str:
     return f"Tensor <shape={list(note.shape)}, dtype={note.dtype}, device={note.device}, {size}{ends}>"
 
 
-def tally_line(tool: str, tally: OpTally, faults: int, where: str = "") -> str:
+def tally_line(tool: str, tally: OpTally, faults: int, where: str = "", lang: str = "en") -> str:
     """The last line: what was looked at, what was not and why."""
     if tool == "CompareWithCPU":
         left = ", ".join(f"{reason} {count}" for reason, count in tally.left_out.items())
@@ -129,33 +133,37 @@ def tally_line(tool: str, tally: OpTally, faults: int, where: str = "") -> str:
         )
     else:
         text = f"{tally.operations} operations, {faults} made NaN or Inf"
-    return "\n".join(_wrapped(f"{tool}: {text}" + (f"; log: {where}" if where else "")))
+    return "\n".join(wrapped(translate(f"{tool}: {text}" + (f"; log: {where}" if where else ""), lang), DEFAULT_WIDTH, 2))
 
 
-def next_line(tool: str, fault: OpFault, script: str = "") -> str:
+def next_line(tool: str, fault: OpFault, script: str = "", lang: str = "en") -> str:
     """What to type after the last line; `script`: the command line that `nanny trace` was given."""
+    command, why = _next(tool, fault, script)
+    return f"{translate('next', lang)}: {command}" + (f"  # {translate(why, lang)}" if why else "")
+
+
+def _next(tool: str, fault: OpFault, script: str) -> tuple[str, str]:
     if fault.dump:
-        return f"next: nanny replay {fault.dump}"
+        return f"nanny replay {fault.dump}", ""
     if fault.kind == "mismatch":
-        return (
-            f"next: nanny trace --compare --dump --op {fault.bare_op} {script}  # keeps its data for nanny replay"
-            if script
-            else f"next: {tool}(target_list=['{fault.op}'], dump_error_data=True) keeps its data for nanny replay"
-        )
+        if not script:
+            return f"{tool}(target_list=['{fault.op}'], dump_error_data=True)", "keeps its data for nanny replay"
+        return f"nanny trace --compare --dump --op {fault.bare_op} {script}", "keeps its data for nanny replay"
     if script:
-        return f"next: nanny trace --sanitize --start-step {fault.step} {script}  # what FP32 gives, and the cause"
-    return f"next: `with nanny.sanitize(model) as seen:` around step {fault.step}, then print(seen): the cause"
+        return f"nanny trace --sanitize --start-step {fault.step} {script}", "what FP32 gives, and the cause"
+    return "with nanny.sanitize(model) as seen: ...; print(seen)", f"around step {fault.step}: the cause"
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, DEFAULT_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
-def replay_lines(replay: Replay) -> list[str]:
+def replay_lines(replay: Replay, lang: str = "en") -> list[str]:
     """What `nanny replay` prints."""
     line = source_line(replay.place)
     told = f"was dumped at step {replay.step} ({replay.kind})" + (f", {line}" if line else "")
-    out = [op_line(replay.op, replay.place, replay.classes, told)]
+    out = [op_line(replay.op, replay.place, replay.classes, told, lang)]
+    return out + [translate(line, lang) for line in _compared_again(replay)]
+
+
+def _compared_again(replay: Replay) -> list[str]:
+    out = []
     if replay.recorded_with != replay.here:
         out.append(f"recorded with torch {replay.recorded_with}, this is {replay.here}")
     for name, gaps, bad in (

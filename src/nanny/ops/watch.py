@@ -94,6 +94,7 @@ class _Watch:
 
     tool: str
     script = ""  # the command line that `nanny trace` watches
+    lang = "en"  # of the log
     _make_consumer: Callable[[Places], Any]
     _tally = OpTally()
     _paused = False
@@ -174,9 +175,10 @@ class _Watch:
             unknown = self._unknown_modules(self._places.sites())
             if unknown:
                 self._say(unknown)
-            last = tally_line(self.tool, self.tally, len(self.faults), str(self.log_path) if self._to_file else "")
+            where = str(self.log_path) if self._to_file else ""
+            last = tally_line(self.tool, self.tally, len(self.faults), where, self.lang)
             if self.faults:
-                last += "\n" + next_line(self.tool, self.faults[0], self.script)
+                last += "\n" + next_line(self.tool, self.faults[0], self.script, self.lang)
             self._say(last)
             if self._stream is not None:
                 tell(last)
@@ -277,11 +279,11 @@ class _Watch:
             return
         self._head()
         if times == 1 and len(self._seen) <= _MOST_BLOCKS:
-            self._say("\n".join(fault_lines(fault)))
+            self._say("\n".join(fault_lines(fault, self.lang)))
         else:
             mark = "[ERROR]" if fault.kind == "mismatch" else "[WARNING]"
             said = f"{SAID[fault.kind]}, seen {times} times now"
-            self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said)}")
+            self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said, self.lang)}")
 
     def _trouble(self, error: BaseException) -> None:
         if self._failed:

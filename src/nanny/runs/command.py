@@ -16,7 +16,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.command_line import add_format, add_language, add_run, command_parser, positive, seconds, terminal_language, whole
+from ..core.command_line import (
+    add_format,
+    add_language,
+    add_output,
+    add_run,
+    command_parser,
+    positive,
+    seconds,
+    terminal_language,
+    whole,
+    write_result,
+)
 from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted
@@ -155,7 +166,13 @@ def _what_if(args: argparse.Namespace) -> Answer:
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--out", metavar="DIR", required=True, help="folder (parquet: or URL) to write into; made if need be"
+        "-o",
+        "--output",
+        "--out",
+        dest="out",
+        metavar="DIR",
+        required=True,
+        help="folder (parquet: or URL) to write into; made if need be",
     )
     parser.add_argument(
         "--as", dest="number", type=whole, metavar="N", help="number of the run in the dataset (default: its own)"
@@ -259,7 +276,7 @@ class Command:
     add_arguments: Callable[[argparse.ArgumentParser], None]
     answer: Callable[[argparse.Namespace], Answer]
     formats: tuple[str, ...] = FORMATS
-    writes: bool = False  # in a format of its own, so that the answer is text
+    writes: bool = False  # elsewhere, or as it goes: what is left to say is text, on the terminal
 
 
 COMMANDS = {
@@ -287,19 +304,21 @@ def main(argv: Sequence[str]) -> int:
     add_run(parser)
     command.add_arguments(parser)
     add_format(parser, command.formats)
+    if not command.writes:
+        add_output(parser)
     add_language(parser, "what is said", chosen_by="the locale")
     damage: Damage = {}
     args = parser.parse_args(rest, argparse.Namespace(damage=damage))
     answer = command.answer(args)
-    _print(answer, "text" if command.writes else args.format, terminal_language(args.lang))
+    _print(answer, "text" if command.writes else args.format, terminal_language(args.lang), getattr(args, "output", None))
     for path, parts in damage.items():
         count = f"`nanny runs --verify --db {path}` counts what is missing"
         print(f"nanny: {damage_sentence(path, parts)}; the rest is shown, {count}", file=sys.stderr)
     return 2 if damage else answer.exit_code
 
 
-def _print(answer: Answer, form: str = "text", lang: str = "en") -> None:
-    colour = wants_colour(sys.stdout)
+def _print(answer: Answer, form: str = "text", lang: str = "en", output: str | None = None) -> None:
+    colour = wants_colour(sys.stdout) and not output
     shown = render_answer(answer, form, width_of(sys.stdout), colour, lang)
     if shown:
-        say(shown, colour=colour)
+        write_result(shown, output, colour)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import add_format, add_language, add_run, command_parser, examine_command, terminal_language
+from ..core.command_line import (
+    add_format,
+    add_language,
+    add_output,
+    add_run,
+    command_parser,
+    examine_command,
+    terminal_language,
+    write_result,
+)
 from ..core.plain_json import to_text
-from ..core.terminal import say
 from ..diagnose.text import diagnosis_block, render_markdown
 from ..show.tables import Line, lines_text, translate_line
 from ..show.term import wants_colour, width_of
@@ -20,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     parser = command_parser("diagnose", "The root cause of what went wrong in a recorded run.")
     add_run(parser)
     add_format(parser, ("text", "json", "markdown"))
+    add_output(parser)
     add_language(parser, "what is said", chosen_by="the locale")
     parser.add_argument("--no-try", action="store_true", help="leave out what remedies did when they were tried on the bad step")
     options = parser.parse_args(list(argv))
@@ -30,15 +39,15 @@ def main(argv: Sequence[str]) -> int:
     cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(language)
     title = f"run {options.run} in {source.shown}" if options.run else source.shown
     if options.format == "json":
-        say(to_text([cause.to_json()] if cause is not None else []))
+        write_result(to_text([cause.to_json()] if cause is not None else []), options.output)
     elif options.format == "markdown":
-        say(render_markdown(verdict, cause, title, _proof(summary), language))
+        write_result(render_markdown(verdict, cause, title, _proof(summary), language), options.output)
     else:
         lines = [Line(title, whole=True), Line(""), *told_lines(summary, language)]
         left_out = translate("   remedies that were tried on the step are left out: --no-try", language)
         lines += [Line(left_out)] if options.no_try else []
-        colour = wants_colour(sys.stdout)
-        say(lines_text(lines, min(width_of(sys.stdout), 120), colour), colour=colour)
+        colour = wants_colour(sys.stdout) and not options.output
+        write_result(lines_text(lines, min(width_of(sys.stdout), 120), colour), options.output, colour)
     return int(verdict.healthy is False)
 
 

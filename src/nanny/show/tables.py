@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -182,6 +183,15 @@ def _text(answer: Answer, width: int, colour: bool, lang: str) -> str:
         head, space = painted(name, "quiet", colour), " " * columns_of(name)
         parts.append("\n".join(f"{space if i else head} {command}" for i, command in enumerate(answer.next)))
     return "\n\n".join(parts)
+
+
+def report_line(text: str, width: int, lang: str = "en") -> list[str]:
+    """`label     what is said` in the reader's language: the label keeps its columns, and what is wrapped stands behind it."""
+    label = re.match(r" *(?:- |\S+ {2,})?", text)[0]  # type: ignore[index]
+    name = translate(label.strip(), lang)
+    head = " " * (len(label) - len(label.lstrip())) + name
+    head += " " * max(len(label) - columns_of(head), 1 if name else 0)
+    return wrapped(head + translate(text[len(label) :], lang), width, len(label) or 2)
 
 
 def lines_text(lines: Sequence[Line], width: int, colour: bool = False) -> str:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import Parser, write_result
+from ..core.command_line import add_format, add_language, add_output, command_parser, terminal_language, write_result
 from ..core.finding import Severity
 from ..core.formats import TARGETS
 from ..core.plain_json import to_text
@@ -16,15 +16,15 @@ from .records import TensorReport
 from .text import render_tensor
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="nanny tensor", description="What a low-precision format would do to a stored tensor.")
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("tensor", "What a low-precision format would do to a stored tensor.")
     parser.add_argument("file", metavar="FILE[:key]", help=".pt (only tensors are loaded), .safetensors or .npy")
     parser.add_argument("--dtype", default="bf16", choices=TARGETS, help="target format (default: bf16)")
     parser.add_argument("--dim", type=int, action="append", metavar="N", help="only this dimension; may be repeated")
     parser.add_argument("--tile", type=int, metavar="N", help="also compare tiles of N x N (1 x N in a vector)")
-    parser.add_argument("--format", default="text", choices=("text", "json", "html"), help="output (default: text)")
-    parser.add_argument("--lang", choices=("en", "zh"), help="language of the page (default: en)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of to the terminal")
+    add_format(parser, ("text", "json", "html"))
+    add_output(parser)
+    add_language(parser, "text and page", chosen_by="the locale")
     return parser
 
 
@@ -45,7 +45,7 @@ def _render(report: TensorReport, args: argparse.Namespace) -> str:
     if args.format == "html":
         from .page import render_tensor_page
 
-        return render_tensor_page(report, args.lang)
+        return render_tensor_page(report, terminal_language(args.lang))
     on_screen = not args.output
     plain = on_screen and not str(sys.stdout.encoding or "").lower().startswith("utf")
-    return render_tensor(report, plain=plain, colour=on_screen and wants_colour(sys.stdout))
+    return render_tensor(report, plain, on_screen and wants_colour(sys.stdout), lang=terminal_language(args.lang))

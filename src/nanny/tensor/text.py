@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 from ..core.finding import Finding, Severity
 from ..core.numbers import counted, share, short
 from ..show.findings import danger, render_text
-from ..show.term import DEFAULT_WIDTH, painted
+from ..show.tables import report_line
+from ..show.term import DEFAULT_WIDTH, columns_of, painted
+from ..show.translation import translate
 from .records import Dimension, IndexStats, RangeFit, Reduction, Resolution, TensorReport, Tiles
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -18,19 +19,22 @@ SHOWN_INDICES = 4
 PLAIN = str.maketrans({"–": "-", "…": "...", "×": "x", "�": "?"})
 
 
-def render_tensor(report: TensorReport, plain: bool = False, colour: bool = False, width: int = DEFAULT_WIDTH) -> str:
+def render_tensor(
+    report: TensorReport, plain: bool = False, colour: bool = False, width: int = DEFAULT_WIDTH, lang: str = "en"
+) -> str:
     """`plain`: ASCII only, for terminals that show nothing else."""
+    lang = "en" if plain else lang
     sections = [
-        _head(report, colour),
-        render_text(report.findings, colour=colour, width=width),
-        _values(report),
-        _ranges(report),
-        _fit("resolution  " + f"\n{' ' * 12}".join(resolution_text(report)), width),
-        _dimensions(report, plain),
-        _fit(_tiles(report.tiles, report.target, plain), width),
-        _reductions(report.reductions),
-        _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width),
-        _paragraphs("notes", report.notes, width),
+        _head(report, colour, lang),
+        render_text(report.findings, colour=colour, width=width, lang=lang),
+        _fit(_values(report), width, lang),
+        _ranges(report, width, lang),
+        _fit("resolution  " + f"\n{' ' * 12}".join(resolution_text(report)), width, lang),
+        _dimensions(report, plain, width, lang),
+        _fit(_tiles(report.tiles, report.target, plain), width, lang),
+        _reductions(report.reductions, width, lang),
+        _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width, lang),
+        _paragraphs("notes", report.notes, width, lang),
     ]
     text = "\n\n".join(section for section in sections if section)
     return text.translate(PLAIN).encode("ascii", "replace").decode() if plain else text
@@ -40,12 +44,12 @@ def verdict(findings: Sequence[Finding], target: str) -> str:
     return danger(findings, target) or f"healthy in {target}" + (f", {counted(len(findings), 'remark')}" if findings else "")
 
 
-def _head(report: TensorReport, colour: bool) -> str:
-    shape = " x ".join(map(str, report.shape)) or "a single value"
+def _head(report: TensorReport, colour: bool, lang: str) -> str:
+    shape = " x ".join(map(str, report.shape)) or translate("a single value", lang)
     worst = report.worst or Severity.INFO
     style = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}[worst]
     name = f"{report.name}: " if report.name else ""
-    return f"{name}{report.source} {shape}, {painted(verdict(report.findings, report.target), style, colour)}"
+    return f"{name}{report.source} {shape}, {painted(translate(verdict(report.findings, report.target), lang), style, colour)}"
 
 
 def _values(report: TensorReport) -> str:
@@ -59,11 +63,11 @@ def _values(report: TensorReport) -> str:
     return "\n".join(lines)
 
 
-def _ranges(report: TensorReport) -> str:
+def _ranges(report: TensorReport, width: int, lang: str) -> str:
     head = ["", "become 0", "energy", "subnormal", "energy", "overflow", "energy", "headroom", "footroom", "scales 2**n"]
     rows = [head, *(_range_row(fit) for fit in report.ranges)]
     title = f"range       shares of the {report.ranges[0].count} non-zero finite values, and of their energy; room in bits"
-    return "\n".join([title, *_align(rows)])
+    return "\n".join([*report_line(title, width, lang), *_align(rows, lang)])
 
 
 def _range_row(fit: RangeFit) -> list[str]:
@@ -77,7 +81,7 @@ def _range_row(fit: RangeFit) -> list[str]:
         share(fit.overflowed_energy),
         _bits(fit.headroom_bits),
         _bits(fit.footroom_bits) if fit.underflow_matters else "-",
-        scale_window(fit).replace("2**", ""),
+        scale_window(fit).replace("2**", "").replace(" to ", " .. "),
     ]
 
 
@@ -128,13 +132,14 @@ def _positions(r: Resolution) -> str:
     return f"; per position: median {short(r.spacing_ratio_median)}, above 1 in {share(r.positions_lost)}"
 
 
-def _dimensions(report: TensorReport, plain: bool) -> str:
+def _dimensions(report: TensorReport, plain: bool, width: int, lang: str) -> str:
     lines = []
     for d in report.dimensions:
         unit = "index" if d.group == 1 else f"group of {d.group} indices"
-        lines.append(f"  dim {d.dim}, {d.size} indices: loudest {unit} is {_times(d.rms_ratio)} the median one (rms){_silent(d)}")
-        lines += [f"    {heat_line(d.heat, plain)}", *_indices(d)]
-    return "\n".join(["dimensions  rms along each, everything else pooled", *lines]) if lines else ""
+        said = f"  dim {d.dim}, {d.size} indices: loudest {unit} is {_times(d.rms_ratio)} the median one (rms){_silent(d)}"
+        lines += [*report_line(said, width, lang), f"    {heat_line(d.heat, plain)}", *_indices(d, lang)]
+    title = report_line("dimensions  rms along each, everything else pooled", width, lang)
+    return "\n".join([*title, *lines]) if lines else ""
 
 
 def _times(ratio: float | None) -> str:
@@ -145,13 +150,13 @@ def _silent(d: Dimension) -> str:
     return f"; {d.silent} all zero" if d.silent else ""
 
 
-def _indices(d: Dimension) -> list[str]:
+def _indices(d: Dimension, lang: str) -> list[str]:
     if d.bottom:
         chosen = [*d.top[:SHOWN_INDICES], *d.bottom[:2]]
     else:
         chosen = list(d.top) if len(d.top) <= SHOWN_INDICES + 2 else [*d.top[:SHOWN_INDICES], *d.top[-2:]]
     rows = [["index", "rms", "max", "min > 0", "energy"], *(_index_row(i) for i in chosen)]
-    return _align(rows, indent=4)
+    return _align(rows, lang, indent=4)
 
 
 def _index_row(i: IndexStats) -> list[str]:
@@ -162,7 +167,7 @@ def _tiles(t: Tiles | None, target: str, plain: bool) -> str:
     if t is None:
         return ""
     lines = [
-        f"tiles       {t.count} of {t.rows} x {t.columns}{f', {t.silent} all zero' if t.silent else ''}; loudest at "
+        f"tiles       {t.count} tiles of {t.rows} x {t.columns}{f', {t.silent} all zero' if t.silent else ''}; loudest at "
         f"{t.loudest}: {short(t.loudest_absmax)}, quietest {short(t.quietest_absmax)}; loudest over median "
         f"{_times(t.absmax_ratio)}",
         f"            {target} with one power-of-two scale for the tensor: {share(t.error_per_tensor)} off, "
@@ -192,7 +197,7 @@ def heat_line(values: Sequence[float], plain: bool = False, bounds: tuple[float,
     return "|" + "".join(map(mark, values)) + "|"
 
 
-def _reductions(reductions: Sequence[Reduction]) -> str:
+def _reductions(reductions: Sequence[Reduction], width: int, lang: str) -> str:
     if not reductions:
         return ""
     rows = [["", "terms", "torch", "overflow", "acc += x", "swallowed", "condition", "measured on"]]
@@ -210,7 +215,7 @@ def _reductions(reductions: Sequence[Reduction]) -> str:
             ]
         )
     title = "reductions  error against float64: torch's kernel on the target dtype, and one accumulator in it"
-    return "\n".join([title, *_align(rows)])
+    return "\n".join([*report_line(title, width, lang), *_align(rows, lang)])
 
 
 def reduction_error(error: float) -> str:
@@ -225,26 +230,22 @@ def measured_on(r: Reduction) -> str:
     return f"{results}; acc: {r.accumulator_results} x {r.accumulator_terms} terms"
 
 
-def _paragraphs(title: str, texts: Sequence[str], width: int) -> str:
-    if not texts:
-        return ""
-    lines = [line for t in texts for line in textwrap.wrap(t, width, initial_indent="  - ", subsequent_indent="    ")]
-    return "\n".join([title, *lines])
+def _paragraphs(title: str, texts: Sequence[str], width: int, lang: str) -> str:
+    lines = [line for text in texts for line in report_line(f"  - {text}", width, lang)]
+    return "\n".join([translate(title, lang), *lines]) if lines else ""
 
 
-def _fit(section: str, width: int) -> str:
-    """What is said about the numbers within `width`; rows of marks are narrower anyway."""
-    lines = []
-    for line in section.splitlines():
-        lines += [line] if len(line) <= width else textwrap.wrap(line, width, subsequent_indent=" " * 12, break_long_words=False)
-    return "\n".join(lines)
+def _fit(section: str, width: int, lang: str) -> str:
+    return "\n".join(part for line in section.splitlines() for part in report_line(line, width, lang))
 
 
-def _align(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
+def _align(rows: Sequence[Sequence[str]], lang: str, indent: int = 2) -> list[str]:
     """First column to the left, the last as it comes, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    rows = [[translate(cell, lang) for cell in row] for row in rows]
+    widths = [max(columns_of(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1])), row[-1]]
+        space = [" " * (width - columns_of(cell)) for cell, width in zip(row, widths)]
+        cells = [row[0] + space[0], *(s + cell for cell, s in zip(row[1:-1], space[1:-1])), row[-1]]
         lines.append((" " * indent + "  ".join(cells)).rstrip())
     return lines
