@@ -5,30 +5,40 @@ BIN := $(VENV)/bin
 USABLE := $(VENV)/.usable
 READY := $(VENV)/.ready
 SITE := $(VENV)/.site
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+TORCH := torch==2.13.0
+# Where .ci/locks has hashes for this Python, every file but torch itself is taken by its hash; elsewhere the newest that fits.
+LOCKED := $(shell $(PYTHON) -c "import sys; print(sys.platform == 'linux' and sys.version_info[:2] in ((3, 11), (3, 12)))")
 
-.PHONY: demo test test-all test-matrix lint bench docs site dist browser clean
+.PHONY: demo test test-all test-matrix lint bench bench-peers docs site dist browser clean
 # Where bytecode is forbidden, each of hundreds of processes would compile the sources, and pytest rewrite every test, anew.
 PYTEST := $(BIN)/python -m compileall -q src/nanny; PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
 # What a user has: nanny and what it needs, without the tools of its developers.
-$(USABLE): pyproject.toml constraints.txt
-	@echo "setting up $(VENV): torch first, which is large ..."
+$(USABLE): pyproject.toml .ci/locks/use.txt
+	@echo "setting up $(VENV): torch last, which is large ..."
 	@$(PYTHON) -m venv $(VENV)
+ifeq ($(LOCKED),True)
+	@$(PIP) --no-deps --require-hashes -r .ci/locks/use.txt
+else
 	@$(PIP) hatchling editables
-	@$(PIP) torch==2.13.0
-	@echo "... then nanny and what it needs"
+endif
+	@echo "... torch"
+	@$(PIP) $(TORCH)
 	@$(PIP) --no-build-isolation -e '.[card,fix]'
 	@$(BIN)/python -m compileall -q src/nanny || true
 	@touch $(USABLE)
 
-$(READY): $(USABLE)
+$(READY): $(USABLE) .ci/locks/dev.txt
 	@echo "... and the tools of its developers"
+ifeq ($(LOCKED),True)
+	@$(PIP) --no-deps --require-hashes -r .ci/locks/dev.txt
+endif
 	@$(PIP) --no-build-isolation -e '.[dev]'
 	@touch $(READY)
 
 $(SITE): $(USABLE)
-	@$(PIP) --no-build-isolation -e '.[site]'
+	@$(PIP) mkdocs-material==9.8.1
 	@touch $(SITE)
 
 demo: $(USABLE)
@@ -52,6 +62,10 @@ lint: $(READY)
 
 bench: $(READY) browser
 	$(BIN)/python -m benchmarks --write
+
+# nanny beside what else can be installed: what each sees, false alarms, cost.
+bench-peers: $(READY)
+	$(BIN)/python -m benchmarks.peers --write
 
 # Wheel and sdist; the same bytes from the same commit.
 dist: $(USABLE)

@@ -9,6 +9,7 @@ import datetime
 import importlib
 import os
 import platform
+import re
 import sys
 import time
 import traceback
@@ -20,7 +21,7 @@ import torch
 from .timing import noted, table
 
 PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
-BEGIN, END = "<!-- table: written by `python -m benchmarks --write` -->", "<!-- end of the table -->"
+PLACE = re.compile(r"(<!-- (\w+): .*? -->\n).*?(<!-- end of the table -->)", re.DOTALL)  # where a table is written
 
 
 def available() -> list[str]:
@@ -50,12 +51,11 @@ def _cpuinfo() -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def written(page: str, names: Sequence[str], lines: Sequence[str]) -> str:
-    """The page with a new table."""
-    before, rest = page.split(BEGIN)
-    command = " ".join(["python -m benchmarks --write", *names])
+def written(page: str, command: str, lines: Sequence[str], place: str = "table") -> str:
+    """The page with a new table in its place."""
     head = f"`{command}`, {datetime.date.today()}: {machine()}."
-    return "\n".join([before + BEGIN, "", head, "", *lines, "", END]) + rest.split(END)[1]
+    text = "\n".join(["", head, "", *lines, "", ""])
+    return PLACE.sub(lambda found: found[1] + text + found[3] if found[2] == place else found[0], page)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     if noted:
         print("\n" + "\n".join(table(noted)))
     if write:
-        PAGE.write_text(written(PAGE.read_text(), argv, table(noted)))
+        PAGE.write_text(written(PAGE.read_text(), " ".join(["python -m benchmarks --write", *argv]), table(noted)))
     if failed:
         print(f"\nfailed: {', '.join(failed)}")
     return 1 if failed else 0

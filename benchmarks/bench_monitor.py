@@ -1,13 +1,12 @@
 """What watching costs: a step of the 7M GPT under the monitor against the same step of a plain copy, interleaved; and what it
 costs where steps are short: a toy, and a model of 2,002 modules, by the time of the processor.
 
-Peers run in the same rounds where they are installed (`pip install transformers wandb`).
+Peers (peers.py) run in the same rounds where they are installed (`pip install transformers wandb`).
 """
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 import itertools
 import tempfile
 import time
@@ -22,6 +21,7 @@ from torch import nn
 from nanny import MixedPrecisionNanny
 
 from .gpt import Training
+from .peers import PEERS, installed, peer_step
 from .timing import Ratio, note, ratio
 
 REPEATS = 15
@@ -54,64 +54,6 @@ def nanny_step(interval: int, examine: str = "off") -> Iterator[Callable[[], Non
         nanny.close()
         if nanny.findings:
             print(f"  unexpected findings: {[f.code for f in nanny.findings]}")
-
-
-@contextmanager
-def naive_step() -> Iterator[Callable[[], None]]:
-    """What people write by hand: the norm of every gradient, one `.item()` each."""
-    training = Training()
-
-    def step() -> None:
-        training.forward_backward()
-        _ = sum(p.grad.norm().item() ** 2 for p in training.model.parameters() if p.grad is not None) ** 0.5
-        training.optimizer.step()
-
-    yield step
-
-
-@contextmanager
-def anomaly_step() -> Iterator[Callable[[], None]]:
-    training = Training()
-
-    def step() -> None:
-        with torch.autograd.detect_anomaly(check_nan=True):
-            training.step()
-
-    yield step
-
-
-@contextmanager
-def transformers_step() -> Iterator[Callable[[], None]]:
-    from transformers.debug_utils import DebugUnderflowOverflow
-
-    training = Training()
-    DebugUnderflowOverflow(training.model)
-    yield training.step
-
-
-@contextmanager
-def wandb_step() -> Iterator[Callable[[], None]]:
-    import wandb
-
-    training = Training()
-    with tempfile.TemporaryDirectory() as folder:
-        run = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
-        run.watch(training.model, log="all", log_freq=1)
-
-        def step() -> None:
-            training.step()
-            run.log({"step": 1})
-
-        yield step
-        run.finish()
-
-
-PEERS = {
-    "naive loop, norm().item() per parameter": (naive_step, None),
-    "torch.autograd.detect_anomaly": (anomaly_step, None),
-    "transformers DebugUnderflowOverflow": (transformers_step, "transformers"),
-    "wandb.watch, every step": (wandb_step, "wandb"),
-}
 
 
 def measured(name: str, make: Callable[[], object], bar: float | None = None, peer: bool = False) -> Ratio:
@@ -236,8 +178,8 @@ def main() -> None:
     print(f"  {'nanny, amortised at interval 100':42} {amortised:.3f} times  bar 1.02")
     measured("nanny, examined step (1 % of the time)", lambda: nanny_step(10**9, "every"))
     short_models()
-    for name, (make, needs) in PEERS.items():
-        if needs is None or importlib.util.find_spec(needs) is not None:
-            measured(name, make, peer=True)
+    for name, peer in PEERS.items():
+        if installed(peer):
+            measured(name, partial(peer_step, name), peer=True)
         else:
-            print(f"  {name:42} not installed (pip install transformers wandb)")
+            print(f"  {name:42} not installed")

@@ -11,10 +11,12 @@ def test_a_table_replaces_the_one_before_and_nothing_else(monkeypatch):
     bench, timing = importlib.import_module("benchmarks.__main__"), importlib.import_module("benchmarks.timing")
     page = bench.PAGE.read_text(encoding="utf-8")
     lines = [timing.Line("theirs", 1.5, "times", None, 1.0, True), timing.Line("ours", 0.25, "ms", 0.5, 0.98, False)]
-    once = bench.written(page, ["monitor"], timing.table(lines))
+    once = bench.written(page, "python -m benchmarks --write monitor", timing.table(lines))
     assert "| ours | 0.25 ms | 0.5 | 0.50 | 0.98 |\n| theirs | 1.5 times |  |  | 1.00 |" in once
     assert "`python -m benchmarks --write monitor`, 2" in once
-    again = bench.written(once, [], timing.table(lines[:1]))
+    again = bench.written(once, "python -m benchmarks --write", timing.table(lines[:1]))
     assert "ours |" not in again
-    assert again.split(bench.BEGIN)[0] == page.split(bench.BEGIN)[0]
-    assert again.split(bench.END)[1] == page.split(bench.END)[1]
+    places = list(bench.PLACE.finditer(page))
+    assert [found[2] for found in places] == ["table", "peers"]
+    assert again.split("<!-- table:")[0] == page.split("<!-- table:")[0]
+    assert again.split("<!-- end of the table -->", 1)[1] == page.split("<!-- end of the table -->", 1)[1]
