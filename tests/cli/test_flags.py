@@ -27,7 +27,6 @@ WITHOUT = {
         **SERVES,
         "run": "its output is the script's own",
         "ui": "serves a page",
-        "snapshot": "OUT is its argument",
         "tail": "goes on and on",
     },
     "--lang": {**SERVES, "plot": "numbers and names of layers"},

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -246,3 +247,28 @@ def test_names_of_findings_exist(page: str) -> None:
     families = {code.split("_")[0] for code in known}
     named = {code for code in inline_code(page) if re.fullmatch(r"[A-Z]+(_[A-Z]+)+", code) and code.split("_")[0] in families}
     assert named <= known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "lang"), [("README.md", "en"), ("README.zh-CN.md", "zh")])
+def test_the_readme_shows_what_the_commands_print(page: str, lang: str, tmp_path: Path) -> None:
+    """Line by line; numbers may differ from machine to machine."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+
+    def masked(text: str) -> list[str]:
+        return [re.sub(r"[\d.,]+(e\d+)?", "#", line).strip() for line in text.splitlines() if line.strip()]
+
+    def said(*words: str) -> list[str]:
+        command = [sys.executable, "-m", "nanny", *words]
+        environment = {**os.environ, "PYTHONUTF8": "1", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        return masked(done.stdout + done.stderr)
+
+    shown = [line for text in blocks_in(page, "") for line in masked(text)]
+    checked = said("check", "examples/two_mistakes.py", "--lang", lang)
+    first = checked.index(next(line for line in checked if "SCALER_CLIP_BEFORE_UNSCALE" in line))
+    assert [line for line in checked[first : first + 8] if line not in shown] == []
+    ran = said("run", "--lang", lang, "examples/unscaled_attention.py")
+    last = max(number for number, line in enumerate(ran) if line.startswith("nanny: "))
+    assert len(ran[last + 1 :]) > 10
+    assert [line for line in ran[last + 1 :] if line not in shown] == []

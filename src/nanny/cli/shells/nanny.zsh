@@ -60,6 +60,7 @@ _shtab_nanny_alerts_options=(
   "--limit[at most N findings (text shows 50 unless told)]:N:"
   "--fail-on[exit code 1 if a finding is that bad]:SEVERITY:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
@@ -70,8 +71,8 @@ _shtab_nanny_card_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
-  "--lang[language of the words (default\: en)]:lang:(en zh)"
-  {-o,--out}"[.svg or .png (default\: card.svg)]:FILE:"
+  "--lang[language of the words (default\: the locale\'s language)]:lang:(en zh)"
+  {-o,--output,--out}"[.svg or .png (default\: card.svg)]:FILE:"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -85,7 +86,7 @@ _shtab_nanny_check_options=(
   "--device[where the code runs, if it does not say so itself]:device:(cuda cpu)"
   "--amp-dtype[autocast\'s format, if the code does not say so]:{fp16,bf16}:"
   {--format,--output-format}"[default\: text]:output_format:(text concise json jsonl github gitlab junit sarif)"
-  {-o,--output-file}"[write the findings there instead of to the terminal]:FILE:"
+  {-o,--output,--output-file}"[write the findings there instead of to the terminal]:FILE:"
   "--lang[language of text and concise (default\: the locale\'s language)]:lang:(en zh)"
   "--explain[the chain of each finding in full, and why it matters]"
   "--statistics[how many findings of each code]"
@@ -113,6 +114,7 @@ _shtab_nanny_compare_options=(
   "--layer[only layers whose name matches, such as \'encoder.\*\']:GLOB:"
   "--limit[rows of the table in text and markdown (default\: 15)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":the reference\: a number, or a path such as fp32\/metrics.db\:1:"
   ":the other run:"
@@ -132,7 +134,7 @@ _shtab_nanny_completion_defaults_added=0
 _shtab_nanny_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--list[the examples, a line each]"
-  "--out[where to record (default\: demo)]:DIR:"
+  {-o,--output,--out}"[where to record (default\: demo)]:DIR:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":an example of --list (default\: the story):"
 )
@@ -145,6 +147,7 @@ _shtab_nanny_diagnose_options=(
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--format[default\: text]:format:(text json markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   "--no-try[leave out what remedies did when they were tried on the bad step]"
 )
@@ -171,9 +174,9 @@ _shtab_nanny_diff_options=(
   "--rel-error[a relative error above X is an error, in every layer]:X:"
   "--advise[look for the modules to keep in FP32 so that the output error falls below GOAL]:GOAL:"
   "--all[list every call]"
-  "--format[output (default\: text)]:format:(text json html)"
-  "--lang[language of the page (default\: en)]:lang:(en zh)"
-  "--output[write there instead of to the terminal]:FILE:"
+  "--format[default\: text]:format:(text json html)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
+  "--lang[language of text and page (default\: the locale\'s language)]:lang:(en zh)"
   "--fail-on[exit 1 from here on]:fail_on:(info warning error never)"
 )
 
@@ -182,7 +185,9 @@ _shtab_nanny_diff_defaults_added=0
 
 _shtab_nanny_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--format[output (default\: text)]:format:(text json)"
+  "--format[default\: text]:format:(text json)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -192,7 +197,7 @@ _shtab_nanny_export_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
-  {-o,--out}"[folder (parquet\: or URL) to write into\; made if need be]:DIR:"
+  {-o,--output,--out}"[folder (parquet\: or URL) to write into\; made if need be]:DIR:"
   "--as[number of the run in the dataset (default\: its own)]:N:"
   "--format[default\: csv]:format:(csv parquet tensorboard)"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
@@ -209,6 +214,7 @@ _shtab_nanny_layer_options=(
   "--step[only these steps]:A:B:"
   "--limit[steps shown for each kind in text (default\: 12)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":the layer, or enough of its name:"
 )
@@ -239,7 +245,7 @@ _shtab_nanny_plot_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
-  {-o,--out}"[where to write (default\: here)]:DIR:"
+  {-o,--output,--out}"[where to write (default\: here)]:DIR:"
   "--what[of loss,grad,scale,heat,hist (default\: all)]:LIST:"
   "--format[default\: png]:format:(png svg)"
   "--dpi[dots per inch, 20 to 1200 (default\: 150)]:N:"
@@ -255,6 +261,9 @@ _shtab_nanny_replay_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--atol[absolute tolerance (default\: by dtype and conditioning)]:atol:"
   "--rtol[relative tolerance]:rtol:"
+  "--format[default\: text]:format:(text json)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":the \*_inputs.safetensors of a dump (of \`nanny trace\` or \`nanny run\`), or a folder with one:"
 )
 
@@ -278,6 +287,7 @@ _shtab_nanny_rule_options=(
   "--all[every page]"
   "--lang[language of the pages (default\: the locale\'s language)]:lang:(en zh)"
   "--format[default\: text]:format:(text markdown json)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "(*)::a code or cause, or what several begin with (SCALER):"
 )
 
@@ -294,6 +304,7 @@ _shtab_nanny_run_options=(
   "--no-try[try no remedies, beside the run, on a step that went wrong]"
   "--ranks[ranks that write a record\: 0,7,64-71 or sample\:32 (default\: all)\; the others only watch]:WHO:"
   "--on-finding[a command to run, or a URL to POST to, at each warning and error\: the alarm]:CMD:"
+  "--lang[language of the diagnosis at the end (default\: the locale\'s language)]:lang:(en zh)"
   "-m[what follows is a module, as in python -m]"
 )
 
@@ -306,6 +317,7 @@ _shtab_nanny_runs_options=(
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--verify[read every row of every run\; exit code 1 if one is lost]"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
@@ -318,6 +330,7 @@ _shtab_nanny_snapshot_options=(
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--force[replace what is there]"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":file or folder to write:"
 )
@@ -332,6 +345,7 @@ _shtab_nanny_sql_options=(
   "--limit[at most N rows (default\: 1000)]:N:"
   "--timeout[seconds (default\: 10)]:S:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   ":one SELECT statement:"
 )
@@ -348,6 +362,7 @@ _shtab_nanny_stats_options=(
   "--kind[only this kind]:kind:(output output_grad grad weight update buffer)"
   "--limit[rows of each table in text and markdown (default\: 12)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
@@ -359,6 +374,7 @@ _shtab_nanny_summary_options=(
   "--db[a metrics.db or its folder (default\: the newest under nanny_logs)]:PATH:"
   "--run[number of the run in it, see \`nanny runs\` (default\: the newest)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
@@ -383,9 +399,9 @@ _shtab_nanny_tensor_options=(
   "--dtype[target format (default\: bf16)]:dtype:(fp16 bf16 fp8_e4m3 fp8_e5m2)"
   "*--dim[only this dimension\; may be repeated]:N:"
   "--tile[also compare tiles of N x N (1 x N in a vector)]:N:"
-  "--format[output (default\: text)]:format:(text json html)"
-  "--lang[language of the page (default\: en)]:lang:(en zh)"
+  "--format[default\: text]:format:(text json html)"
   {-o,--output}"[write there instead of to the terminal]:FILE:"
+  "--lang[language of text and page (default\: the locale\'s language)]:lang:(en zh)"
   ":.pt (only tensors are loaded), .safetensors or .npy:"
 )
 
@@ -409,6 +425,9 @@ _shtab_nanny_trace_options=(
   "--output-dir[logs and dumps (default nanny_logs\/ops)]:DIR:"
   "*--rank[only on this rank\; may be repeated]:R:"
   "--verbose[a line for every operation]"
+  "--format[default\: text]:format:(text json)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
+  "--lang[language of the log (default\: the locale\'s language)]:lang:(en zh)"
   "-m[what follows is a module, as in python -m]"
 )
 
@@ -436,6 +455,7 @@ _shtab_nanny_whatif_options=(
   "--layer[only layers whose name matches, such as \'encoder.\*\']:GLOB:"
   "--limit[rows of the table in text and markdown (default\: 15)]:N:"
   "--format[default\: text]:format:(text json csv markdown)"
+  {-o,--output}"[write there instead of to the terminal]:FILE:"
   "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
 )
 
