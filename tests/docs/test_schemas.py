@@ -73,7 +73,7 @@ def folder(request, tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [
-        "summary", "alerts", "diagnose", "stats", "runs", "compare 1 2", "whatif --dtype fp16", "snapshot copy.db --force",
+        "summary", "alerts", "diagnose", "stats", "runs", "runs --verify", "compare 1 2", "whatif --dtype fp16", "snapshot copy.db --force",
         "sql SELECT_1",
     ],
 )  # fmt: skip
