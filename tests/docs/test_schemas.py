@@ -73,8 +73,8 @@ def folder(request, tmp_path_factory):
 @pytest.mark.parametrize(
     "command",
     [
-        "summary", "alerts", "diagnose", "stats", "runs", "runs --verify", "compare 1 2", "whatif --dtype fp16", "snapshot copy.db --force",
-        "sql SELECT_1",
+        "summary", "alerts", "diagnose", "stats", "runs", "runs --verify", "compare 1 2", "whatif --dtype fp16",
+        "snapshot copy.db --force", "sql SELECT_1",
     ],
 )  # fmt: skip
 def test_what_is_said_of_a_run_follows_its_schema(folder, command):
