@@ -2,7 +2,8 @@
 
 The failures are the scripts of `examples/` that have a `--fixed`; mended, the same scripts are the healthy runs. They are ours:
 the table shows what the others say of them, not how good nanny is on the code of strangers (README: first contact). A peer has
-seen a failure if it raised or printed an alarm by itself; a log that somebody may read is none.
+seen a failure if it raised or printed an alarm by itself, and not the same of the mended script; a log that somebody may read is
+none.
 `--write` puts the table into docs/performance.md; a peer that is not installed is named as absent.
 """
 
@@ -167,7 +168,8 @@ def watch_here(name: str) -> dict[str, str]:
 def cells(tool: str, answers: dict[str, str]) -> dict[str, str]:
     """A column of the table, top to bottom."""
     column = {failure: " ".join(answers[failure].split())[:LONGEST].replace("|", "/") or "-" for failure in FAILURES}
-    column["seen"] = f"{sum(bool(answers[failure]) for failure in FAILURES)} of {len(FAILURES)}"
+    told = [failure for failure in FAILURES if answers[failure] and answers[failure] != answers[f"{failure} --fixed"]]
+    column["seen"] = f"{len(told)} of {len(FAILURES)}"
     column["false alarms on the mended ones"] = f"{sum(bool(answers[f'{f} --fixed']) for f in FAILURES)} of {len(FAILURES)}"
     if tool in PEERS and PEERS[tool].quiet:
         column["seen"] += " (raises no alarms: for reading)"
