@@ -20,3 +20,21 @@ def test_a_table_replaces_the_one_before_and_nothing_else(monkeypatch):
     assert [found[2] for found in places] == ["table", "peers"]
     assert again.split("<!-- table:")[0] == page.split("<!-- table:")[0]
     assert again.split("<!-- end of the table -->", 1)[1] == page.split("<!-- end of the table -->", 1)[1]
+
+
+def test_a_peer_has_seen_what_it_says_of_the_failure_alone(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+    peers = importlib.import_module("benchmarks.peers")
+    assert len(peers.FAILURES) >= 10
+    quiet = {f"{name}{mended}": "" for name in peers.FAILURES for mended in ("", " --fixed")}
+    first, second = peers.FAILURES[:2]
+    answers = {**quiet, first: "loss is NaN", second: "crashed", f"{second} --fixed": "crashed"}
+    column = peers.cells("naive hooks", answers)
+    assert column[first] == "loss is NaN"
+    assert (column["seen"], column["false alarms on the mended ones"]) == (
+        f"1 of {len(peers.FAILURES)}",
+        f"1 of {len(peers.FAILURES)}",
+    )
+    absent = peers.Peer("no_such_package", peers.naive_hooks)
+    monkeypatch.setitem(peers.PEERS, "somebody", absent)
+    assert "somebody" in peers.table({"nanny": column})[-1]
