@@ -39,7 +39,7 @@ def _beside(seen: Examination) -> list[str]:
     bad = [g.name for g in seen.gradients if g.nonfinite]
     if bad:
         lines.append(f"gradient  not finite: {listed(bad)}")
-    for what, first in (("first bad", seen.first_bad), ("in FP32", seen.first_bad_reference)):
+    for what, first in (("first", seen.first_bad), ("in FP32", seen.first_bad_reference)):
         if first is not None:
             lines.append(f"{what:9} {_first(first)}")
     return lines
@@ -53,10 +53,11 @@ def _first(first: FirstBad) -> str:
 
 def _hazard(number: int, one: Hazard, colour: bool, width: int, lang: str) -> str:
     head = f"{number}. {painted(one.kind, 'error', colour)} at {one.culprit}: {one.op}, {place_text(one.place)}"
-    lines = [one.message, "; ".join(part for part in (_consequence(one), _again(one)) if part)]
-    lines += [f"cause: {one.cause} (nanny rule {one.cause})"] if one.cause else []
-    lines += [f"fix: {one.remedy}"] if one.remedy else []
-    return "\n".join([head, *(part for line in lines for part in wrapped(f"   {translate(line, lang)}", width, 3))])
+    said = [one.message, "; ".join(part for part in (_consequence(one), _again(one)) if part)]
+    said += [f"cause: {one.cause} (nanny rule {one.cause})"] if one.cause else []
+    lines = [translate(line, lang) for line in said]
+    lines += [f"{translate('fix:', lang)} {translate(one.remedy, lang)}"] if one.remedy else []
+    return "\n".join([head, *(part for line in lines for part in wrapped(f"   {line}", width, 3))])
 
 
 def _consequence(one: Hazard) -> str:

@@ -187,7 +187,7 @@ def _text(answer: Answer, width: int, colour: bool, lang: str) -> str:
 
 def report_line(text: str, width: int, lang: str = "en") -> list[str]:
     """`label     what is said` in the reader's language: the label keeps its columns, and what is wrapped stands behind it."""
-    label = re.match(r" *(?:- |\S+ {2,})?", text)[0]  # type: ignore[index]
+    label = re.match(r" *(?:- |\S+(?: \S+)? {2,})?", text)[0]  # type: ignore[index]
     name = translate(label.strip(), lang)
     head = " " * (len(label) - len(label.lstrip())) + name
     head += " " * max(len(label) - columns_of(head), 1 if name else 0)
