@@ -13,6 +13,7 @@ from ..core.finding import NannyError, Severity
 from ..core.plain_json import to_text
 from ..core.terminal import complain, visible
 from ..show.term import wants_colour, width_of
+from ..show.translation import translate
 from .records import POLICIES, REFERENCES, DiffReport
 from .text import render_diff
 
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     if args.input:
         check_saved(args.input)
-    complain(f"running the code in {args.model}")
+    complain(translate(f"running the code in {args.model}", terminal_language(args.lang)))
     torch.manual_seed(args.seed)
     model = load_model(args.model)
     if args.weights:
