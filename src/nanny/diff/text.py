@@ -89,10 +89,10 @@ def _advice(report: DiffReport, width: int, lang: str) -> str:
         text = f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
         return "\n".join(report_line(text, width, lang))
     reached = "" if advice.reached else ", which does not reach the goal"
-    names = "`, `".join(site or "the model's own code between its layers" for site in advice.wide)
+    names = ", ".join(f"`{site}`" if site else "the model's own code between its layers" for site in advice.wide)
     flops = "" if advice.flop_share is None else f" and {share(advice.flop_share)} of the matmul and convolution FLOPs"
     told = (
-        f"advice    keep `{names}` in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
+        f"advice    keep {names} in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
         f"from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}; "
         f"confirmed by {counted(advice.runs, 'run')}; write"
     )
