@@ -92,7 +92,7 @@ class RunTools:
         """EXECUTES the user's training script and watches the operations of some steps: NaN producers, hazards, wrong kernels."""
         real = self.folder.path(script)
         steps = ["--start-step", str(start_step), "--end-step", str(end_step)]
-        return await self._run(["trace", f"--{look_for}", *steps, str(real), *(arguments or [])], timeout)
+        return await self._run(["trace", "--lang", "en", f"--{look_for}", *steps, str(real), *(arguments or [])], timeout)
 
     async def _run(self, words: list[str], timeout: float) -> OutputResult:
         if not 0 < timeout <= 3600:
