@@ -9,6 +9,7 @@ import pytest
 
 from nanny import check_model
 from nanny.check.files import check_paths
+from nanny.core.finding import Severity
 
 HEALTHY_DEEPSPEED = {
     "train_micro_batch_size_per_gpu": "auto",
@@ -173,3 +174,32 @@ def test_a_named_file_that_cannot_be_judged_is_told_and_others_are_not(tmp_path)
     assert check_paths([str(tmp_path)]).notes == []
     assert [f.code for f in check_model(tmp_path / "a.json")] == ["SYNTAX_ERROR"]
     assert "not the settings of" in check_paths([str(tmp_path / "b.json")]).notes[0]
+
+
+def test_several_scale_keys_at_the_top_level_are_one_mistake(tmp_path):
+    data = deepspeed(bf16={"enabled": True}, loss_scale=0, loss_scale_window=400, hysteresis=2, min_loss_scale=1)
+    assert of_json(tmp_path, data) == [("CONFIG_LOSS_SCALE", "loss_scale")]
+
+
+@pytest.mark.parametrize(
+    ("data", "severity"),
+    [
+        ({"torch_dtype": "bfloat16"}, Severity.WARNING),
+        ({"dtype": "bfloat16"}, Severity.INFO),  # what is loaded, or only what is computed in: the program knows
+        ({"torch_dtype": "float16", "fp16": True}, Severity.ERROR),
+        ({"dtype": "float16", "fp16": True}, Severity.WARNING),
+    ],
+)
+def test_a_dtype_of_the_programs_own_is_told_one_step_lower(tmp_path, data, severity):
+    file = tmp_path / "train.json"
+    file.write_text(json.dumps({"output_dir": "out", "per_device_train_batch_size": 8, **data}))
+    (finding,) = check_paths([str(file)], jobs=1).findings
+    assert (finding.code, finding.severity) == ("CONFIG_TRUE_HALF", severity)
+
+
+def test_what_only_some_versions_refuse_is_no_error(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(deepspeed(bf16={"enabled": True, "loss_scale": 0, "hysteresis": 2})))
+    (finding,) = check_paths([str(file)], jobs=1).findings
+    assert finding.severity == Severity.WARNING
+    assert "older ones ignore it" in finding.message

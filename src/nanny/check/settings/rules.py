@@ -155,7 +155,7 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
             + ("`fp16: true` then stops at the first step (FP16 gradients cannot be unscaled)" if scaled else "")
             + ("" if scaled else f"updates below {_lost(name)} of a weight are lost"),
             f"Load the weights in float32 and let `{name}: true` do the casting.",
-            Severity.ERROR if scaled else None,
+            _true_half_severity(key, scaled),
         )
     if is_on(settings.get("pure_bf16")):
         yield Problem(
@@ -163,6 +163,12 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
             f"`pure_bf16` keeps the trained weights in bf16: updates below {_lost('bf16')} of a weight are lost",
             "Use `bf16: true`; it computes in bf16 and keeps float32 weights.",
         )
+
+
+def _true_half_severity(key: str, is_scaled: bool) -> Severity:
+    """`dtype` alone is a word of the program's own: it may be what it loads the weights in, or only what it computes in."""
+    worst = Severity.ERROR if is_scaled else Severity.WARNING
+    return Severity(worst - 1) if key == "dtype" else worst
 
 
 def _lost(name: str) -> str:
@@ -279,17 +285,18 @@ def _strange_keys(settings: SettingsSection) -> Iterator[Problem]:
         strange = [key for key in section if key not in known and not SCALE_WORDS.isdisjoint(key.split("_"))]
         if name != "fp16" and strange:  # one mistake, however many keys were copied
             keys = ", ".join(f"`{key}`" for key in strange)
-            message = f"DeepSpeed knows no key {keys} in `{name}` and refuses to start"
-            hint = "Delete it: bf16 has float32's range and needs no loss scale."
-            yield Problem((name, strange[0]), message, hint, Severity.ERROR)
+            message = f"DeepSpeed knows no key {keys} in `{name}`: recent versions refuse to start, older ones ignore it"
+            yield Problem((name, strange[0]), message, "Delete it: bf16 has float32's range and needs no loss scale.")
             continue
         for key in strange:
             better = OTHER_NAMES.get(key, "")
             hint = f"The key is called {better}." if better else "Delete it; known are: " + ", ".join(SCALE_KEYS) + "."
-            yield Problem((name, key), f"DeepSpeed knows no key `{key}` in `{name}` and refuses to start", hint, Severity.ERROR)
-    for key in ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale"):
-        if key in settings.data:
-            yield Problem((key,), f"`{key}` at the top level is ignored by DeepSpeed", "Move it into `fp16`.")
+            message = f"DeepSpeed knows no key `{key}` in `{name}`: recent versions refuse to start, older ones ignore it"
+            yield Problem((name, key), message, hint)
+    loose = [key for key in SCALE_KEYS if key in settings.data]
+    if loose:
+        keys = ", ".join(f"`{key}`" for key in loose)
+        yield Problem((loose[0],), f"{keys} at the top level: ignored by DeepSpeed", "Move what is meant into `fp16`.")
 
 
 def _scaler_for_bf16(settings: SettingsSection) -> Iterator[Problem]:
