@@ -148,3 +148,55 @@ def test_every_rule_has_its_page():
         sections = [s for s in ("Why:", "Example:", "Use instead:", "When not:") if s in entry.doc]
         assert len(sections) == 4, f"{code} lacks a section"
         assert len(entry.doc.splitlines()[0]) < 130
+
+
+CHECKPOINT = """
+import torch
+
+def main(model, loader, loss_fn, path):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    state = torch.load(path)
+    model.load_state_dict(state["model"])
+    {load}
+    for x, y in loader:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = loss_fn(model(x), y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    torch.save({{"model": model.state_dict(), "optimizer": optimizer.state_dict()}}, path)
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "severity"),
+    [
+        ('optimizer.load_state_dict(state["optimizer"])', Severity.WARNING),
+        ("restore(state, optimizer)", Severity.WARNING),  # may load it
+        ("pass", Severity.INFO),  # what is saved of the optimizer nobody loads either
+    ],
+)
+def test_a_scaler_left_out_matters_where_the_optimizer_is_loaded(load: str, severity: Severity):
+    (finding,) = check_source(CHECKPOINT.format(load=load), "train.py", Options())
+    assert (finding.code, finding.severity) == ("SCALER_NOT_SAVED", severity)
+
+
+WRITE = """
+import torch
+from torch import nn
+
+def render(model, rays, hits):
+    out = torch.zeros(len(rays), device="cuda")
+    {made}
+    with torch.autocast("cuda", dtype=torch.float16):
+        out[hits > 0] = model(rays[hits > 0])
+    return out
+"""
+
+
+def test_a_dtype_that_is_only_guessed_is_no_warning():
+    guessed, known = (check_source(WRITE.format(made=m), "r.py", Options()) for m in ("pass", "model = nn.Linear(3, 1).cuda()"))
+    assert [(f.code, f.severity) for f in guessed] == [("NUM_INDEXED_WRITE", Severity.INFO)]
+    assert [(f.code, f.severity) for f in known] == [("NUM_INDEXED_WRITE", Severity.ERROR)]

@@ -261,7 +261,7 @@ def _module_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: 
         elif name == "train" and not (args and args[0].const is False):
             thing.is_set_to_train = True
         elif name in ("cuda", "cpu"):
-            thing.device = name
+            objects.put_on(frame, base, name)
     if name in ("parameters", "named_parameters"):
         return Value(op=name, inputs=(base,), thing=thing, node=node)
     if name == "clip_grad_norm_":

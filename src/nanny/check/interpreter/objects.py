@@ -209,7 +209,8 @@ def _wanted_dtype(name: str, args: Args, kwargs: Kwargs) -> str | None:
 
 def cast(frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     wanted = _wanted_dtype(name, args, kwargs)
-    device = next((v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and isinstance(v.const, str)), "")
+    names = (v.const for v in (*args, *kwargs.values()) if v.kind in ("const", "device") and v.sure and isinstance(v.const, str))
+    device = next(names, "")
     if is_module(frame, base):
         return _cast_module(frame, node, base, wanted, device, kwargs)
     tags = on_device(base.tags, device.partition(":")[0]) if device and name == "to" else base.tags
@@ -230,7 +231,7 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
     if thing is None:
         return base
     if device:
-        thing.device = device.partition(":")[0]
+        put_on(frame, base, device.partition(":")[0])
     if wanted:
         for part in parts(base):
             part.dtype = wanted
@@ -242,6 +243,12 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
             thing.owner.dtype, thing.owner.cast_line = wanted, node.lineno
         frame.emit("module_cast", node, (base,), kwargs, Value("dtype", const=wanted))
     return base
+
+
+def put_on(frame: Frame, model: Value, device: str) -> None:
+    """Takes note where a model is; not where another way through the code may leave it elsewhere."""
+    for part in parts(model):
+        part.device = "" if frame.at.guards else device
 
 
 def run_in(model: Value, dtype: str) -> None:

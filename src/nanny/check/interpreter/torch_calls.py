@@ -159,7 +159,8 @@ def _finfo(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) 
 
 def _device(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
     name = args[0].const if args else NOTHING
-    return Value("device", const=name.partition(":")[0] if isinstance(name, str) else NOTHING)
+    is_sure = all(v.sure for v in args[:1])
+    return Value("device", const=name.partition(":")[0] if isinstance(name, str) else NOTHING, sure=is_sure)
 
 
 def _autograd_grad(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:

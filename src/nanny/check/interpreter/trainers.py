@@ -33,6 +33,9 @@ def run_lightning(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: s
     frame.emit("unknown_call", node, (base, *args), kwargs)
     if name != "fit" or model.kind != "instance":
         return UNKNOWN
+    assert model.thing is not None
+    model.thing.is_trained = True
+    frame.emit("framework.train", node, (model,), kwargs)
     region, saved = objects.mixed_region(frame, node, base), frame.at
     if region is not None:
         frame.at = frame.inside(regions=(*saved.regions, region))

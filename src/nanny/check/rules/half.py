@@ -194,8 +194,8 @@ def half_norm(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op == "layer" and not (target.thing and target.thing.cast is event.node):
         return
-    if not view.is_training():
-        return
+    if not view.of("optimizer.step", "scaler.step", "framework.step", "framework.train"):
+        return  # gradients alone, as a test compares them, train nothing
     yield Hit(event.node, f"{target.ref} is put into {kind}", "leave normalisation layers in float32")
 
 
@@ -347,11 +347,20 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
         return
     origin = _store(target)
     is_local = event.op in ("accumulate", "augassign") and isinstance(_target(event.node), ast.Name)
-    if origin is None or not (event.at.loops or (event.at.stack and not is_local)):
+    if origin is None or not (event.at.loops or (event.at.stack and not is_local)) or _is_made_in_pass(origin, event, view):
         return
     yield Hit(
         event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32"
     )
+
+
+def _is_made_in_pass(store: Value, event: Event, view: FileView) -> bool:
+    """Whether the tensor that is added to is made anew each time it is added to: a bias is added once, nothing runs on."""
+    made = next((e for e in view.of(store.op) if e.out is store), None) if store.op in CREATING_FUNCTIONS else None
+    if made is None:
+        return False
+    around, inside = event.at, made.at
+    return inside.stack[: len(around.stack)] == around.stack and inside.loops[: len(around.loops)] == around.loops
 
 
 def _target(node: ast.AST) -> ast.AST | None:

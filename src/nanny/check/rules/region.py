@@ -9,6 +9,7 @@ from ...core.finding import Severity
 from ...core.ops import CUDA_LOWER, LINEAR_ALGEBRA, LOSSES, SHAPE
 from ..chains import link, region_link
 from ..interpreter.guards import AMP
+from ..interpreter.regions import Region
 from ..interpreter.source import OwnFunction
 from ..interpreter.torch_names import DEVICE_TYPES
 from ..interpreter.trace import Event, FileView, Trace
@@ -150,7 +151,7 @@ def _island_test(event: Event, view: FileView) -> str:
     return ""
 
 
-@rule("REGION_DEVICE", Severity.ERROR, on="trace", extra=True)
+@rule("REGION_DEVICE", Severity.ERROR, on="trace")
 def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
     """autocast is opened for another device type than the one that the code runs on.
 
@@ -180,22 +181,27 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in DEVICE_TYPES:
             chain = (link(event, f"autocast gets {given.const!r}"),)
             yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', chain=chain)
-    for event in trace.of("module_call", *LINEAR_ALGEBRA):
-        region = event.at.region
-        if region is None or region.node is None or not region.device:
-            continue
-        devices = {tag.partition(":")[2] for v in event.args for tag in v.tags if tag.startswith("device:")}
-        if event.op == "module_call":
-            devices.add(str(event.kwargs[""].const))
-        devices &= DEVICE_TYPES
-        if devices and region.device not in devices:
-            found = devices.pop()
+    for region, calls in _calls_by_region(trace).items():
+        devices = {str(e.kwargs[""].const) for e in calls}
+        if len(devices) == 1 and devices < DEVICE_TYPES and region.device not in devices and region.node is not None:
+            event, found = calls[0], devices.pop()
             yield Hit(
                 region.node,
                 f"autocast is opened for {region.device}, but what runs at {event.place_in(region.file)} is on {found}",
                 f'use torch.autocast("{found}", ...)',
+                Severity.WARNING,
                 chain=(region_link(region, event.file), link(event, f"runs on {found}")),
             )
+
+
+def _calls_by_region(trace: Trace) -> dict[Region, list[Event]]:
+    """The calls of modules whose device is known, by the region that they run in, where that is opened for a known one."""
+    found: dict[Region, list[Event]] = {}
+    for event in trace.of("module_call"):
+        region = event.at.region
+        if region is not None and region.device and event.kwargs[""].const:
+            found.setdefault(region, []).append(event)
+    return found
 
 
 _NEED_A_DEVICE = ("torch.autocast", "torch.amp.autocast", "torch.amp.autocast_mode.autocast")

@@ -228,10 +228,12 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
         for earlier in before(trace, index):
             if earlier.op == "scaler.update":
                 break
-            if earlier.op not in ("scaler.unscale_", "scaler.step") or earlier.node is event.node:
+            if earlier.op not in ("scaler.unscale_", "scaler.step"):
                 continue
             if same_object(earlier.arg(1), event.arg(1)) and same_object(scaler_of(earlier), scaler_of(event)):
                 what = "already unscaled" if earlier.op == "scaler.unscale_" else "already stepped"
+                if earlier.node is event.node:
+                    what = "already unscaled by the call before"
                 yield Hit(
                     event.node,
                     f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since: "

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import FP16
 from ...core.limits import Limits
-from ..chains import link, node_link, region_link
+from ..chains import half_links, link, node_link, region_link, unknown_link
 from ..interpreter.guards import AMP
-from ..interpreter.trace import Event, FileView, Trace
-from ..interpreter.values import Value, ancestors
+from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import is_disabled, scaler_of
+from .training import goes_backward
 
 _LIMITS = Limits()
 
@@ -77,6 +78,44 @@ def scaler_on_for_bf16(event: Event, view: FileView) -> Iterator[Hit]:
             "enable it with (dtype == torch.float16)",
             chain=(link(event, "enabled= asks for bfloat16"),),
         )
+
+
+@rule("SCALER_NOT_SHARDED", Severity.WARNING, "scaler.new")
+def scaler_not_sharded(event: Event, view: FileView) -> Iterator[Hit]:
+    """The plain GradScaler is used for a model that FullyShardedDataParallel shards.
+
+    Why: every rank holds other gradients, and the plain scaler asks only its own whether they are finite: where one rank
+    meets an inf, it skips the step and halves its scale, and the others go on. The shards no longer belong to one model.
+
+    Example:
+        model = FullyShardedDataParallel(model, mixed_precision=fp16_policy)
+        scaler = torch.amp.GradScaler("cuda")
+
+    Use instead:
+        from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+        scaler = ShardedGradScaler()
+
+    When not: FSDP2 (`fully_shard`), whose gradients are asked on all ranks; NO_SHARD; training in bf16, which needs no scaler.
+    """
+    enabled = event.kwargs.get("enabled")
+    if (enabled is not None and enabled.const is False) or any(e.out.last != "GradScaler" for e in view.of("scaler.new")):
+        return
+    if not view.of("scaler.step") or _framework_kinds(view) == {"bf16"}:
+        return
+    for wrap in view.of("call"):
+        path = str(wrap.out.const)
+        if not path.startswith("torch.distributed.fsdp.") or path.rpartition(".")[2] != "FullyShardedDataParallel":
+            continue
+        if can_meet(wrap, event) and wrap.kwargs.get("sharding_strategy", UNKNOWN).last != "NO_SHARD":
+            yield Hit(
+                event.node,
+                f"the plain GradScaler asks each rank alone for inf, and the model is sharded at {wrap.place_in(event.file)}: "
+                "ranks skip different steps",
+                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler",
+                chain=(link(wrap, "the model is sharded"), link(event, "a scaler of one rank is made")),
+            )
+            return
 
 
 def _framework_kinds(view: FileView) -> set[str]:
@@ -221,9 +260,19 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         f"the checkpoint holds the optimizer's state but not that of the scaler used at "
         f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
         'add "scaler": scaler.state_dict(), and load it when resuming',
+        Severity.INFO if _takes_weights_only(view) else None,
         chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
         mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),
     )
+
+
+def _takes_weights_only(view: FileView) -> bool:
+    """Whether this program loads checkpoints and takes only weights from them: the optimizer's state is used no more than the
+    scaler's would be."""
+    if view.of("optimizer.load_state_dict") or not view.of("module.load_state_dict"):
+        return False
+    calls = view.of("unknown_call", "external", "framework.load_state")
+    return not any(v.kind == "optimizer" for e in calls for v in (*e.args[1:], *e.kwargs.values()))
 
 
 def _ends_before(new: Event, used: list[Event], save: Event) -> bool:
@@ -320,10 +369,10 @@ def _runs_in_fp16(view: FileView) -> bool:
 
 @rule("SCALER_GRAD_PENALTY", Severity.ERROR, on="trace")
 def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
-    """Gradients taken with `autograd.grad` from a scaled loss are used without dividing by the scale.
+    """Gradients taken with `autograd.grad` from a scaled loss are used without dividing by the scale, or the loss is not scaled.
 
     Why: a penalty on their norm sees numbers that are 65536 times too large, and the penalty's own gradient drowns the
-    loss.
+    loss. Taken of a plain fp16 score they are made in fp16, where those below 6e-8 become 0: a warning.
 
     Example:
         grads = torch.autograd.grad(scaler.scale(loss), inputs, create_graph=True)
@@ -337,6 +386,7 @@ def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     for event in trace.of("autograd.grad"):
         if "scaled" not in event.out.tags:
+            yield from _penalty_in_fp16(event, view)
             continue
         undone = any("unscaled" in e.out.tags and any(v is event.out for v in ancestors(e.out)) for e in trace.events)
         if undone:
@@ -347,3 +397,22 @@ def grad_penalty(trace: Trace, view: FileView) -> Iterator[Hit]:
             "divide them by scaler.get_scale() before building the penalty, and compute it in float32",
             chain=(link(event, "gradients of the scaled loss, never divided by the scale"),),
         )
+
+
+def _penalty_in_fp16(event: Event, view: FileView) -> Iterator[Hit]:
+    """Gradients of an unscaled fp16 score that are trained on: they are made in fp16, where the small ones become 0."""
+    kept, score = event.kwargs.get("create_graph"), event.arg(0)
+    if kept is None or kept.const is not True or not view.of("scaler.scale"):
+        return
+    half = next((v for v in ancestors(score, 12) if v.dtype == "fp16" and "autocast" in v.tags), None)
+    if half is None or not goes_backward(event.out, view.of("backward", "scaler.scale")):
+        return
+    yield Hit(
+        event.node,
+        f"gradients of a plain loss are made in fp16 and trained on ({half.why}): "
+        "those below 6e-8 are 0 before the scaler sees them",
+        "take them of scaler.scale(loss), and divide by scaler.get_scale() before building the penalty",
+        Severity.WARNING,
+        chain=(*half_links(half, event.file), link(event, "gradients of the plain loss")),
+        unknown=unknown_link(half, event.file),
+    )

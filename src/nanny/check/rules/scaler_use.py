@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ..chains import half_links, link, region_link, unknown_link
 from ..interpreter.guards import AMP
+from ..interpreter.regions import Region
 from ..interpreter.torch_names import GRAD_SCALERS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
-from ..interpreter.values import HALF, Value, ancestors
+from ..interpreter.values import HALF, UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, near, same_object, scaler_of
 from .training import is_stepped, share_loop
@@ -207,7 +208,7 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             yield from _beside_a_scaler(trace, index, event)
             continue
         inside = [
-            e for e in before(trace, index) if e.at.region and e.at.region.dtype == "fp16" and e.at.has_grad
+            e for e in before(trace, index) if e.at.region and e.at.region.dtype in ("fp16", "half") and e.at.has_grad
             and not e.at.region.is_framework and e.op not in ("autocast", "decorator") and share_loop(event, e)
         ]  # fmt: skip
         if not inside or not is_stepped(event, view) or _goes_elsewhere(event, trace):
@@ -216,14 +217,24 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         made = next((e for e in inside if id(e.out) in parts), None)
         region = (made or inside[0]).at.region
         assert region is not None
+        if region.dtype == "half" and not _offers_fp16(region, view):
+            continue
+        unknown = "which format is chosen" if region.dtype == "half" else "what the loss is made of" if made is None else ""
         yield Hit(
             event.node,
             f"fp16 training without a loss scaler ({region.label_in(event.file)}): "
             "gradients below 6e-8 become 0, and nothing says so",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
             chain=(region_link(region, event.file), link(event, "backward of the plain loss")),
-            unknown="" if made is not None else "what the loss is made of",
+            unknown=unknown,
         )
+
+
+def _offers_fp16(region: Region, view: FileView) -> bool:
+    """Whether a region whose format is chosen when the program runs names fp16 as one to choose."""
+    made = next((e for e in view.of("autocast") if e.out.ref is region), None)
+    asked = made.kwargs.get("dtype", made.arg(1)) if made is not None else UNKNOWN
+    return asked.kind == "dtype" and any(v.kind == "dtype" and v.const == "fp16" for v in ancestors(asked, 8))
 
 
 def _beside_a_scaler(trace: Trace, index: int, event: Event) -> Iterator[Hit]:

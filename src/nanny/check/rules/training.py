@@ -100,7 +100,7 @@ def trains_after(event: Event, view: FileView) -> bool:
     for trace in view.traces:
         positions = [i for i, e in enumerate(trace.events) if e is event]
         if positions:
-            backwards = [(i, e) for i, e in enumerate(trace.events) if e.op in _BACKWARD]
+            backwards = [(i, e) for i, e in enumerate(trace.events) if e.op in (*_BACKWARD, "framework.train")]
             return not backwards or any(i > positions[0] and can_meet(event, e) for i, e in backwards)
     return True
 

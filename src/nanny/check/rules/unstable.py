@@ -235,12 +235,11 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     if _is_row_of_shares(event):
         return
     is_square = _is_square(value)
-    if event.op in ("mean", "nanmean"):
-        if not is_square or value.dtype == "bf16":
-            return
-    elif event.op in ("sum", "nansum", "norm", "linalg.vector_norm", "prod") and value.dtype != "fp16":
+    if event.op in ("mean", "nanmean") and not is_square:
         return
-    if _is_part_of_larger(event, view):
+    if event.op in ("mean", "nanmean", "sum", "nansum", "norm", "linalg.vector_norm", "prod") and value.dtype != "fp16":
+        return
+    if _is_part_of_larger(event, view) or _is_only_differentiated(event, view):
         return
     what = "squares" if is_square else "values"
     text = f"{event.op} of {value.dtype} {what}: {value.why}"
@@ -274,6 +273,16 @@ def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
     parts = view.once("variance", lambda: {id(v) for e in view.of("sub") if _variance(e) for v in ancestors(e.out, 20)})
     return id(event.out) in parts or id(event.out) in _logged(view, "sum", "mean")
+
+
+def _is_only_differentiated(event: Event, view: FileView) -> bool:
+    """Whether a sum is itself what the gradient is taken of: that is the same whatever the sum is rounded to."""
+    taken = view.once("differentiated", lambda: {id(_unscaled(e.arg(0))) for e in view.of("autograd.grad", "backward")})
+    return event.op in ("sum", "nansum") and id(event.out) in taken
+
+
+def _unscaled(loss: Value) -> Value:
+    return loss.inputs[0] if loss.op == "scale" and loss.inputs else loss
 
 
 @rule("NUM_VARIANCE", Severity.WARNING, "sub")

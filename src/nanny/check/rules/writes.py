@@ -47,6 +47,7 @@ def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{value.dtype} values are written into a {target.dtype} tensor, which raises RuntimeError: {value.why}",
         "cast the values with .to(target.dtype)",
+        None if value.sure else Severity.INFO,  # what a call of a model gives back is only guessed, and a wrong guess runs well
         chain=(*made, *half_links(value, event.file), link(event, "they are written by index")),
         unknown=unknown_link(value, event.file),
     )
