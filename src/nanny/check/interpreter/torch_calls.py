@@ -60,7 +60,7 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
         return _copied(frame, source) if last in ("copy", "deepcopy") and source.thing else source
     if last in CLIPS:
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
-    if last == "from_pretrained":
+    if last == "from_pretrained" and not path.startswith("peft."):  # which loads adapters, and keeps those in float32
         return objects.call_pretrained(frame, node, last, kwargs) or UNKNOWN
     if last in ("MixedPrecision", "MixedPrecisionPolicy"):
         named = _named(("param_dtype", "reduce_dtype"), args, kwargs)

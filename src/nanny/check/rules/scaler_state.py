@@ -45,6 +45,8 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
     casts = [e for e in view.of("module_cast") if e.out.const == "bf16"]
     if kinds != {"bf16"} and not (not regions and casts and not any(e.out.const == "fp16" for e in view.of("module_cast"))):
         return
+    if not view.of("scaler.scale", "scaler.step"):
+        return
     seen = [region_link(r, view.module.filename) for r in regions]
     seen += [link(e, "runs in bf16") for e in (*casts, *view.of("framework.new", "reduce_policy"))]
     first = seen[0]
@@ -251,6 +253,9 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if made and all(_ends_before(new, used, event) for new in made):
         return
+    needless = {id(hit.node) for hit in scaler_with_bf16(view)}
+    if made and all(id(new.node) in needless for new in made):
+        return  # told as the mistake that it is: there is nothing to save
     first = used[0]
     node, held = event.node, event.arg(0)
     if event.file != first.file and held.node is not None:  # a helper saves what it is given: the dict is where to add it

@@ -79,6 +79,8 @@ def has_master_copy(view: FileView) -> bool:
         return True
     if any(e.arg(0).kind != "framework" for e in view.of("framework.backward")):  # optimizer.backward(loss)
         return True
+    if any(e.out.ref == "deepspeed" for e in view.of("framework.new")):
+        return True
     if any(_keeps_bits(info) for info in view.module.classes):
         return True
     stepped = [e.arg(0) for e in view.of("optimizer.step")] + [e.arg(1) for e in view.of("scaler.step")]
