@@ -107,8 +107,8 @@ def _check_file(source: SourceFile, project: Project, options: Options, notes: l
         if finding.file not in tests:
             other = project.file(finding.file) if finding.file in project.sources else None
             tests[finding.file] = other is not None and other.is_test
-        if tests[finding.file]:  # a test may break things on purpose, and what it trains is thrown away
-            finding = replace(finding, severity=Severity.INFO)
+        if tests[finding.file]:  # a test may break things on purpose
+            finding = replace(finding, severity=Severity(max(finding.severity - 1, Severity.INFO)))
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)
         kept = worse(known[0] if known else None, finding)

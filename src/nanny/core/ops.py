@@ -228,7 +228,7 @@ FFT_FUNCTIONS = frozenset(
 NONLINEAR_FUNCTIONS = _words("""
     pow square norm linalg.vector_norm abs std var max min amax amin item tolist numpy clamp clamp_ clamp_min clamp_max clip_ sum
     mean median sqrt sign sign_ histc log exp""")
-ACCUMULATING_FUNCTIONS = _words("add sub mul div lerp add_ sub_ mul_ div_ lerp_ getitem view phi moved cuda")
+ACCUMULATING_FUNCTIONS = _words("add sub mul div lerp add_ sub_ mul_ div_ lerp_ getitem view detach phi moved cuda")
 FORMULA_FUNCTIONS = _words("pow square abs neg sqrt exp mul div sub add mean std var sum norm")  # to be run in float32 as one
 CREATING_FUNCTIONS = ("zeros", "ones", "empty", "full", "tensor")
 SAME_VALUES = SHAPE | {"getitem", "view"}

@@ -256,7 +256,10 @@ def _gradient_hook(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: 
 def _module_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     thing = base.thing
     if thing is not None:
-        if name == "eval" or (name == "requires_grad_" and args and args[0].const is False):
+        if name == "requires_grad_":
+            thing.is_fixed = bool(args) and args[0].const is False
+            thing.is_frozen = thing.is_frozen or thing.is_fixed
+        elif name == "eval":
             thing.is_frozen = True
         elif name == "train" and not (args and args[0].const is False):
             thing.is_set_to_train = True

@@ -30,6 +30,7 @@ class Thing:
     device: str = ""
     owner: Thing | None = None  # the module that this is some part of
     is_frozen: bool = False  # eval() or requires_grad_(False)
+    is_fixed: bool = False  # requires_grad_(False) was the last word: train() does not undo it
     is_trained: bool = False  # its parameters are in an optimizer
     is_set_to_train: bool = False  # train() was called
     is_built: bool = False  # its __init__ has been run

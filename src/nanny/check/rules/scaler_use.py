@@ -144,6 +144,8 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: that loss belongs to another optimizer which is stepped plainly.
     """
     made = view.of("scaler.new")
+    if not made and not view.of("scaler.scale"):
+        return  # whoever made the scaler, a base class outside the project perhaps, may run the scaled backward too
     for index, step in trace.numbered("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue

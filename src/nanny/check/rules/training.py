@@ -17,6 +17,8 @@ _WIDE = frozenset({"float32", "float", "float64", "int16", "uint16", "int32", "u
 
 
 def is_trained(thing: Thing, view: FileView) -> bool:
+    if thing.is_fixed:
+        return False
     if thing.is_trained:
         return True
     if thing.owner is not None:

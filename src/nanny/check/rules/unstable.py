@@ -100,7 +100,7 @@ def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if not (made.is_half or (made.inputs and made.inputs[0].is_half and event.arg(0).is_half)):
         return
-    yield Hit(event.node, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
+    yield _unstable(event, view, made, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
 
 
 @rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *LOG_FUNCTIONS, "log1p")
@@ -129,9 +129,8 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
         made = _made_by(inner.inputs[1], ("sigmoid",)) if inner else None
     if made is None or not made.is_half:
         return
-    yield Hit(
-        event.node, f"log of a sigmoid that is {made.dtype}: {made.why}", "use logsigmoid, or binary_cross_entropy_with_logits"
-    )
+    text = f"log of a sigmoid that is {made.dtype}: {made.why}"
+    yield _unstable(event, view, made, text, "use logsigmoid, or binary_cross_entropy_with_logits")
 
 
 @rule("NUM_LOGSUMEXP", Severity.WARNING, *LOG_FUNCTIONS)
