@@ -30,7 +30,16 @@ from ..watch import events
 from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
-from ..watch.ranks import LocalGradients, Replicas, compiles_backward, is_backward_compiled, many_processes, shards_of
+from ..watch.ranks import (
+    LocalGradients,
+    Replicas,
+    SummedParts,
+    compiles_backward,
+    is_backward_compiled,
+    many_processes,
+    shards_of,
+    summed_parts,
+)
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import bad_from_outside, first_nonfinite, singular_operation
 from .capture import Bits, GradientRead, SiteColumns, Sites, StepCapture
@@ -108,6 +117,7 @@ class Recorder:
         self._local: LocalGradients | None = None
         self.replicas: Replicas | None = None
         self.shards: dict[str, int] = {}
+        self._parts: SummedParts | None = None
         self._updates = 0  # optimizer steps so far
         self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
         self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
@@ -198,6 +208,9 @@ class Recorder:
         if self._local is not None:
             self._local.close()
             self._local = None
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
         if self.capture is not None and self.capture.trace is not None:
             self.capture.trace.close()
 
@@ -218,6 +231,8 @@ class Recorder:
         self.invariants.begin(self.capture.record, quiet)
         if traced:
             self._find_replicas()
+        if self._parts is not None:
+            self._parts.forget()
         self._hear_gradients()
         if traced:
             self._measure_weights(self.capture)
@@ -264,11 +279,15 @@ class Recorder:
         self.replicas = Replicas(self.parameters) if many_processes() else None
         self.shards = shards_of(self.parameters, self._owners) if many_processes() else {}
         self.shards |= {} if self.replicas is None else self.replicas.stages
+        if self._parts is not None:
+            self._parts.close()
+        self._parts = summed_parts(self.parameters, self._owners) if self.shards else None
 
     def _bits(self, held: Mapping[str, Tensor]) -> Bits:
         """For whoever compares the files of all ranks."""
         assert self.replicas is not None
-        groups = [self.replicas.group_of(name, tensor) for name, tensor in held.items()]
+        own = self.shards.keys() - self.replicas.stages.keys()  # a sum of parts is a plain tensor
+        groups = [-1 if name in own else self.replicas.group_of(name, tensor) for name, tensor in held.items()]
         return Bits(PendingRead([torch.stack([checksum(tensor) for tensor in held.values()])]), groups)
 
     def calls_since_backward(self) -> tuple[ModelCall, ...]:
@@ -292,7 +311,7 @@ class Recorder:
         if not self.capture.reads and not (self.optimizers and self._updates):  # a compiled optimizer tells nobody
             mine = [p for r in self._owners.values() if (p := r()) is not None]
             scaled = self.capture.backward_scaled and not self.capture.unscaled
-            self._read_gradients(mine, self.capture.scale if scaled else None)
+            self._read_gradients(mine, self.capture.scale if scaled else None, last=True)
             self.capture.provisional = True
             for read in self.capture.reads:
                 read.bits = None  # nobody knows whether they are complete
@@ -351,8 +370,11 @@ class Recorder:
         held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and is_readable(b)}
         return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
 
-    def _read_gradients(self, parameters: Sequence[Tensor], scale: Tensor | None) -> None:
-        """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible."""
+    def _read_gradients(self, parameters: Sequence[Tensor], scale: Tensor | None, last: bool = False) -> None:
+        """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible.
+
+        `last`: the optimizer has stepped; a part of a sum that nobody has made is read as it is.
+        """
         capture = self.capture
         if capture is None:
             return
@@ -360,7 +382,7 @@ class Recorder:
             capture.provisional = False
             capture.reads.clear()
             capture.read = frozenset()
-        if self.when_read is not None:
+        if self.when_read is not None and not last:
             self.when_read()
         if not capture.record.traced and not capture.read and self._read_as_before(capture, parameters, scale):
             return
@@ -371,6 +393,10 @@ class Recorder:
             grad = None if name is None or name in read or not p.requires_grad else gradient_of(p)  # frozen: an old one
             if name is None or grad is None:
                 continue
+            whole = grad if self._parts is None else self._parts.whole(grad)
+            if whole is None and not last:
+                continue
+            grad = grad if whole is None else whole
             if grad.layout is torch.sparse_coo:
                 grad = grad.coalesce().values()
             if not is_readable(grad):
@@ -659,6 +685,9 @@ class Recorder:
             if self.invariants.wants_probe:
                 self.invariants.step.probes.append(self._probe)
             self._probe = None
+        if self._parts is not None:
+            self._read_gradients(self._mine(optimizer), None, last=True)
+            self._parts.forget()
         self.invariants.after_step()
         self._updating = 0
         capture.begin_window()

@@ -14,9 +14,9 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .hooks import add_hook
 from .names import Held
-from .tensors import gradient_of, outside_program
+from .tensors import gradient_of, in_backward, outside_program
 
 _GRAD: Any = Tensor.grad
 LOOKED_AGAIN = 2  # the step before which FSDP2 has gathered everything once
@@ -139,6 +139,52 @@ class LocalGradients:
         return (tuple(self._bad), self._sums) if self.seen else None
 
 
+class SummedParts:
+    """Gradients of which each rank has a part (those of a norm in sequence parallel), and their sums as the program makes them,
+    in clipping or in the optimizer. Asked for by us, a sum would be a collective.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self._shapes = {tuple(p._local_tensor.shape) for p in parameters}
+        self._sums: dict[int, tuple[Tensor, Tensor]] = {}  # by the part, which is kept: nobody else gets its id
+        mine, dispatch = weakref.ref(self), sys.modules.get("torch.distributed.tensor._dispatch")
+        original = getattr(dispatch, "redistribute_local_tensor", None)  # private; tests/distributed fails if it goes
+
+        def redistribute_local_tensor(local: Tensor, given: Any, wanted: Any, *args: Any, **kwargs: Any) -> Any:
+            assert original is not None
+            result = original(local, given, wanted, *args, **kwargs)
+            summed = mine()
+            if summed is not None and not torch.is_grad_enabled() and not in_backward():
+                with suppress(Exception):  # it is the program's
+                    summed._keep(local, result, given, wanted)
+            return result
+
+        def put_back() -> None:
+            if getattr(dispatch, "redistribute_local_tensor", None) is redistribute_local_tensor:
+                dispatch.redistribute_local_tensor = original  # type: ignore[union-attr]
+
+        if original is not None:
+            dispatch.redistribute_local_tensor = redistribute_local_tensor  # type: ignore[union-attr]
+        self.close = weakref.finalize(self, put_back)
+
+    def _keep(self, local: Tensor, result: Tensor, given: Any, wanted: Any) -> None:
+        if tuple(local.shape) in self._shapes and _is_part(given) and not _is_part(wanted):
+            self._sums.setdefault(id(local), (local, result))
+
+    def forget(self) -> None:
+        self._sums.clear()
+
+    def whole(self, gradient: Any) -> Tensor | None:
+        """None: it is a part, and nobody has made the sum yet."""
+        if not hasattr(gradient, "placements") or not _is_part(gradient):
+            return cast(Tensor, gradient)
+        return self._sums.get(id(gradient._local_tensor), (None, None))[1]
+
+
+def _is_part(laid_out: Any) -> bool:
+    return any(how.is_partial() for how in laid_out.placements)
+
+
 def gathered_parameters(models: Sequence[nn.Module]) -> Iterator[tuple[Tensor, Tensor, Callable[[], Tensor | None]]]:
     """Shards of FSDP2, the whole parameters that stand for them while a module runs, and who gives these if they still are."""
     for module in (module for model in models for module in model.modules()):
@@ -225,6 +271,13 @@ def shards_of(parameters: Mapping[int, str], owners: Mapping[int, Held]) -> dict
     """Parameters of which a rank holds a part (DTensor), and how many ranks hold the same part."""
     held = {name: parameter for key, name in parameters.items() if (parameter := owners[key]()) is not None}
     return {name: _copies(parameter) for name, parameter in held.items() if hasattr(parameter, "placements")}
+
+
+def summed_parts(parameters: Mapping[int, str], owners: Mapping[int, Held]) -> SummedParts | None:
+    """For parameters that a mesh holds more than once: only their gradients come in parts."""
+    held = [owners[key]() for key in parameters]
+    copied = [p for p in held if hasattr(p, "placements") and _copies(p) > 1]
+    return SummedParts(copied) if copied else None
 
 
 def _copies(sharded: Any) -> int:

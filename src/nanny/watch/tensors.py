@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
@@ -166,13 +167,23 @@ RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatch
 
 
 def being_traced() -> bool:
-    """Is somebody recording the model's operations (jit, export, vmap)? Ours must not get into his graph."""
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling():
+    """Is somebody recording the model's operations (jit, export, vmap), or trying shapes? Ours must not get into his graph."""
+    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling() or _is_trying_shapes():
         return True
     for key in RECORDING_MODES:
         if _mode_of(key) is not None:
             return True
     return _functorch_level is not None and _functorch_level() is not None
+
+
+def _is_trying_shapes() -> bool:
+    """The first step of a pipeline runs each stage on memory that nobody has written, to learn the shapes of its outputs."""
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    trial = getattr(stage, "_forward_metadata_inference", None)  # private; tests/distributed fails if it goes
+    frame = None if trial is None else sys._getframe(1)
+    while frame is not None and frame.f_code is not trial.__code__:  # type: ignore[union-attr]
+        frame = frame.f_back
+    return frame is not None
 
 
 # Tensors whose values differ from their memory: inside a dispatch handler torch computes with the memory.

@@ -58,6 +58,7 @@ def loop(
     steps: int = STEPS,
     interval: int = 2,
     part_of: Callable[[Tensor], Tensor] = lambda x: x,
+    clip: float | None = None,
     **options: Any,
 ) -> list[float]:
     """The norm of all gradients at each step, by torch's own collective."""
@@ -73,7 +74,8 @@ def loop(
                     net.set_requires_gradient_sync(part + 1 == accumulate)
                 x = batch(0 if same_data else rank, step * accumulate + part)
                 (net(part_of(x)).float() - x[:, :1].tanh()).square().mean().backward()
-            norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+            gradients = [p.grad for p in net.parameters()]
+            norm = torch.nn.utils.get_total_norm(gradients) if clip is None else nn.utils.clip_grad_norm_(net.parameters(), clip)
             norms.append(float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm))
             optimizer.step()
             optimizer.zero_grad()
@@ -161,6 +163,15 @@ def pipeline(rank: int, output: Path | None, steps: int = STEPS, interval: int =
     return _result(net, norms)
 
 
+def pipeline_on_nan(rank: int, output: Path | None, **how: Any) -> tuple[str, list[float]]:
+    """Memory that nobody has written holds NaN: a pipeline tries its shapes on such memory, and that is no batch."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        return pipeline(rank, output, **how)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def _result(net: nn.Module, norms: list[float]) -> tuple[str, list[float]]:
     return digest(net), norms
 
@@ -173,7 +184,9 @@ CASES: dict[str, Callable[..., tuple[str, list[float]]]] = {
     "fsdp_offloaded": lambda rank, output, **how: fsdp(rank, output, offload=True, **how),
     "tensor_parallel": tensor_parallel,
     "sequence_parallel": sequence_parallel,
+    "sequence_parallel_clipped": lambda rank, output, **how: sequence_parallel(rank, output, clip=0.05, **how),
     "pipeline": pipeline,
+    "pipeline_on_nan": pipeline_on_nan,
 }
 ALONE: dict[str, Callable[[], list[float]]] = {  # in one process; bf16 rounds otherwise
     "fsdp": lambda: single(Net),
