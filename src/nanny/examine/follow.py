@@ -36,7 +36,8 @@ from ..core.ops import (
     UNWRITTEN,
     bare_op,
 )
-from ..watch.op_facts import written_by
+from ..watch.op_facts import is_collective, written_by
+from ..watch.op_stream import Op
 from ..watch.places import Spot
 from ..watch.storages import key_of, whole_storage
 from ..watch.tensors import LOW, has_storage, short_dtype, tensors_in
@@ -120,6 +121,14 @@ class Follower:
                 stored_numbers(self._ledger, step, real)
             elif ids is not None:
                 self._ledger.tags.put(real, Tag(name, order=self._ledger.order, ids=ids))
+
+    def pass_on(self, op: Op) -> None:
+        """A collective, which is not run twice: NaN and infinities that went in come out of it, and who made them is the same."""
+        tags = [tag for t in op.inputs if has_storage(t) and (tag := self._ledger.tags.find(t)) is not None]
+        maker = next((tag.bad for tag in tags if tag.bad is not None and not tag.quiet), None)
+        for out in (*op.written, *tensors_in(op.out)) if maker is not None and is_collective(op.func) else ():
+            if has_storage(out):
+                self._ledger.tags.put(out, Tag(order=self._ledger.order, bad=maker, reference_bad=self._ledger.taken_over))
 
     @staticmethod
     def _line(spot: Spot, name: str) -> _Line:

@@ -164,6 +164,7 @@ class Sanitizer:
             before_write=self._before_write,
             on_trouble=None if self._strict else self._end,
             on_interrupt=self._stop,
+            on_anew=lambda op: self._guarded(self._follower.pass_on, op),
         )
         self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
@@ -471,7 +472,7 @@ class Sanitizer:
 
     def _arrived(self, bad: Suspect | None, reference_bad: Suspect | None, name: str) -> None:
         for suspect, in_reference in ((bad, False), (reference_bad, True)):
-            if suspect is None or suspect is self._ledger.purpose:
+            if suspect is None or suspect is self._ledger.purpose or suspect is self._ledger.taken_over:
                 continue
             suspect.reached.add(name)
             suspect.destroyed |= not in_reference

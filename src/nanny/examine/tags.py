@@ -102,6 +102,7 @@ class Ledger:
     """What one step has told so far."""
 
     purpose: ClassVar[Suspect] = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
+    taken_over: ClassVar[Suspect] = Suspect("taken over", "", Place(), -1)  # a reference that began anew has them from the program
 
     def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: StorageMap[tuple[str, str]]) -> None:
         self.limits = limits
@@ -119,10 +120,10 @@ class Ledger:
 
     def preamble(self, since: int, made: StorageMap[bool], twins: Callable[[StorageMap[Any]], Buffers]) -> Preamble:
         """Of what was `made` after the operation `since` and is not the model's; orders count backwards from the next step's."""
-        copies: dict[int, Suspect] = {id(self.purpose): self.purpose}
+        copies: dict[int, Suspect] = {id(one): one for one in (self.purpose, self.taken_over)}
 
         def copied(one: Suspect | None) -> Suspect | None:
-            if one is None or (one.order <= since and one is not self.purpose):
+            if one is None or (one.order <= since and id(one) not in copies):
                 return None
             if id(one) not in copies:
                 place = one.place if one.spot is None else one.spot.resolved()

@@ -7,7 +7,8 @@
 The program's result always stands. What a consumer raises ends that consumer and nobody else: it is told once through its
 `on_trouble` (None: strict, it is raised). A consumer that means to end the program raises `Stopped`. The stream belongs to the
 thread that opened it (autograd's own threads for that thread included). It lies below jit.trace and vmap, which see nothing of it
-and hand it plain tensors; at tensors of a class that runs its parts itself (DTensor, FakeTensor) it does not look.
+and hand it plain tensors. Of a DTensor it sees what becomes of the part that this rank has; at other classes that answer for
+themselves (FakeTensor) it does not look.
 
 It is not to be noticed. It lies below every mode of the program, and those may come and go while it is on. What is computed by
 those who look reaches no mode, subclass or autocast of the program. The program's own operation runs in the dispatch state that
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -123,6 +125,8 @@ class _OpStream(TorchDispatchMode):
             shown = self._before(func, types, args, kwargs) if self.consumers else None
         except BaseException as error:  # noqa: BLE001 - what is not ours is raised again
             self._failed(error)
+        if types and self.consumers and all(map(_has_parts, types)):
+            return NotImplemented  # its class answers, with operations on the parts: those are looked at
         out = _run(func, args, kwargs) if isinstance(func, OpOverload) else func(*args, **kwargs)
         if shown is not None:
             try:
@@ -228,6 +232,13 @@ class _OpStream(TorchDispatchMode):
             return ""
         self.return_now()
         return self._not_in_backward if self.consumers else ""
+
+
+def _has_parts(kind: type) -> bool:
+    """DTensor is on each rank a plain tensor, its part; what a collective gives waits until it is used, and is plain then."""
+    distributed = sys.modules.get("torch.distributed.tensor"), sys.modules.get("torch.distributed._functional_collectives")
+    known = (getattr(module, name, None) for module, name in zip(distributed, ("DTensor", "AsyncCollectiveTensor")))
+    return issubclass(kind, tuple(one for one in known if one is not None))
 
 
 aside.skip_frames(_OpStream.__torch_dispatch__.__code__, and_what_it_calls=True)

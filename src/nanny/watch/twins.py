@@ -69,9 +69,10 @@ class Twins:
         backward_frame: Callable[[], object] | None = None,
         on_trouble: Callable[[Any], None] | None = None,
         on_interrupt: Callable[[str], None] | None = None,
+        on_anew: Callable[[Op], None] | None = None,
     ) -> None:
         self._wide = dtype
-        self._on_op = on_op
+        self._on_op, self._on_anew = on_op, on_anew
         self._before_write = before_write
         self.on_trouble = on_trouble
         self._on_interrupt = on_interrupt
@@ -190,6 +191,8 @@ class Twins:
     def after(self, op: Op, state: _Before) -> None:
         if state.why_not:
             self._start_anew(op.func, state.why_not, [*op.written, *tensors_in(op.out)])
+            if self._on_anew is not None:
+                self._on_anew(op)
         elif not state.concerned:
             self._report(op, op.out)
         else:
