@@ -193,3 +193,52 @@ def test_several_models_are_one_run_and_its_steps_are_numbered_as_told(tmp_path)
     assert list(scalar(tmp_path, "loss")) == [40, 41, 42]
     assert set(recorded(tmp_path, "grad", 40)) == {"weight", "bias", "Linear.weight", "Linear.bias"}
     assert nanny.verdict("finished").word == "HEALTHY"
+
+
+class LetsGo(nn.Module):
+    """As FSDP2: the whole weight has no memory between forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4, 4), 300.0))
+
+    def forward(self, x):
+        whole = self.weight.half()
+        out = x.half() @ whole
+        kept, memory = whole.detach().clone(), whole.untyped_storage()
+        memory.resize_(0)
+
+        def bring_back(_):
+            memory.resize_(kept.untyped_storage().nbytes())
+            with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(whole):
+                whole.copy_(kept)
+
+        out.register_hook(bring_back)
+        return out
+
+
+def test_a_bad_loss_is_told_although_the_memory_of_a_weight_is_gone_by_then(tmp_path):
+    model = LetsGo()
+    optimizer = SGD(model.parameters(), 0.0)
+    with watch(model, output_dir=tmp_path, trace_interval=100, examine="off", **OPTIONS) as nanny:
+        for step in range(8):
+            given = torch.full((2, 4), 300.0 if step == 5 else 1.0, requires_grad=True)  # else torch keeps no weight for backward
+            model(given).float().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    first = nanny.findings[0]
+    assert (first.step, nanny.verdict("finished").word) == (5, "NOT HEALTHY")
+
+
+def test_of_two_updates_in_a_step_the_loss_is_told_that_was_bad_first_not_the_weights_that_it_spoilt(tmp_path):
+    torch.manual_seed(0)
+    generator, judge = nn.Linear(2, 4), nn.Linear(4, 1)
+    of_generator, of_judge = SGD(generator.parameters(), 0.01), SGD(judge.parameters(), 0.01)
+    with watch(generator, judge, output_dir=tmp_path, **OPTIONS) as nanny:
+        for x in batches(2):
+            fake = generator(torch.randn(6, 2))
+            (torch.log(judge(x) * 0) * 0).mean().backward()  # 0 times the logarithm of 0
+            of_judge.step()
+            judge(fake).mean().backward()
+            of_generator.step()
+    assert [(f.code, f.step) for f in nanny.findings[:1]] == [("NAN", 0)]

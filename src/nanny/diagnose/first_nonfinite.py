@@ -152,13 +152,20 @@ def backward_culprit(step: StepRecord) -> Culprit | None:
 def culprit_of(step: StepRecord) -> Culprit | None:
     """The first producer of this step, looking forward, then at the loss, then backward."""
     found = forward_culprit(step)
-    if found is not None:
+    if found is not None and not (found.code == "WEIGHT_NONFINITE" and _lost_before_an_update(step)):
         return found
     if step.loss is not None and not math.isfinite(step.loss):
         return _by_autopsy(step) or _bad_loss(step)
     if step.skipped:
         return None  # the scaler's own business: see the rules about the loss scale
     return backward_culprit(step)
+
+
+def _lost_before_an_update(step: StepRecord) -> bool:
+    """A step of several updates (a GAN): a loss was bad while the weights were not, and the first update has spoilt them."""
+    last = max((i for i, call in enumerate(step.calls) if call == "backward"), default=0)
+    updated = any(call in ("step", "scaler.step") for call in step.calls[:last])
+    return updated and step.autopsy is not None and not step.autopsy.weight
 
 
 def modules_between(trace: StepRecord | None, after: str) -> tuple[str, ...]:

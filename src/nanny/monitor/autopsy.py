@@ -129,10 +129,10 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
 
 
 def _inputs_kept(node: Any) -> list[Tensor]:
-    """The inputs of an operation that can be done again, if autograd kept them all; else nothing."""
+    """The inputs of an operation that can be done again, if autograd kept them all and they are still there; else nothing."""
     names, _ = _AGAIN.get(_op(node), ((), None))
     found = [_saved(node, name) for name in names]
-    return found if found and all(isinstance(f, Tensor) for f in found) else []
+    return found if found and all(isinstance(f, Tensor) and is_readable(f) for f in found) else []
 
 
 def _done_again(node: Any) -> Tensor | None:
