@@ -14,7 +14,7 @@ import pytest
 
 from nanny import cli
 
-from .job import run_job
+from .job import SECONDS, run_job
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -64,7 +64,7 @@ def torchrun(script: Path, folder: Path) -> str:
     with (folder / "said.txt").open("wb") as said:
         process = subprocess.Popen([*command, str(script)], cwd=folder, start_new_session=True, stdout=said, stderr=said)
     try:
-        assert process.wait(timeout=240) == 0
+        assert process.wait(timeout=SECONDS) == 0
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Five planted faults and their repaired twins, with DistributedDataParallel or FSDP2, watched and not."""
+"""Five planted faults and their repaired twins: DistributedDataParallel, FSDP2, tensor parallel, a pipeline; watched and not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from nanny import MixedPrecisionNanny
@@ -35,7 +39,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, gain: float = 1.0) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(Block(16), Block(16, gain), Block(16))
+        self.blocks = nn.Sequential(Block(16), Block(16), Block(16, gain))
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,11 +48,12 @@ class Net(nn.Module):
 
 @dataclass
 class Case:
-    """One loop; `rank` draws its own batches."""
+    """One loop; `rank` draws its own batches, unless all ranks have parts of one model."""
 
     cause: str  # of the planted fault
     rank: int
     fixed: bool
+    one_model: bool = False
     steps: int = 20
 
     def run(self, wrap: Wrap, output: Path | None, **options: Any) -> str:
@@ -59,9 +64,11 @@ class Case:
         net = Net(gain).to(torch.bfloat16 if in_bf16 and not fixed else torch.float32)
         lr = {"lr_too_high": 0.05 if fixed else 3.0, "update_lost": 1e-5}.get(planted, 0.01)
         model = wrap(net)
+        net = model if isinstance(model, Stage) else net
         optimizer: Any = torch.optim.SGD(net.parameters(), lr=lr)
         has_scaler = planted in ("clip_before_unscale", "activation_overflow_fp16")
         scaler = GradScaler("cpu", enabled=has_scaler, init_scale=2.0**10)
+        scaler.scale(torch.zeros(()))  # the first stage of a pipeline has no loss to begin it with
         watch = None
         if output is not None:
             watch = MixedPrecisionNanny(model, optimizer, scaler, trace_interval=10, output_dir=output, strict=True, **options)
@@ -69,14 +76,18 @@ class Case:
         for step in range(self.steps):
             if watch is not None:
                 watch.begin_step(step)
-            draw = torch.Generator().manual_seed(1000 * self.rank + step)
+            draw = torch.Generator().manual_seed((0 if self.one_model else 1000 * self.rank) + step)
             x = torch.randn(16, 16, generator=draw)
             y = x[:, :4] * 0.5
-            if planted == "data_nan" and not fixed and step == 7 and self.rank == 1:
+            if planted == "data_nan" and not fixed and step == 7 and (self.rank == 1 or self.one_model):
                 x[3, 5] = float("nan")
             with torch.autocast("cpu", dtype=low):
-                loss = F.mse_loss(model(x).float(), y)
-            scaler.scale(loss).backward()
+                if isinstance(model, Stage):
+                    model.run(x, y, lambda out, y: scaler.scale(F.mse_loss(out.float(), y)))
+                else:
+                    loss = F.mse_loss(model(x).float(), y)
+            if not isinstance(model, Stage):
+                scaler.scale(loss).backward()
             if planted == "clip_before_unscale":
                 if fixed:
                     scaler.unscale_(optimizer)
@@ -91,6 +102,22 @@ class Case:
         return digest(net)
 
 
+class Stage(nn.Module):
+    """Half of the net: this rank's."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.rank = dist.get_rank()
+        self.part = nn.Sequential(*(net.blocks[:1] if self.rank == 0 else [*net.blocks[1:], net.head]))
+        self.kept: Any = None
+
+    def run(self, x: Tensor, y: Tensor, loss_of: Any) -> None:
+        if self.kept is None:
+            stage = PipelineStage(self.part, self.rank, dist.get_world_size(), torch.device("cpu"))
+            self.kept = ScheduleGPipe(stage, 2, loss_fn=loss_of)
+        self.kept.step(*((x,) if self.rank == 0 else ()), **({} if self.rank == 0 else {"target": y}))
+
+
 CAUSES = ("activation_overflow_fp16", "clip_before_unscale", "update_lost", "lr_too_high", "data_nan")
 
 
@@ -100,14 +127,22 @@ def sharded(net: Any) -> nn.Module:
     return fully_shard(net)
 
 
-WRAPS: dict[str, Wrap] = {"ddp": DistributedDataParallel, "fsdp": sharded}
+def tensor_parallel(net: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in net.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    parallelize_module(net, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})  # a GradScaler takes no mixture
+    return net
+
+
+WRAPS: dict[str, Wrap] = {"ddp": DistributedDataParallel, "fsdp": sharded, "tp": tensor_parallel, "pipeline": Stage}
 
 
 def main(rank: int, world: int, folder: Path, how: str) -> dict[str, bool]:
     results = {}
     for cause in CAUSES:
         for fixed in (False, True):
-            case = Case(cause, rank, fixed)
+            case = Case(cause, rank, fixed, one_model=how in ("tp", "pipeline"))
             name = f"{cause}_{'repaired' if fixed else 'planted'}"
             alone = case.run(WRAPS[how], None)
             dist.barrier()
