@@ -65,6 +65,7 @@ def test_an_example_is_diagnosed_and_its_fix_is_healthy(example, causes, culprit
         ("accelerate_loop.py", "data_nan", "data:input"),
         ("fabric_loop.py", "lr_too_high", "optimizer.lr"),
         ("trl_sft.py", "lr_too_high", "optimizer.lr"),
+        ("gan_loop.py", "lr_too_high", "optimizer.lr"),
     ],
 )
 def test_the_example_of_a_framework_is_short_and_diagnosed(example, cause, culprit, tmp_path):
@@ -80,13 +81,21 @@ def test_the_example_of_a_framework_is_short_and_diagnosed(example, cause, culpr
 
 
 @pytest.mark.slow
-def test_the_example_of_fsdp2_is_short_and_diagnosed(tmp_path):
-    assert len((EXAMPLES / "fsdp.py").read_text().splitlines()) <= 40
-    words = ["--standalone", "--nproc-per-node", "2", "-m", "nanny", "run", "--trace-interval", "5"]
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *words, str(EXAMPLES / "fsdp.py")], cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("example", "cause", "options"),
+    [
+        ("fsdp.py", "reduce_dtype_low_precision", ["--trace-interval", "5"]),
+        ("tensor_parallel.py", "activation_overflow_fp16", []),
+        ("pipeline.py", "data_nan", []),
+    ],
+)
+def test_the_example_of_many_processes_is_short_and_diagnosed(example, cause, options, tmp_path):
+    assert len((EXAMPLES / example).read_text().splitlines()) <= 40
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "nanny", "run", *options]
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *words, str(EXAMPLES / example)], cwd=tmp_path)
     assert done.returncode == 0
     first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
-    assert first["cause"] == "reduce_dtype_low_precision"
+    assert first["cause"] == cause
 
 
 @pytest.mark.slow
