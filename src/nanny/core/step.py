@@ -266,7 +266,7 @@ class StepRecord:
     updates_before: int | None = field(
         default=None, metadata=_curve("updates")
     )  # of many processes: how often weights had changed
-    from_others: bool = False  # the bad gradients of this step came from another process: its own were finite
+    from_others: bool = False  # the bad numbers of this step came from another process: its own were finite
     grads: SiteTable | None = field(default=None, metadata=_TABLE)
     outputs: SiteTable | None = field(default=None, metadata=_TABLE)
     output_grads: SiteTable | None = field(default=None, metadata=_TABLE)

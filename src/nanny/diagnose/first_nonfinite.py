@@ -46,6 +46,8 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
     others = [c.site for c in bad if c is not producer and c.site != step.root_site and not _holds(c.site, bad)]
     if producer is None:
         first = bad[0]
+        if step.from_others:
+            return _received(first.site, others)
         return Culprit(
             "INPUT_NONFINITE",
             "input",
@@ -78,6 +80,19 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         said += f"; the first bad number came out of {_maker_said(inner)}"
         evidence |= {"op": inner.op, "size": inner.size}
     return Culprit(code, producer.site, said, evidence, producer)
+
+
+def is_bad_from_outside(step: StepRecord) -> bool:
+    """NaN or infinities came into the model with what it was given."""
+    found = forward_culprit(step)
+    if found is None:
+        return step.autopsy is not None and step.autopsy.from_data
+    return found.code == "INPUT_NONFINITE"
+
+
+def _received(site: str, passed_on: Sequence[str]) -> Culprit:
+    said = f"NaN or Inf came into `{site}` from the stage before it, on another rank"
+    return Culprit("NAN", site, said, {"from_others": True, "passed_on": list(passed_on)})
 
 
 def _belongs(found: Autopsy, site: str, root: str) -> bool:
@@ -142,9 +157,10 @@ def backward_culprit(step: StepRecord) -> Culprit | None:
         said += f"; {len(grads)} parameters got it"
     else:
         site = grads[-1]
-        said = f"forward and loss are finite, but the gradient of `{site}` is not ({len(grads)} of {len(table.names)} parameters)"
+        known = "forward and loss are finite, but" if step.loss is not None else "no loss was seen;"
+        said = f"{known} the gradient of `{site}` is not finite ({len(grads)} of {len(table.names)} parameters)"
     last = table.names[-1] if not arriving else step.output_grads.names[-1] if step.output_grads is not None else ""
-    if site == last:
+    if site == last and step.loss is not None:
         said += "; it is the last one before the loss, so look between the model's output and the loss (sqrt, norm or log at 0)"
     return Culprit(code, site, said, {**evidence, "passed_on": [g for g in grads if g != site]})
 
@@ -230,6 +246,8 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
         return Culprit(
             "INPUT_NONFINITE", "input", f"the loss is {what} because a factor without a gradient is not finite", evidence
         )
+    if found.from_data and step.from_others:
+        return _received(step.root_site, [])
     if found.from_data:
         if found.dtype == "float16" and not found.nan:
             return Culprit(

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from ..core.step import BadCall, SiteTable, StepRecord
+from ..diagnose.first_nonfinite import is_bad_from_outside
 from ..measure.rows import JoinedRead, PendingRows, RowBuffer, measured_lines
 from ..measure.transfer import PendingRead
 from ..store.packing import BITS, REDUCTION, pack_bits
@@ -78,6 +79,7 @@ class StepCapture:
     weight_bits: Bits | None = None
     synced: bool = True  # the last backward pass was not one that a rank makes for itself (`no_sync`)
     was_synced: bool = False  # one of them was not
+    receives: bool = False  # what the model is given comes from another process: it is a later stage of a pipeline
     local: tuple[tuple[str, ...], list[tuple[str, Tensor]]] | None = None  # what `LocalGradients` saw
     _pending: dict[str, Any] = field(default_factory=dict)
 
@@ -184,8 +186,11 @@ class StepCapture:
         return record
 
     def _tell_ranks_apart(self, sums: Sequence[float | None]) -> None:
-        """Whose gradients were bad before they were reduced over all processes."""
+        """Whose gradients were bad before they were reduced over all processes, and who was given bad numbers by another."""
         record = self.record
+        if self.receives and is_bad_from_outside(record):
+            record.from_others = True
+            return
         if self.local is None or record.grads is None or not record.grads.bad:
             return
         known, late = self.local

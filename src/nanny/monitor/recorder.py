@@ -231,6 +231,7 @@ class Recorder:
         self.invariants.begin(self.capture.record, quiet)
         if traced:
             self._find_replicas()
+        self.capture.receives = self.replicas is not None and self.replicas.receives
         if self._parts is not None:
             self._parts.forget()
         self._hear_gradients()
@@ -554,11 +555,13 @@ class Recorder:
 
     def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
         """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
+        given = [t for call in self._made for t in call.inputs]
+        if self.capture is not None and self.capture.receives and (received := bad_from_outside({}, given)) is not None:
+            return received  # what a stage is given has a graph of its own, on another rank
         found = None if packed else first_nonfinite(root, self.parameters)
         if found is not None and found.sure:
             return found
         weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
-        given = [t for call in self._made for t in call.inputs]
         return bad_from_outside(weights, given) or (None if self.compiled else found)
 
     @guarded

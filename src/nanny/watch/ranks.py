@@ -230,11 +230,15 @@ class Replicas:
         self.drift_on_purpose = False
         stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", ())
         staged: set[str] = set()
+        first: list[bool] = []
         for found in gc.get_objects():
             if issubclass(type(found), DistributedDataParallel) and hasattr(found, "process_group"):
                 self._add(found)
             elif stage and issubclass(type(found), stage) and hasattr(found, "submod"):
-                staged.update(self._names[id(p)] for p in found.submod.parameters() if id(p) in self._names)
+                mine = [self._names[id(p)] for p in found.submod.parameters() if id(p) in self._names]
+                staged.update(mine)
+                first += [bool(getattr(found, "is_first", True))] if mine else []
+        self.receives = bool(first) and not any(first)  # what goes into these models comes from the ranks of earlier stages
         self.stages = {name: len(self.groups[self._group[name] - 1]) if name in self._group else 1 for name in staged}
 
     def _add(self, wrapper: Any) -> None:
