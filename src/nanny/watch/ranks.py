@@ -228,7 +228,7 @@ class Replicas:
         self._group: dict[str, int] = {}
         self._wrappers: list[weakref.ref[Any]] = []
         self.drift_on_purpose = False
-        stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", ())
+        stage = _stage_class()
         staged: set[str] = set()
         first: list[bool] = []
         for found in gc.get_objects():
@@ -257,7 +257,8 @@ class Replicas:
         self.drift_on_purpose |= any(str(module).endswith("post_localSGD_hook") for module in hooks)
 
     def are_of(self, parameters: Mapping[int, str]) -> bool:
-        return self._names.keys() == parameters.keys()
+        """Not where a pipeline may have been made since: it can come as late as in the first step."""
+        return self._names.keys() == parameters.keys() and not (_stage_class() and not self.stages)
 
     def group_of(self, name: str, parameter: Tensor) -> int:
         """From 1 on in the order of `groups`; 0: nobody said so; -1: it is this rank's own, a shard or meant to differ."""
@@ -269,6 +270,11 @@ class Replicas:
     def are_synced(self) -> bool:
         """Not inside `no_sync`."""
         return all(getattr(w, "require_backward_grad_sync", True) for ref in self._wrappers if (w := ref()) is not None)
+
+
+def _stage_class() -> Any:
+    """None of a pipeline can be there before its module is."""
+    return getattr(sys.modules.get("torch.distributed.pipelining.stage"), "_PipelineStageBase", ())
 
 
 def shards_of(parameters: Mapping[int, str], owners: Mapping[int, Held]) -> dict[str, int]:
