@@ -102,7 +102,7 @@ class Ledger:
     """What one step has told so far."""
 
     purpose: ClassVar[Suspect] = Suspect("purpose", "", Place(), -1)  # infinities that the program wants
-    taken_over: ClassVar[Suspect] = Suspect("taken over", "", Place(), -1)  # a reference that began anew has them from the program
+    taken_over: ClassVar[Suspect] = Suspect("taken over", "", Place(), -1)  # a reference begun anew has them from the program
 
     def __init__(self, limits: Limits, twin_of: Callable[[Tensor], Tensor], roles: StorageMap[tuple[str, str]]) -> None:
         self.limits = limits

@@ -7,6 +7,7 @@ bad tensor lie behind the producer, nodes that saved good ones before it. Not do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ from torch import Tensor
 
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
+from ..measure import transfer
 from ..watch.tensors import is_readable, short_dtype
 from ..watch.variables import assignment_of
 
 MOST_NODES = 100_000
 MOST_BACK = 8
+MOST_OPERATIONS_OF_A_LOSS = 8
 _OUTPUTS = ("_saved_result", "_saved_output")
 # operations that can be done again from what they kept: the names of their inputs, and how
 _AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
@@ -239,3 +242,32 @@ def _nearest(node: Any, parameters: Mapping[int, str]) -> str:
                     following.append(child)
         level = following
     return ""
+
+
+def terms_of(node: Any) -> int:
+    """How many elements the last sum adds up; 0 if there is none near, as in a mean."""
+    near, most = [node], 0
+    for _ in range(MOST_OPERATIONS_OF_A_LOSS):
+        if not near:
+            break
+        now = near.pop(0)
+        name = "" if now is None else now.name()
+        if name in ("SumBackward0", "SumBackward1"):
+            most = max(most, math.prod(now._saved_self_sym_sizes))
+        elif name in _OF_SCALARS:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return most
+
+
+_OF_SCALARS = frozenset(["AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"])
+
+
+def factor_of(root: Tensor) -> float | None:
+    """The plain number by which a loss was multiplied last, if it was."""
+    node = root.grad_fn
+    if node is None or type(node).__name__ != "MulBackward0":
+        return None
+    other = getattr(node, "_saved_other", None)
+    if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
+        return float(other)
+    return None

@@ -41,7 +41,7 @@ from ..watch.ranks import (
     summed_parts,
 )
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
-from .autopsy import bad_from_outside, first_nonfinite, singular_operation
+from .autopsy import bad_from_outside, factor_of, first_nonfinite, singular_operation, terms_of
 from .capture import Bits, GradientRead, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .invariants.watched import parameters_of
@@ -50,7 +50,6 @@ from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
-MOST_OPERATIONS_OF_A_LOSS = 8
 MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
 MOST_KNOWN = 64  # groups of gradients whose names and sizes are kept
 MOST_BELOW = 3  # levels of modules between a model and what the program calls of it
@@ -526,7 +525,7 @@ class Recorder:
         if root.numel() == 1 and root.is_floating_point():
             loss = self._true_loss(capture, root)
             capture.losses.append(loss)
-            capture.record.loss_terms = max(capture.record.loss_terms or 0, _terms_of(root.grad_fn)) or None
+            capture.record.loss_terms = max(capture.record.loss_terms or 0, terms_of(root.grad_fn)) or None
         looks = isinstance(loss, float) or transfer.reads_freely(root.device)
         if looks and capture.record.autopsy is None and not _is_finite(loss if isinstance(loss, float) else root):
             capture.record.autopsy = self._autopsy(root, capture.packed)
@@ -544,7 +543,7 @@ class Recorder:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
         scaled = self._scaled and _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
         if not scaled:
-            capture.record.loss_factor = _factor_of(root)
+            capture.record.loss_factor = factor_of(root)
             return root.item() if transfer.reads_freely(root.device) else _copy_of(root)
         capture.backward_scaled, capture.record.loss_factor = True, None
         waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
@@ -768,24 +767,6 @@ def _is_finite(tensor: Tensor | float) -> bool:
     return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
 
 
-def _terms_of(node: Any) -> int:
-    """How many elements the last sum adds up; 0 if there is none near, as in a mean."""
-    near, most = [node], 0
-    for _ in range(MOST_OPERATIONS_OF_A_LOSS):
-        if not near:
-            break
-        now = near.pop(0)
-        name = "" if now is None else now.name()
-        if name in ("SumBackward0", "SumBackward1"):
-            most = max(most, math.prod(now._saved_self_sym_sizes))
-        elif name in _OF_SCALARS:
-            near.extend(parent for parent, _ in now.next_functions if parent is not None)
-    return most
-
-
-_OF_SCALARS = frozenset(["AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "NegBackward0"])
-
-
 def _among_nearest(node: Any, made: Sequence[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
     """Those whose operation is this one or one of a few before it."""
     near: list[Any] = [node] if made else []
@@ -800,14 +781,3 @@ def _among_nearest(node: Any, made: Sequence[tuple[Any, Tensor]]) -> list[tuple[
         else:
             near.extend(parent for parent, _ in now.next_functions if parent is not None)
     return found
-
-
-def _factor_of(root: Tensor) -> float | None:
-    """The plain number by which a loss was multiplied last, if it was."""
-    node = root.grad_fn
-    if node is None or type(node).__name__ != "MulBackward0":
-        return None
-    other = getattr(node, "_saved_other", None)
-    if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
-        return float(other)
-    return None
