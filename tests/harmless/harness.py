@@ -4,15 +4,18 @@
     python -m harmless.harness                                   # every program, every setting, as a table
     python -m harmless.harness --setting default --only lstm     # those whose name or theme contains a word
 
-Many programs share a process, for speed. One that dies, or that differs, is run again alone before it counts. What a program does
-when nobody watches is kept in the temporary folder and holds until its source, the harness or torch changes.
+Every program runs in a process of its own, forked from one that has loaded torch. One that differs is run again before it counts.
+What a program does when nobody watches is kept in the temporary folder and holds until its source, the harness or torch changes.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
+import concurrent.futures
 import contextlib
 import faulthandler
+import functools
 import gc
 import hashlib
 import inspect
@@ -21,19 +24,22 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version as _version
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 SETTINGS = ("default", "every", "trace", "watch_model", "naninf", "compare", "sanitize")
+WHOLE_END = ("default",)
 SEED = 20
 HANG_SECONDS = 150
 _KEPT = pathlib.Path(tempfile.gettempdir(), f"nanny-harmless-{os.getuid()}")
@@ -112,8 +118,11 @@ class Watched:
             self.tracker = None
 
 
-def work(setting: str, names: list[str], results: str) -> None:
-    """The inside of one process: runs the named programs and appends a line of JSON for each."""
+def serve(kind: str) -> None:
+    """The inside of a server: torch and the programs are loaded once, and every program gets a fork of that moment for itself.
+
+    Reads `setting name` lines and answers each with a line of JSON. Only the server of watched programs has imported the tool.
+    """
     import torch
 
     from . import leftovers, program
@@ -122,28 +131,74 @@ def work(setting: str, names: list[str], results: str) -> None:
     builds = program.load_programs()
     _warm_up()
     functions = leftovers.functions()
-    if setting != "plain":
+    if kind != "plain":
         import nanny
 
         for name in ("MixedPrecisionNanny", "watch_model", "NanInfTracker", "CompareWithCPU", "sanitize"):
             getattr(nanny, name)
-    pid = os.getpid()
     gc.collect()
     gc.freeze()  # torch alone is a million objects; from here on a collection is cheap
-    with open(results, "a") as out:
-        for name in names:
-            print(json.dumps({"start": name}), file=out, flush=True)
-            faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-            record = run_one(name, builds[name], setting, functions)
-            if os.getpid() != pid:
-                os._exit(3)  # the child of a fork inside a step came out of it
-            print(json.dumps({"name": name, **record}), file=out, flush=True)
-            faulthandler.cancel_dump_traceback_later()
-            if setting != "plain" and any(
-                text.startswith(("global hooks", "dispatch modes", "function modes")) for text in record["left"]
-            ):
-                return  # the next one deserves a clean process
-            _reset_torch()
+    for line in sys.stdin:
+        setting, name = line.split()
+        folder = tempfile.mkdtemp()
+        child = os.fork()
+        if not child:
+            _be_alone_in(folder)
+            write_record(setting, builds[name], functions)
+            if setting in WHOLE_END:
+                return  # through the end of the interpreter, where a tool may still do harm
+            _end_shortly()
+        record = _record_of(child, pathlib.Path(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+        print(json.dumps(record), flush=True)
+
+
+def _end_shortly() -> None:
+    """What is registered for the end, without taking torch apart: that takes longer than most programs."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _be_alone_in(folder: str) -> None:
+    """A forked child gets a home, a folder for passing files and streams of its own."""
+    os.setpgid(0, 0)
+    for name in ("tmp", "home"):
+        os.mkdir(f"{folder}/{name}")
+    os.environ |= {"TMPDIR": f"{folder}/tmp", "HOME": f"{folder}/home"}
+    tempfile.tempdir = None
+    os.chdir(folder)
+    errors = os.open(f"{folder}/stderr", os.O_CREAT | os.O_WRONLY)
+    for stream, number in ((os.open(os.devnull, os.O_RDONLY), 0), (errors, 1), (errors, 2)):
+        os.dup2(stream, number)
+
+
+def write_record(setting: str, build: Any, functions: dict[str, Any]) -> None:
+    pid, folder = os.getpid(), os.getcwd()
+    faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+    record = run_one(build, setting, functions)
+    if os.getpid() != pid:
+        os._exit(3)  # the child of a fork inside a step came out of it
+    pathlib.Path(folder, "record").write_text(json.dumps(record))
+
+
+def _record_of(child: int, folder: pathlib.Path) -> dict[str, Any]:
+    began = os.times()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)  # what it started and did not wait for
+    tail = f"exit code {status}: {(folder / 'stderr').read_bytes()[-1500:].decode(errors='replace')}"
+    if not (folder / "record").exists():
+        return {"died": tail}
+    record: dict[str, Any] = json.loads((folder / "record").read_text())
+    if status:
+        record["exit"] = tail
+    if strays := os.listdir(folder / "home"):
+        record["home"] = strays
+    ended = os.times()
+    record["cpu"] = round(ended.children_user + ended.children_system - began.children_user - began.children_system, 2)
+    return record
 
 
 def _warm_up() -> None:
@@ -156,11 +211,13 @@ def _warm_up() -> None:
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
             kind(list(model.parameters()))  # the first of its class wraps its step
     torch.optim.Adam(model.parameters()).step()
-    torch.compile(model, backend="eager")(torch.zeros(1, 2))
-    torch._dynamo.reset()
+    for backend in ("eager", "aot_eager"):
+        torch.compile(model, backend=backend)(torch.zeros(1, 2)).sum().backward()
+        torch._dynamo.reset()
+    import torch._inductor.compile_fx  # a second of imports, which no program should pay for
 
 
-def run_one(name: str, build: Any, setting: str, functions: dict[str, Any]) -> dict[str, Any]:
+def run_one(build: Any, setting: str, functions: dict[str, Any]) -> dict[str, Any]:
     from . import leftovers, program
 
     started = time.monotonic()
@@ -246,32 +303,19 @@ def _error(error: BaseException) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": str(error)[:300], "place": place, "raised_in": where}
 
 
-def _reset_torch() -> None:
-    import torch
-
-    torch.set_default_dtype(torch.float32)
-    torch.set_default_device(None)
-    torch.use_deterministic_algorithms(False)
-    torch.set_grad_enabled(True)
-    torch.autograd.set_detect_anomaly(False)
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-
-
-def plain_records(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The record of each program that nobody watches, from an earlier run where nothing has changed since."""
-    names = list(names)
-    company = "alone" if len(names) == 1 else "together"
-    places = {name: _KEPT / f"{name}.{company}.{_digest(name)}.json" for name in names}
-    kept = {name: json.loads(place.read_text()) for name, place in places.items() if place.exists()}
-    made = run_programs("plain", [name for name in names if name not in kept])
-    _KEPT.mkdir(parents=True, exist_ok=True)
-    for name, record in made.items():
-        if "died" not in record:
-            partial = places[name].with_suffix(f".{os.getpid()}")
-            partial.write_text(json.dumps(record))
-            partial.replace(places[name])
-    return kept | made
+def plain_record(name: str) -> dict[str, Any]:
+    """The record of a program that nobody watches, from an earlier run where nothing has changed since."""
+    place = _KEPT / f"{name}.{_digest(name)}.json"
+    if place.exists():
+        kept: dict[str, Any] = json.loads(place.read_text())
+        return kept
+    record = run_program("plain", name)
+    if "died" not in record:
+        _KEPT.mkdir(parents=True, exist_ok=True)
+        partial = place.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+        partial.write_text(json.dumps(record))
+        partial.replace(place)
+    return record
 
 
 def _digest(name: str) -> str:
@@ -282,57 +326,44 @@ def _digest(name: str) -> str:
     return hashlib.sha256(b"".join([*texts, _version("torch").encode(), sys.version.encode()])).hexdigest()[:16]
 
 
-def run_programs(setting: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The record of each program, from as few processes as their health allows."""
-    records: dict[str, dict[str, Any]] = {}
-    waiting = list(names)
-    while waiting:
-        done, died, tail = _process(setting, waiting)
-        records |= done
-        if died:
-            records[died] = {"died": tail}
-        left = [name for name in waiting if name not in records]
-        if len(left) == len(waiting):
-            records |= {name: {"died": tail} for name in left}
-            break
-        waiting = left
-    return records
+class Server:
+    """A process that is asked for programs one after the other."""
 
-
-def _process(setting: str, names: list[str]) -> tuple[dict[str, dict[str, Any]], str | None, str]:
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        results = pathlib.Path(folder, "results.jsonl")
-        results.touch()
-        home = pathlib.Path(folder, "home")
-        for name in ("tmp", "home"):
-            pathlib.Path(folder, name).mkdir()
+    def __init__(self, kind: str) -> None:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",
-            "TMPDIR": f"{folder}/tmp",
-            "HOME": str(home),
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in (str(HERE.parent), *sys.path) if path),
+            "PYTHONPYCACHEPREFIX": str(_KEPT / "bytecode"),
+            "PYTHONDONTWRITEBYTECODE": "",
+            # of what torch compiles only the machine code is shared between programs: it is found by its source
+            "TORCHINDUCTOR_CACHE_DIR": str(_KEPT / "inductor"),
+            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
         }
-        command = [sys.executable, "-m", "harmless.harness", "--work", setting, str(results)]
-        with open(f"{folder}/stderr", "w+") as stderr:
-            # names over stdin: there may be more than a command line holds
-            ended = subprocess.run(
-                command, cwd=folder, env=environment, input="\n".join(names), text=True, stdout=stderr, stderr=stderr, check=False
-            )
-            stderr.seek(0)
-            tail = f"exit code {ended.returncode}: {stderr.read()[-1500:]}"
-        lines = [json.loads(line) for line in results.read_text().splitlines()]
-        done = {line["name"]: line for line in lines if "name" in line}
-        begun = [line["start"] for line in lines if "start" in line]
-        died = begun[-1] if begun and begun[-1] not in done else None
-        if ended.returncode and died is None and done:
-            done[begun[-1]]["exit"] = tail
-        strays = os.listdir(home)
-        if strays and done:
-            done[begun[-1]]["home"] = strays
-        return done, died, tail
+        command = [sys.executable, "-m", "harmless.harness", "--serve", kind]
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, setting: str, name: str) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(setting, name, file=self._process.stdin, flush=True)
+        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return answer
+
+
+_servers = threading.local()
+
+
+def run_program(setting: str, name: str) -> dict[str, Any]:
+    """What came of a program in a process of its own; each thread has servers of its own."""
+    kind = "plain" if setting == "plain" else "watched"
+    if not hasattr(_servers, kind):
+        setattr(_servers, kind, Server(kind))
+    server: Server = getattr(_servers, kind)
+    return server.ask(setting, name)
 
 
 def harms(plain: dict[str, Any], watched: dict[str, Any]) -> list[str]:
@@ -385,17 +416,10 @@ def differing(one: Any, two: Any, path: str = "") -> list[str]:
     return [] if one == two else [f"{path} ({str(one)[:60]} / {str(two)[:60]})"]
 
 
-def suspects(setting: str, names: Iterable[str], plain: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
-    """What differs for programs that share their processes."""
-    names = list(names)
-    watched = run_programs(setting, names)
-    return {name: found for name in names if (found := harms(plain[name], watched[name]))}
-
-
-def harmed_alone(setting: str, names: Iterable[str]) -> dict[str, list[str]]:
-    """What differs for programs in a process each, so that none answers for another."""
-    found = {name: harms(plain_records([name])[name], run_programs(setting, [name])[name]) for name in names}
-    return {name: texts for name, texts in found.items() if texts}
+def harms_of(setting: str, name: str) -> list[str]:
+    """What differs for a program, if it differs twice: an overloaded machine may end anything once."""
+    plain = plain_record(name)
+    return harms(plain, run_program(setting, name)) and harms(plain, run_program(setting, name))
 
 
 def known_harm() -> dict[tuple[str, str], str]:
@@ -407,14 +431,14 @@ def known_harm() -> dict[tuple[str, str], str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", nargs=2, metavar=("SETTING", "RESULTS"), help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=("plain", "watched"), help=argparse.SUPPRESS)
     parser.add_argument("--setting", action="append", choices=SETTINGS)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="programs whose name or theme contains one of these words")
     parser.add_argument("--plain-only", action="store_true", help="twice: does each do the same")
-    parser.add_argument("--in-company", action="store_true", help="count what differs without asking again alone")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    if args.work:
-        work(args.work[0], sys.stdin.read().split(), args.work[1])
+    if args.serve:
+        serve(args.serve)
         return
     from . import program
 
@@ -423,26 +447,24 @@ def main() -> None:
         for name in program.load_programs()
         if any(word in name or word in program.THEMES[name] for word in args.only.split(","))
     ]
-    first = plain_records(names)
-    second = run_programs("plain", names[::-1]) if args.plain_only else first
-    for name in names:
-        error = first[name].get("died") or first[name].get("error")
-        differs = (
-            [] if "died" in first[name] or "died" in second[name] else differing(first[name]["state"], second[name]["state"])
-        )
-        if error or differs:
-            print(f"{name} | plain | {str(error)[-300:]} {differs[:3]}".replace("\n", " "), flush=True)
-        if "died" not in first[name] and first[name]["seconds"] > 5:
-            print(f"{name} takes {first[name]['seconds']} s", flush=True)
-    print(f"{len(names)} programs plain", flush=True)
-    for setting in () if args.plain_only else args.setting or SETTINGS:
-        found = suspects(setting, names, first)
-        if not args.in_company:
-            found = harmed_alone(setting, found)
-        for name, texts in found.items():
-            for text in texts:
-                print(f"{name} | {setting} | {text}".replace("\n", " "), flush=True)
-        print(f"{setting}: {len(found)} of {len(names)} programs harmed", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        began = time.monotonic()
+        first = dict(zip(names, pool.map(plain_record, names)))
+        second = dict(zip(names, pool.map(functools.partial(run_program, "plain"), names))) if args.plain_only else first
+        for name in names:
+            both = first[name], second[name]
+            error = first[name].get("died") or first[name].get("error")
+            differs = [] if any("died" in one for one in both) else differing(*(one["state"] for one in both))
+            if error or differs:
+                print(f"{name} | plain | {str(error)[-300:]} {differs[:3]}".replace("\n", " "), flush=True)
+        print(f"{len(names)} programs plain in {time.monotonic() - began:.0f} s", flush=True)
+        for setting in () if args.plain_only else args.setting or SETTINGS:
+            began, harmed = time.monotonic(), 0
+            for name, texts in zip(names, pool.map(functools.partial(harms_of, setting), names)):
+                harmed += bool(texts)
+                for text in texts:
+                    print(f"{name} | {setting} | {text}".replace("\n", " "), flush=True)
+            print(f"{setting}: {harmed} of {len(names)} programs harmed in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@ KNOWN_HARM lists what breaks this promise today. Such a test must fail: once it 
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 
-from .harness import SETTINGS, differing, harmed_alone, harms, known_harm, plain_records, run_programs, suspects
-from .program import BUILDS, THEMES, load_programs
+from .harness import SETTINGS, differing, harms, harms_of, known_harm, plain_record, run_program
+from .program import BUILDS, load_programs
 
 load_programs()
 KNOWN = known_harm()
@@ -49,51 +48,34 @@ QUICK = (
 )
 
 
-def _by_theme(theme: str) -> list[str]:
-    return [name for name in BUILDS if THEMES[name] == theme]
-
-
-@functools.cache
-def _plain(theme: str) -> dict[str, dict[str, Any]]:
-    return plain_records(_by_theme(theme))
-
-
-@functools.cache
-def _harmed(theme: str, setting: str) -> dict[str, list[str]]:
-    return harmed_alone(setting, suspects(setting, _by_theme(theme), _plain(theme)))
-
-
 def _cases() -> list[Any]:
     cases = []
     for setting in SETTINGS:
-        for name in sorted(BUILDS, key=lambda name: (THEMES[name], name)):
+        for name in sorted(BUILDS):
             reason = KNOWN.get((name, setting))
             marks = [pytest.mark.slow] + ([pytest.mark.xfail(strict=True, reason=reason)] if reason else [])
             cases.append(pytest.param(name, setting, marks=marks, id=f"{setting}-{name}"))
     return cases
 
 
-def test_representative_programs_are_unharmed() -> None:
-    known = {name for name in QUICK if (name, "default") in KNOWN}
-    found = suspects("default", QUICK, plain_records(QUICK))
-    assert known <= set(found), "mended: remove the lines from KNOWN_HARM"
-    assert harmed_alone("default", [name for name in found if name not in known]) == {}
+@pytest.mark.parametrize("name", QUICK)
+def test_representative_program_is_unharmed(name: str) -> None:
+    assert harms_of("default", name) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("theme", sorted(set(THEMES.values())))
-def test_programs_alone_are_the_same_twice(theme: str) -> None:
+@pytest.mark.parametrize("name", sorted(BUILDS))
+def test_program_alone_is_the_same_twice(name: str) -> None:
     """A program that differs from itself proves nothing about a tool."""
-    again = run_programs("plain", _by_theme(theme)[::-1])
-    for name, record in _plain(theme).items():
-        assert "died" not in record, f"{name}: {record['died']}"
-        assert differing(record["state"], again[name]["state"]) == [], name
-        assert record["error"] == again[name]["error"], name
+    record, again = plain_record(name), run_program("plain", name)
+    assert "died" not in record
+    assert differing(record["state"], again["state"]) == []
+    assert record["error"] == again["error"]
 
 
 @pytest.mark.parametrize(("name", "setting"), _cases())
 def test_program_is_unharmed(name: str, setting: str) -> None:
-    assert _harmed(THEMES[name], setting).get(name, []) == []
+    assert harms_of(setting, name) == []
 
 
 def test_known_harm_names_programs_and_settings() -> None:
