@@ -37,6 +37,7 @@ from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of, whole_storage
 from ..watch.tensors import LOW, has_storage, map_leaves, outside_program, tensors_in
 from ..watch.twins import Operation, Twins
+from ..watch.unheard import run_unheard
 from .measure import Extent, GradientNumbers, extent, gradient_errors, gradient_numbers
 
 _LOWER = MATMULS | ATTENTIONS | RECURRENT  # what autocast runs in 16 bits, whatever comes in
@@ -149,7 +150,7 @@ class Lane(Twins):
             return twin.float() if how == "wide" and twin.dtype in LOW else twin
 
         args, kwargs = map_leaves((op.args, op.kwargs), argument)
-        return op.func(*args, **kwargs)
+        return run_unheard(op.func, args, kwargs)
 
     def _broke(self, op: Op, out: Any, kept: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """It made NaN or infinity of finite numbers."""

@@ -18,6 +18,7 @@ from ..core.finding import NannyError
 from ..core.ops import ADD_UP, MATMULS, MOVES
 from ..watch.op_facts import KERNEL_ERRORS, bare_name, written_by
 from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_in
+from ..watch.unheard import run_unheard
 
 aten = torch.ops.aten
 REFERENCES = ("wide", "cpu_same_dtype")
@@ -122,7 +123,7 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
         wide_args, wide_kwargs = map_leaves((args, kwargs), replaced)
         if call.func in _HALF_TO_FLOAT:
             wide_args = (*wide_args[:2], False)
-        out = call.func(*wide_args, **wide_kwargs)
+        out = run_unheard(call.func, wide_args, wide_kwargs)
     written = [copies[id(kept)] for kept in call.kept]
     return written + [t for t in tensors_in(out) if not any(t is w for w in written)]
 
