@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -25,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .names import is_compiled, unwrapped
 from .op_stream import has_other_modes
-from .tensors import being_traced, in_backward, tensors_in
+from .tensors import being_traced, in_backward, map_leaves, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 MOST_EVALUATED = 64  # calls in evaluation mode whose parts are looked at
@@ -36,13 +37,30 @@ _IS_CPU: Any = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
 _NOTHING = nullcontext()
 
 
+class _Lent(weakref.ref[Any]):
+    """Memory of others, which they may want to have back."""
+
+
+def _hold(value: Any) -> Any:
+    """What was passed in, so that the program's own tensor ends when the program lets it go."""
+    if type(value) is Tensor and not value.requires_grad and value.layout is torch.strided and not value.is_quantized:
+        return value.detach() if value.is_meta or value.untyped_storage().resizable() else _Lent(value)
+    return _Lent(value) if isinstance(value, np.ndarray) else value
+
+
+def _still_there(value: Any) -> Any:
+    return value() if type(value) is _Lent else value
+
+
 class ModelCall:
     """One call of a model. It holds what was passed in, and so much as it lasts of what came out."""
 
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
     ) -> None:
-        self._called, self.args, self.kwargs, self.has_modes = module, args, kwargs, has_modes
+        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING:
+            self._given = map_leaves((args, kwargs), _hold)
+        self._called, self.has_modes = module, has_modes
         self._catches = catches
         self.is_over = False
         self.outputs: list[weakref.ref[Tensor]] = []
@@ -65,6 +83,14 @@ class ModelCall:
             ]
 
     @property
+    def args(self) -> tuple[Any, ...]:
+        return tuple(map_leaves(self._given[0], _still_there))
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        return dict(map_leaves(self._given[1], _still_there))
+
+    @property
     def module(self) -> nn.Module:
         return unwrapped(self._called)
 
@@ -75,11 +101,11 @@ class ModelCall:
 
     @property
     def inputs(self) -> list[Tensor]:
-        return tensors_in((self.args, self.kwargs) if self.kwargs else self.args)
+        return tensors_in(map_leaves(self._given, _still_there))
 
     @property
     def is_intact(self) -> bool:
-        """Nobody has written into the inputs since."""
+        """The inputs are still there, and nobody has written into them since."""
         return self._versions == _versions(self.inputs)
 
     def position_of(self, tensor: Tensor) -> int | None:
