@@ -37,6 +37,7 @@ _WALKED = HARMLESS | ADDITIVE | {"mul", "div", "to_copy"}  # the last ones may m
 _THROUGH = ("t", "transpose", "permute", "to_copy", "view", "expand", "reshape_alias", "unsqueeze")
 
 
+@torch.no_grad()
 def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | None:
     """The operation that made the first NaN or +Inf on the way to `root`, and the parameters nearest before it."""
     if root.grad_fn is None:
@@ -64,6 +65,7 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
     return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
 
 
+@torch.no_grad()  # else torch would save what is looked at, through hooks of the program's own
 def bad_from_outside(weights: Mapping[str, Tensor], given: Sequence[Tensor]) -> Autopsy | None:
     """Where the graph does not tell: weights that are not finite, or else a batch that is not. -Inf alone is a mask."""
     for name, weight in weights.items():
