@@ -51,7 +51,9 @@ def run(model: nn.Module, loss_of: Callable[[Any], Tensor] = Tensor.mean, micro:
 
 class state:
     bad = False
-    flips = 0
+
+
+faulty: Any = torch.testing  # what a broken kernel goes by lies where nobody puts it back
 
 
 def _flip(x: Tensor) -> Tensor:
@@ -63,18 +65,24 @@ def _flip(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("twice::once", mutates_args=())
 def _once(x: Tensor) -> Tensor:
-    state.flips += state.bad
-    return _flip(x) if state.bad and state.flips == 1 else x.clone()
+    faulty.flips += state.bad
+    return _flip(x) if state.bad and faulty.flips == 1 else x.clone()
 
 
 @torch.library.custom_op("twice::always", mutates_args=())
 def _always(x: Tensor) -> Tensor:
-    state.flips += state.bad
-    return x * math.nan if state.bad and state.flips % 2 else x + 1e-7 * state.flips
+    faulty.flips += state.bad
+    return x * math.nan if state.bad and faulty.flips % 2 else x + 1e-7 * faulty.flips
+
+
+@pytest.fixture(autouse=True)
+def own_operators_stand_for_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a program are not run a second time."""
+    monkeypatch.setattr("nanny.examine.again.is_pure", lambda func: True)
 
 
 def _diagnosis(act: Callable[[Layer, Tensor], Tensor]) -> Diagnosis:
-    state.flips, state.bad = 0, False
+    faulty.flips, state.bad = 0, False
     return run(Layer(act))[0].diagnoses()[0]
 
 

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from ..core.examination import Examination, Trial
-from ..watch.aside import can_uncompile, uncompiled
+from ..watch.aside import can_uncompile, foreign_module_hooks, uncompiled
 from ..watch.calls import ModelCall, same_bits
 from ..watch.digests import Digests, first_difference
+from ..watch.effects import Effect, can_be_guarded, no_effects
 from ..watch.names import is_compiled
-from ..watch.op_facts import is_collective
+from ..watch.op_facts import is_collective, is_pure, is_view_op
 from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
 from ..watch.ranks import many_processes
@@ -202,13 +203,16 @@ class _Again:
         states: list[KeptState] = []
         with ExitStack() as kept:
             for module in {id(call.module): call.module for call in self._calls}.values():
-                # backward checks that nobody has written into what it saved: what is put back counts as never written
-                written = [t for t in (*module.parameters(), *module.buffers(), *given) if not t.is_inference()]
-                kept.enter_context(_unsafe_preserve_version_counter(tuple(written)))
+                versions = kept.enter_context(ExitStack())  # last of all
                 states.append(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in self._calls])))
                 if states[-1].reached.obstacle:
                     raise NotAgain(states[-1].reached.obstacle)
+                # backward checks that nobody has written into what it saved: what is put back counts as never written
+                within_reach = (*module.parameters(), *module.buffers(), *given, *states[-1].reached.tensors)
+                written = [t for t in within_reach if not t.is_inference()]
+                versions.enter_context(_unsafe_preserve_version_counter(tuple(written)))
                 kept.enter_context(watching(states[-1]))
+            kept.enter_context(watching(_OnlyPure()))
             if many_processes():
                 kept.enter_context(watching(_NoCollectives()))
             kept.enter_context(watching(self.digests))
@@ -217,15 +221,13 @@ class _Again:
                 sanitizer.open()
             try:
                 drawn = _drawn()
-                with (
-                    self._as_written(),
-                    torch._C._EnableTorchFunction(),
-                ):  # for the program's own classes
+                with self._as_written(), torch._C._EnableTorchFunction(), no_effects():  # for the program's own classes
                     for call in self._calls:
                         self.results.append(call.make_again(*self._inputs(call)))
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
-                self._backward(sanitizer)
-            except Stopped as error:
+                with no_effects():
+                    self._backward(sanitizer)
+            except (Stopped, Effect) as error:
                 raise NotAgain(str(error)) from None
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
                 raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
@@ -292,6 +294,20 @@ class _Again:
 def _drawn() -> tuple[Any, bytes]:
     """Where the random numbers of Python and numpy stand: to read them before every call of a model would cost too much."""
     return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
+
+
+class _OnlyPure:
+    """An operator of the program's own may count, draw or communicate."""
+
+    on_trouble: Callable[[Any], None] | None = None
+
+    def before(self, op: Op) -> None:
+        if not is_pure(op.func) and not is_view_op(op.func):
+            raise Stopped(f"the model calls {op.name}, which may do more than compute")
+
+    def after(self, op: Op, state: Any) -> None: ...
+
+    def passed_by(self, op: Op) -> None: ...
 
 
 class _NoCollectives:
@@ -372,9 +388,15 @@ def _obstacle(calls: Sequence[ModelCall]) -> str:
     if not calls:
         return "no call of the model was seen"
     if not all(call.is_intact for call in calls):
-        return "its inputs have been written over since"
+        return "its inputs have been written over or let go since"
     if any(call.has_modes for call in calls) or torch._C._len_torch_dispatch_stack():
         return "a mode of the program's own was on"
+    if not can_be_guarded():
+        return "a profiler or a debugger is on, which would see it"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "hooks of the program's own handle what is saved for backward"
+    if foreign_module_hooks():
+        return "the program has hooks on all modules, which would run a second time"
     for module in (part for call in calls for part in call.module.modules()):
         if is_compiled(module) and not can_uncompile():
             return "part of the model is compiled"

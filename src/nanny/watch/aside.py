@@ -96,6 +96,13 @@ class ModuleHooks:
         return bool(self._handles)
 
 
+def foreign_module_hooks() -> bool:
+    """Does the program have hooks of its own on all modules?"""
+    lists = (f"_global_{name}_hooks" for name in ("forward", "forward_pre", "backward", "backward_pre"))
+    ours = {handle.id for part in _parts if isinstance(part, ModuleHooks) for handle in part._handles}
+    return any(not getattr(modules, name, {}).keys() <= ours for name in lists)
+
+
 class _Door:
     """A function of torch, replaced while open."""
 

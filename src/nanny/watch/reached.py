@@ -14,20 +14,25 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
+import decimal
 import enum
 import functools
 import logging
+import operator
 import queue
 import random
+import re
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 MOST_THINGS = 200_000
 MOST_NUMBERS = 1 << 22  # of an array that is copied
@@ -39,6 +44,12 @@ _LEAVES = (
     *(types.NotImplementedType, types.GenericAlias, types.UnionType, types.CodeType, np.dtype, np.generic),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator, torch.jit.ScriptFunction)
+_UNCHANGING = (
+    *(re.Pattern, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, types.MappingProxyType),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+)
+_MADE_BY_PYTHON = 1 << 9  # a class whose instances may be given another
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _NOT_PUT_BACK = (Iterator, *_LOCKS, queue.SimpleQueue, bytearray, memoryview)
 _OF_CLASSES = (
@@ -83,6 +94,7 @@ class Reached:
         self._seen[id(thing)] = thing
         if issubclass(kind, Tensor):
             self.tensors.append(thing)
+            self._keep_attributes(thing, kind)
         elif issubclass(kind, (tuple, frozenset)):
             self._waiting += thing
         elif issubclass(kind, types.FunctionType):
@@ -94,29 +106,40 @@ class Reached:
             self._waiting.append(thing.__func__)
         elif issubclass(kind, property):
             self._waiting += (thing.fget, thing.fset, thing.fdel)
+        elif issubclass(kind, weakref.ref):
+            self._waiting.append(thing())
         else:
             self._look_into_object(thing, kind)
 
     def _look_into_object(self, thing: Any, kind: type) -> None:
         is_known = self._keep_content(thing, kind)
-        if _root_of(kind.__module__) == "torch" and not issubclass(kind, nn.Module):
-            return  # an operator, say: what its kernel remembers is no business of Python's
-        try:
-            attributes = object.__getattribute__(thing, "__dict__")  # whatever the class makes of a look
-        except AttributeError:
-            attributes = None
-        if type(attributes) is dict:
-            self._keep_mapping(attributes)
-            self._waiting += attributes.values()
-            self._look_into_class(kind)
+        if issubclass(kind, _OPERATORS):
+            return  # what its kernel remembers is no business of Python's; operators are looked at when they run
+        if self._keep_attributes(thing, kind):
             is_known = is_known or not issubclass(kind, _NOT_PUT_BACK)
         elif not is_known and any("__slots__" in vars(one) for one in kind.__mro__):
             self._keep_slots(thing, kind)
             is_known = not issubclass(kind, _NOT_PUT_BACK)
         elif not is_known:
-            is_known = _root_of(kind.__module__) in _LIBRARIES and not issubclass(kind, _NOT_PUT_BACK)
+            of_arrays = _root_of(kind.__module__) in ("torch", "numpy") and not issubclass(kind, np.ndarray)
+            is_known = kind is object or issubclass(kind, _UNCHANGING) or of_arrays
         if not is_known and not (issubclass(kind, _LOCKS) and _is_free(thing)):
             self.obstacle = f"its code reaches a {kind.__name__}, which cannot be put back"
+
+    def _keep_attributes(self, thing: Any, kind: type) -> bool:
+        """Whether it has any of its own."""
+        try:  # whatever the class makes of a look; what belongs to a thread has a way of its own
+            attributes = thing.__dict__ if kind is threading.local else object.__getattribute__(thing, "__dict__")
+        except AttributeError:
+            return False
+        if type(attributes) is not dict:
+            return False
+        self._keep_mapping(attributes)
+        self._waiting += attributes.values()
+        self._look_into_class(kind)
+        if kind.__flags__ & _MADE_BY_PYTHON:
+            self._keep(lambda: type(thing) is kind, lambda: object.__setattr__(thing, "__class__", kind))
+        return True
 
     def _keep_content(self, thing: Any, kind: type) -> bool:
         """Of a container or a source of random numbers; by the methods of the plain class, whatever the program made of it."""
