@@ -150,7 +150,7 @@ def _learn(model: Any, out: Any, optimizer: Any = None) -> None:
         if tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_nested:
             weights = torch.linspace(0.5, 1.5, tensor.numel(), dtype=torch.float32).reshape(tensor.shape)
             weighted = tensor * weights.to(tensor.dtype)
-            losses.append((torch.view_as_real(weighted) if weighted.is_complex() else weighted).sum().float())
+            losses.append((torch.view_as_real(weighted) if weighted.is_complex() else weighted).float().sum())
     if losses:
         torch.stack(losses).sum().backward()
         (optimizer or torch.optim.SGD(model.parameters(), lr=1e-4)).step()
@@ -453,6 +453,9 @@ def try_cases(
             tally.cases[watcher] += 1
             try:
                 found = list(problems(case, plain, run_case(case, watcher)))
+                if "bits" in found and run_case(case).fingerprint != plain.fingerprint:
+                    tally.left_out["differs when run twice alone"] += 1  # memory that nobody has written
+                    break
             except Exception as error:  # noqa: BLE001 - the tool itself failed to open or close
                 found = [f"raised: {type(error).__name__}: {error}"]
             for what in found:

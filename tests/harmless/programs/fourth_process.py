@@ -420,7 +420,8 @@ def child_descriptors(seed: int) -> Program:
     model, notes = mlp(), []  # type: tuple[Any, list[str]]
     code = (
         "import os, signal; print(sorted(os.environ), [f for f in range(3, 200) if os.path.exists(f'/proc/self/fd/{f}')"
-        " and 'fd' not in os.readlink(f'/proc/self/fd/{f}')], signal.getsignal(signal.SIGPIPE), os.nice(0))"
+        " and 'fd' not in os.readlink(f'/proc/self/fd/{f}')], signal.getsignal(signal.SIGPIPE),"
+        " os.nice(0) - os.getpriority(os.PRIO_PROCESS, os.getppid()))"
     )
 
     def loss(i: int) -> torch.Tensor:
