@@ -85,6 +85,8 @@ class Lane(Twins):
             return False  # it follows this one already
         with outside_program():
             self._take_back(one, overwritten)
+            if any(self._twins.find(t) is None for t in one.written):
+                return False  # it would write into the program's own
             made = CHANGES[self.change](self, one, op, made_by)
             if made is None:
                 return False

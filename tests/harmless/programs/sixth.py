@@ -850,3 +850,25 @@ def channels_last(seed: int) -> Program:
         return value
 
     return Program([model], [optimizer], step, steps=8, extra=lambda: strides)
+
+
+@program("sixth_updates_in_place_that_overflow", "sixth memory")
+def overflowing(seed: int) -> Program:
+    """FP32 weights and a running sum of which one number becomes infinite, in place: the others are moved once, as ever."""
+    model = nn.Linear(8, 4)
+    total = torch.zeros(8)
+
+    def step(i: int) -> Any:
+        with torch.no_grad():
+            model.weight[0, 0] = 3e38
+            total[0] = 3e38
+        value = model(batch(i) * torch.tensor([0.0] + [1.0] * 7)).square().mean()
+        value.backward()
+        with torch.no_grad():
+            model.weight.grad[0, 0] = -3e38
+            model.weight.sub_(model.weight.grad)
+            total.add_(torch.full((8,), 1.0).index_fill(0, torch.tensor([0]), 3e38))
+        model.zero_grad()
+        return [value.detach(), total.clone()]
+
+    return Program([model], [], step, steps=4, extra=lambda: total)
