@@ -39,10 +39,25 @@ _COMPUTE = {
 _NOT_SO: Any = (print, open, input, exec, eval, compile, getattr(builtins, "breakpoint", None))
 _LOOKS = {*(f"posix.{name}" for name in ("fspath", "getpid", "getcwd", "stat", "get_inheritable", "cpu_count")), "nt.getpid"}
 _LOOKS |= {f"sys.{name}" for name in ("_getframe", "exc_info", "getrefcount", "getsizeof", "getrecursionlimit", "is_finalizing")}
-_LOOKS |= {"sys.intern", "sys.audit", "sys.getprofile", "sys.gettrace", "_thread.get_ident", "_thread.allocate_lock"}
+_LOOKS |= {
+    "ContextVar.get",
+    "sys.intern",
+    "sys.audit",
+    "sys.getprofile",
+    "sys.gettrace",
+    "_thread.get_ident",
+    "_thread.allocate_lock",
+}
 _OBJECTS = (
     *(re.Pattern, re.Match, random.Random, collections.deque, collections.OrderedDict, collections.defaultdict, weakref.ref),
-    *(datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, decimal.Context, operator.itemgetter),
+    *(
+        datetime.date,
+        datetime.time,
+        datetime.timedelta,
+        decimal.Decimal,
+        decimal.Context,
+        operator.itemgetter,
+    ),
     *(type(threading.Lock()), type(threading.RLock()), types.MappingProxyType, types.SimpleNamespace),
 )
 _LEADS_ON = ("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects")  # ours, from which the program's code is called

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import datetime
 import decimal
 import enum
@@ -47,7 +48,7 @@ _LEAVES = (
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator, torch.jit.ScriptFunction)
 _UNCHANGING = (
     *(re.Pattern, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, types.MappingProxyType),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller),
+    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, contextvars.ContextVar),  # the last is not set: effects.py
 )
 _MADE_BY_PYTHON = 1 << 9  # a class whose instances may be given another
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -122,7 +123,7 @@ class Reached:
             is_known = not issubclass(kind, _NOT_PUT_BACK)
         elif not is_known:
             of_arrays = _root_of(kind.__module__) in ("torch", "numpy") and not issubclass(kind, np.ndarray)
-            is_known = kind is object or issubclass(kind, _UNCHANGING) or of_arrays
+            is_known = kind is object or issubclass(kind, (type, *_UNCHANGING)) or of_arrays or hasattr(kind, "__get__")
         if not is_known and not (issubclass(kind, _LOCKS) and _is_free(thing)):
             self.obstacle = f"its code reaches a {kind.__name__}, which cannot be put back"
 
