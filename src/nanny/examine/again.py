@@ -9,6 +9,7 @@ parts run as they were written: what is compared with FP32 is then not the very 
 
 from __future__ import annotations
 
+import contextvars
 import os
 import pickle
 import random
@@ -199,6 +200,9 @@ class _Again:
         self.untouched = True  # it left no trace in the model, even before all was put back
 
     def run(self, sanitizer: Sanitizer | None = None) -> None:
+        contextvars.copy_context().run(self._run, sanitizer)  # what it sets of the program's context ends with it
+
+    def _run(self, sanitizer: Sanitizer | None) -> None:
         given = [tensor for call in self._calls for tensor in call.inputs]
         states: list[KeptState] = []
         with ExitStack() as kept:

@@ -55,7 +55,7 @@ def analyze_tensor(
         dimensions = measure_dimensions(x, chosen, seen)
         tiles = None if tile is None else measure_tiles(x, tile, target, seen)
         reductions = measure_reductions(x, chosen, target)
-        exponents = exponents_of(x)
+        exponents = exponents_of(x.contiguous())  # the same sample whatever the layout
     report = TensorReport(
         name=name,
         shape=tuple(source.shape),

@@ -40,7 +40,7 @@ _NOT_SO: Any = (print, open, input, exec, eval, compile, getattr(builtins, "brea
 _LOOKS = {*(f"posix.{name}" for name in ("fspath", "getpid", "getcwd", "stat", "get_inheritable", "cpu_count")), "nt.getpid"}
 _LOOKS |= {f"sys.{name}" for name in ("_getframe", "exc_info", "getrefcount", "getsizeof", "getrecursionlimit", "is_finalizing")}
 _LOOKS |= {
-    "ContextVar.get",
+    *("ContextVar.get", "ContextVar.set", "ContextVar.reset"),  # in a copy of the context, which nobody sees
     "sys.intern",
     "sys.audit",
     "sys.getprofile",

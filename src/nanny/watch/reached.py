@@ -48,7 +48,12 @@ _LEAVES = (
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator, torch.jit.ScriptFunction)
 _UNCHANGING = (
     *(re.Pattern, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, decimal.Decimal, types.MappingProxyType),
-    *(operator.itemgetter, operator.attrgetter, operator.methodcaller, contextvars.ContextVar),  # the last is not set: effects.py
+    *(
+        operator.itemgetter,
+        operator.attrgetter,
+        operator.methodcaller,
+        contextvars.ContextVar,
+    ),  # the last in a copy
 )
 _MADE_BY_PYTHON = 1 << 9  # a class whose instances may be given another
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
