@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.finding import NannyError, Severity
+from ..core.finding import NannyError
 from ..diagnose.verdict import severity_counts
 from ..store import reader
 from ..store.damage import Damage, file_damage, lost_rows, run_numbers
@@ -89,7 +89,7 @@ def _runs_in(path: Path, damage: Damage | None) -> list[ListedRun]:
     with reader.reading(path, damage) as db, reader.one_moment(db):
         for run in [reader.pick_run(db, row.id) for row in reader.runs(db)]:
             ends = reader.steps(db, run.id)
-            counts = severity_counts(reader.findings(db, run.id, severity=Severity.WARNING))
+            counts = severity_counts(reader.findings(db, run.id))
             out.append(
                 ListedRun(
                     file=str(path),

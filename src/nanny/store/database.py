@@ -82,8 +82,24 @@ class WritingStore:
                 }
             )
 
-    def transaction(self) -> contextlib.AbstractContextManager[None]:
-        return _transaction(self)
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        before = dict(self.tallies), dict(self.row), dict(self.ids)
+        with _in_sqlite:
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                for key, tally in self.tallies.items():
+                    if tally != before[0].get(key):
+                        write_tally(self.db, key, tally)
+                self.db.execute("COMMIT")
+                self.remember_files()
+            except BaseException:
+                self.layouts.clear()  # layouts of this transaction are gone with it
+                self.tallies, self.row, self.ids = before
+                if self.db.in_transaction:  # a full disk ends the transaction by itself
+                    self.db.execute("ROLLBACK")
+                raise
 
     def remember_files(self) -> None:
         wal = self.path.with_name(self.path.name + "-wal")
@@ -168,11 +184,10 @@ class WritingStore:
                 for row in found:
                     self._put("scalar", name, row[2], row, row[4])
 
-    def put_finding(self, row: tuple[Any, ...]) -> None:
-        self._put_next("finding", row)
-
-    def put_dump(self, row: tuple[int, str, str, str]) -> None:
-        self._put_next("dump", row)
+    def put_next(self, table: str, row: tuple[Any, ...]) -> None:
+        """Into a table whose rows are numbered: findings, dumps."""
+        self.ids[table] += 1
+        self._put(table, "", self.ids[table], (self.ids[table], self.run, *row))
 
     def put_examination(self, step: int, data: str) -> None:
         self._put("examination", "", step, (self.run, step, data))
@@ -205,10 +220,6 @@ class WritingStore:
             row = (*row, crc)
         self.db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
         self.tallies[self.run, table, name] = tally.plus(crc, order)
-
-    def _put_next(self, table: str, row: tuple[Any, ...]) -> None:
-        self.ids[table] += 1
-        self._put(table, "", self.ids[table], (self.ids[table], self.run, *row))
 
     def _take_out(self, table: str, name: str, order: int, tally: Tally) -> Tally:
         named, ordered = PARTS[table]
@@ -247,26 +258,6 @@ class WritingStore:
             found = self.db.execute("SELECT id FROM layout WHERE rows = ? AND zeros = ?", (rows, zeros)).fetchone()
             self.layouts[rows, zeros] = found[0]
         return self.layouts[rows, zeros]
-
-
-@contextlib.contextmanager
-def _transaction(store: WritingStore) -> Iterator[None]:
-    before = dict(store.tallies), dict(store.row), dict(store.ids)
-    with _in_sqlite:
-        store.db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            for key, tally in store.tallies.items():
-                if tally != before[0].get(key):
-                    write_tally(store.db, key, tally)
-            store.db.execute("COMMIT")
-            store.remember_files()
-        except BaseException:
-            store.layouts.clear()  # layouts of this transaction are gone with it
-            store.tallies, store.row, store.ids = before
-            if store.db.in_transaction:  # a full disk ends the transaction by itself
-                store.db.execute("ROLLBACK")
-            raise
 
 
 # A child forked while the writer thread is inside SQLite would inherit SQLite's own mutexes locked for ever, and hang when

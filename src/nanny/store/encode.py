@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..core.finding import Finding, Severity
+from ..core.plain_json import finite
 
 _NONFINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _PLACE = ("rank", "file", "line", "column", "end_line", "end_column", "cell")
@@ -21,24 +22,6 @@ def clean_text(text: object) -> str:
     return str(text).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if not isinstance(value, float) and hasattr(value, "tolist"):  # numpy scalars and arrays
-        return _plain(value.tolist())
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if not isinstance(value, float):
-        return str(value)
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-
-
 def to_json(value: Any) -> str:
     """Strict JSON of anything: non-finite numbers by name, what JSON does not know as its text."""
     try:
@@ -47,13 +30,25 @@ def to_json(value: Any) -> str:
         return json.dumps(_plain(value), allow_nan=False)
 
 
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return finite(value)
+    return value if value is None or isinstance(value, (str, int)) else _plain(_one_level(value))
+
+
 def _one_level(value: Any) -> Any:
     """What `json` does not know, as what it knows; the parts it asks about itself. Most of a value is never seen from Python."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: getattr(value, name) for name in _names_of(type(value))}
     if isinstance(value, Mapping):
         return dict(value)
-    return list(value) if isinstance(value, (set, frozenset)) else _plain(value)
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)  # numpy scalars and arrays
 
 
 @lru_cache(maxsize=256)
@@ -107,10 +102,6 @@ def number_to_sql(value: float | None) -> float | str | None:
     return "NaN" if math.isnan(value) else value
 
 
-def number_from_sql(value: float | str | None) -> float | None:
-    return None if value is None else float(value)
-
-
 def finding_row(finding: Finding) -> tuple[Any, ...]:
     """In the order of the table, after its id and run."""
     place = {name: getattr(finding, name) for name in _PLACE}
@@ -138,8 +129,8 @@ def finding_of(row: tuple[Any, ...]) -> Finding:
         hint=hint,
         site=site,
         step=step,
-        value=number_from_sql(value),
-        limit=number_from_sql(limit),
+        value=None if value is None else float(value),
+        limit=None if limit is None else float(limit),
         evidence=from_json(evidence),
         **json.loads(place),
     )

@@ -19,14 +19,13 @@ import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from ..core.examination import Examination
-from ..core.finding import Finding, NannyError, Severity
+from ..core.finding import Finding, NannyError
 from ..core.step import Site
 from . import older, schema
 from .damage import (
@@ -279,8 +278,7 @@ def samples(
 
 def sample_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:
     """Steps at which this kind was sampled, ascending."""
-    rows = db.execute("SELECT step FROM sample WHERE run = ? AND kind = ? ORDER BY step", (run, kind)).fetchall()
-    return np.array([step for (step,) in rows], np.int64)
+    return _steps_in(db, "sample", run, kind)
 
 
 def sample_at(db: sqlite3.Connection, run: int, kind: str, step: int) -> dict[str, np.ndarray] | None:
@@ -314,33 +312,17 @@ def histograms(
 
 def histogram_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:
     """Steps at which histograms of this kind were taken, ascending."""
-    rows = db.execute("SELECT step FROM histogram WHERE run = ? AND kind = ? ORDER BY step", (run, kind)).fetchall()
+    return _steps_in(db, "histogram", run, kind)
+
+
+def _steps_in(db: sqlite3.Connection, table: str, run: int, kind: str) -> np.ndarray:
+    rows = db.execute(f"SELECT step FROM {table} WHERE run = ? AND kind = ? ORDER BY step", (run, kind)).fetchall()
     return np.array([step for (step,) in rows], np.int64)
 
 
-def findings(
-    db: sqlite3.Connection,
-    run: int,
-    *,
-    severity: Severity | None = None,
-    code: str | None = None,
-    first: int | None = None,
-    last: int | None = None,
-    site_glob: str | None = None,
-    limit: int | None = None,
-) -> list[Finding]:
-    """In the order in which they were found; `severity` and above. A range of steps leaves out those without a step."""
-    found = [finding_of(row[2:]) for row in _whole(db, "finding", "WHERE run = ? ORDER BY id", (run,))]
-    wanted = [
-        finding
-        for finding in found
-        if (severity is None or finding.severity >= severity)
-        and (code is None or finding.code == code)
-        and (first is None or (finding.step is not None and finding.step >= first))
-        and (last is None or (finding.step is not None and finding.step <= last))
-        and (site_glob is None or fnmatchcase(finding.site, site_glob))
-    ]
-    return wanted[:limit]
+def findings(db: sqlite3.Connection, run: int) -> list[Finding]:
+    """In the order in which they were found."""
+    return [finding_of(row[2:]) for row in _whole(db, "finding", "WHERE run = ? ORDER BY id", (run,))]
 
 
 def _whole(db: sqlite3.Connection, part: str, where: str, values: tuple[int | str, ...]) -> list[tuple[Any, ...]]:

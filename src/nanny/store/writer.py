@@ -134,11 +134,11 @@ class RunWriter:
     def add_findings(self, findings: Iterable[Finding]) -> None:
         """Like `add_finding`, with one wait for all of them."""
         rows = [finding_row(finding) for finding in findings]
-        self._enqueue_urgent([partial(WritingStore.put_finding, row=row) for row in rows], wait=True)
+        self._enqueue_urgent([partial(WritingStore.put_next, table="finding", row=row) for row in rows], wait=True)
 
     def add_dump(self, step: int, site: str, path: str, sha256: str) -> None:
         row = (int(step), clean_text(site), clean_text(path), sha256)
-        self._enqueue_urgent([partial(WritingStore.put_dump, row=row)])
+        self._enqueue_urgent([partial(WritingStore.put_next, table="dump", row=row)])
 
     def add_examination(self, examination: Examination) -> None:
         data = to_json(asdict(examination))
