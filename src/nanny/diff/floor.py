@@ -71,21 +71,12 @@ def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], 
 @contextmanager
 def _rounding_layers(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Rounded weights, and hooks that round what layers without children take and return; then as before."""
-
-    def round_all(value: Any) -> Any:
-        return map_floats(value, lambda t: _round(t, dtype))
-
-    def before(module: nn.Module, args: Any) -> Any:
-        return round_all(args)
-
-    def after(module: nn.Module, args: Any, output: Any) -> Any:
-        return round_all(output)
-
+    change = partial(_round, dtype=dtype)
     layers = [m for m in model.modules() if not any(m.children())]
-    handles: list[Any] = [m.register_forward_pre_hook(before) for m in layers]
-    handles += [m.register_forward_hook(after) for m in layers]
+    handles: list[Any] = [m.register_forward_pre_hook(lambda _, args: map_floats(args, change)) for m in layers]
+    handles += [m.register_forward_hook(lambda *call: map_floats(call[-1], change)) for m in layers]
     try:
-        with _other_weights(model, lambda t: _round(t, dtype)):
+        with _other_weights(model, change):
             yield
     finally:
         for handle in handles:

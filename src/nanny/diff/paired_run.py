@@ -21,10 +21,10 @@ from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import outside_program, short_dtype
 from ..watch.twins import Twins
 from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
-from .records import CallDiff, Failure, GradDiff, GradTotals, IntegerLoss, Mix, NonfiniteOp, OpError
+from .records import CallDiff, Failure, GradDiff, GradTotals
 from .separate_runs import SeparateRun, separate_run
 from .settings import DiffSettings, loss_of
-from .watch import PairWatcher
+from .watch import PairWatcher, SeenOps
 
 FP16_SCALES = (2.0**16, 2.0**12, 2.0**8, 2.0**4, 1.0)  # a GradScaler would settle on its own
 
@@ -42,14 +42,7 @@ class Pass:
     notes: tuple[str, ...]
     loss_own: float | None = None
     reseeds: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (operation, why) -> times
-    flips: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    operations: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    flops: Mapping[str, int] = field(default_factory=dict)
-    integers: Mapping[tuple[str, str], IntegerLoss] = field(default_factory=dict)
-    faults: tuple[NonfiniteOp, ...] = ()
-    op_errors: tuple[OpError, ...] = ()
-    mixes: Mapping[str, Mix] = field(default_factory=dict)
-    other_ways: tuple[str, ...] = ()  # sites where the reference would have gone another way
+    ops: SeenOps = field(default_factory=SeenOps)
     interrupted: bool = False  # the calls are those that were seen until then
 
 
@@ -73,7 +66,7 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: DiffSettings)
     assert outcome is not None
     if isinstance(outcome, Failure):
         return outcome
-    if outcome.other_ways or outcome.reseeds:
+    if outcome.ops.other_ways or outcome.reseeds:
         outcome = _beside_separate_runs(model, batch, target, settings, scale, outcome)
     return replace(outcome, notes=(*outcome.notes, *without))
 
@@ -154,7 +147,6 @@ def _pass_of(
     if loss is not None:
         own = watcher.own_of_parameters
         gradients, total = _parameter_gradients(model, shadows, scale, settings.target, settings.limits, own)
-    ops = watcher.ops
     return Pass(
         calls=watcher.calls,
         activation_gradients=watcher.gradients,
@@ -165,14 +157,7 @@ def _pass_of(
         loss_own=None if loss is None or own_loss is None else relative_l2(own_loss, shadows.twin(loss)),
         notes=tuple(notes),
         reseeds=dict(shadows.reseeds),
-        flips=ops.flips,
-        operations=ops.operations,
-        flops=ops.flops,
-        integers=ops.integers,
-        faults=tuple(ops.faults.values()),
-        op_errors=tuple(ops.errors),
-        mixes=ops.mixes,
-        other_ways=tuple(ops.other_ways),
+        ops=watcher.ops.seen,
     )
 
 
@@ -189,7 +174,7 @@ def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: D
     must_repeat(outcome.calls, separate.calls)
     unmatched = [c.name for c in outcome.calls if (c.site, c.call) not in errors]
     own = {g.name: g.own for g in outcome.gradients}
-    ways = [f"a branch in {site or 'the model itself'}" for site in outcome.other_ways]
+    ways = [f"a branch in {site or 'the model itself'}" for site in outcome.ops.other_ways]
     ways += [op for op, _ in outcome.reseeds]
     unlike = f"; without a counterpart: {listed(unmatched)}" if unmatched else ""
     note = (

@@ -137,10 +137,10 @@ def _merge_passes(
         loss_own=passes[-1].loss_own if passes else None,
         floor=settings.target.unit_roundoff * max(len(leaves), 1) ** 0.5,
         flips=_flips(passes),
-        operations=tuple(OpUse(*key, count) for key, count in passes[0].operations.items()) if passes else (),
-        flops=dict(passes[0].flops) if passes else {},
-        integers=tuple({key: lost for p in passes for key, lost in p.integers.items()}.values()),
-        mixes=tuple({site: mix for p in passes for site, mix in p.mixes.items()}.values()),
+        operations=tuple(OpUse(*key, count) for key, count in passes[0].ops.operations.items()) if passes else (),
+        flops=dict(passes[0].ops.flops) if passes else {},
+        integers=tuple({key: lost for p in passes for key, lost in p.ops.integers.items()}.values()),
+        mixes=tuple({site: mix for p in passes for site, mix in p.ops.mixes.items()}.values()),
         failure=failure,
         partial=any(p.interrupted for p in passes),
         reseeds={f"{op}: {why}": n for p in passes for (op, why), n in p.reseeds.items()},
@@ -174,7 +174,7 @@ def _worst_gradients(batches: Sequence[Sequence[GradDiff]]) -> tuple[GradDiff, .
 def _flips(passes: Sequence[Pass]) -> tuple[Flip, ...]:
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for one in passes:
-        for key, (flipped, count) in one.flips.items():
+        for key, (flipped, count) in one.ops.flips.items():
             before = sums.get(key, (0, 0))
             sums[key] = (before[0] + flipped, before[1] + count)
     return tuple(Flip(site, op, flipped, count) for (site, op), (flipped, count) in sums.items() if flipped)
@@ -225,7 +225,7 @@ def _look_closely(model: nn.Module, batch: Any, target: Any, settings: DiffSetti
     if isinstance(again, Failure):
         return report
     must_repeat(report.outputs, [c for c in again.calls if not c.site])
-    return replace(report, faults=again.faults, op_errors=again.op_errors)
+    return replace(report, faults=tuple(again.ops.faults.values()), op_errors=tuple(again.ops.errors))
 
 
 def _with_floor(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport) -> DiffReport:

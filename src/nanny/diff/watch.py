@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -232,6 +233,20 @@ class PairWatcher:
                 self.own_of_parameters[name] = relative_l2(own, self.shadows.twin(parameter.grad))
 
 
+@dataclass
+class SeenOps:
+    """What the operations of one pass told; keys begin with the module."""
+
+    operations: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    flops: Counter[str] = field(default_factory=Counter)
+    flips: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    integers: dict[tuple[str, str], IntegerLoss] = field(default_factory=dict)
+    mixes: dict[str, Mix] = field(default_factory=dict)
+    faults: dict[tuple[str, bool], NonfiniteOp] = field(default_factory=dict)
+    errors: list[OpError] = field(default_factory=list)
+    other_ways: Counter[str] = field(default_factory=Counter)  # results that send Python code another way than in the reference
+
+
 class OpWatcher:
     """`place()` names the module that runs: "" the model's own code, `LOSS` what comes after it. `order()` counts ended calls."""
 
@@ -244,15 +259,8 @@ class OpWatcher:
         self._order = order
         self._closely = closely
         self.shadows: Twins
-        self.operations: Counter[tuple[str, str, str]] = Counter()
-        self.flops: Counter[str] = Counter()
-        self.flips: dict[tuple[str, str], tuple[int, int]] = {}
-        self.integers: dict[tuple[str, str], IntegerLoss] = {}
-        self.mixes: dict[str, Mix] = {}
-        self.faults: dict[tuple[str, bool], NonfiniteOp] = {}
-        self.errors: list[OpError] = []
+        self.seen = SeenOps()
         self._makers: StorageMap[str] = StorageMap()  # the operation that filled a storage
-        self.other_ways: Counter[str] = Counter()  # operations whose result sends Python code another way than in the reference
 
     def __call__(self, op: Operation) -> None:
         backward = in_backward()
@@ -279,10 +287,10 @@ class OpWatcher:
             self._keep_error(name, site, first, twin, backward)
 
     def _count(self, op: Operation, site: str, first: Tensor) -> None:
-        self.operations[(site, op.name, short_dtype(first.dtype))] += 1
+        self.seen.operations[(site, op.name, short_dtype(first.dtype))] += 1
         formula = flop_registry.get(op.func.overloadpacket)
         if formula is not None:
-            self.flops[site] += int(formula(*op.args, **op.kwargs, out_val=op.out))
+            self.seen.flops[site] += int(formula(*op.args, **op.kwargs, out_val=op.out))
 
     def _compare(self, op: Operation, site: str, first: Tensor, twin: Tensor) -> None:
         if first.dtype in LOW:
@@ -296,7 +304,7 @@ class OpWatcher:
     def _look_for_branch(self, op: Operation) -> None:
         """A whole number or truth value that Python reads decides what runs next."""
         if isinstance(op.out, (bool, int)) and op.twin_out is not None and op.twin_out != op.out:
-            self.other_ways[self._place()] += 1
+            self.seen.other_ways[self._place()] += 1
 
     def _look_for_mix(self, op: Operation, site: str) -> None:
         if op.name == "convolution":
@@ -306,8 +314,8 @@ class OpWatcher:
             sizes = contributions(op.args[left], op.args[right])
         ratio, index = contribution_ratio(sizes) if sizes is not None else (1.0, 0)
         notable = self._limits.imbalance_notable_roundoffs / self._target.unit_roundoff
-        if notable < ratio < math.inf and (site not in self.mixes or self.mixes[site].ratio < ratio):
-            self.mixes[site] = Mix(site, op.name, ratio, index)
+        if notable < ratio < math.inf and (site not in self.seen.mixes or self.seen.mixes[site].ratio < ratio):
+            self.seen.mixes[site] = Mix(site, op.name, ratio, index)
 
     def _maker(self, op: Operation, first: Tensor) -> str:
         """A cast only stores what another operation has made: that one is named."""
@@ -318,14 +326,14 @@ class OpWatcher:
         return name
 
     def _look_for_fault(self, op: Operation, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
-        if (site, backward) in self.faults or is_finite(first):
+        if (site, backward) in self.seen.faults or is_finite(first):
             return
         operands = list(float_leaves((op.args, dict(op.kwargs))))
         spoiled = ~torch.isfinite(first) & torch.isfinite(twin)
         if not bool(spoiled.any()) or not all(is_finite(t) for t in operands):
             return
         reached = twin[torch.isfinite(twin)].abs()
-        self.faults[(site, backward)] = NonfiniteOp(
+        self.seen.faults[(site, backward)] = NonfiniteOp(
             site=site,
             op=name,
             nan=bool(first.isnan().any()),
@@ -338,20 +346,20 @@ class OpWatcher:
     def _keep_error(self, name: str, site: str, first: Tensor, twin: Tensor, backward: bool) -> None:
         """Tells the operations inside a module, the model's own code or the loss apart."""
         own = self.shadows.own_gradient(first) if backward else self.shadows.own_value(first)
-        if own is None or len(self.errors) >= _MOST_ERRORS:
+        if own is None or len(self.seen.errors) >= _MOST_ERRORS:
             return
         error = compare(own, twin, self._target, self._limits)
         plain = self._limits.rel_l2_warn_roundoffs * self._target.unit_roundoff
         if error.spoiled or 4 * error.rel_l2 > plain or 4 * (error.centred or 0.0) > self._limits.diff_centred_warn:
-            self.errors.append(OpError(site, name, error.rel_l2, error.centred, error.spoiled, backward, self._order()))
+            self.seen.errors.append(OpError(site, name, error.rel_l2, error.centred, error.spoiled, backward, self._order()))
 
     def _count_flips(self, op: Operation, site: str) -> None:
         reals = op.out if isinstance(op.out, (tuple, list)) else [op.out]
         twins = op.twin_out if isinstance(op.twin_out, (tuple, list)) else [op.twin_out]
         for real, twin in zip(reals, twins):
             if isinstance(real, Tensor) and not real.is_floating_point() and real.numel():
-                flipped, count = self.flips.get((site, op.name), (0, 0))
-                self.flips[(site, op.name)] = (flipped + int((real != twin).sum()), count + real.numel())
+                flipped, count = self.seen.flips.get((site, op.name), (0, 0))
+                self.seen.flips[(site, op.name)] = (flipped + int((real != twin).sum()), count + real.numel())
 
     def _look_for_integers(self, name: str, site: str, real: Tensor, twin: Tensor) -> None:
         line, wide = real.reshape(-1), twin.reshape(-1)
@@ -364,7 +372,7 @@ class OpWatcher:
             return
         changed = float((line[::step].to(wide.dtype) != wide).double().mean())
         if changed and len(wide.unique()) > 2:
-            self.integers.setdefault((site, name), IntegerLoss(site, name, largest, changed))
+            self.seen.integers.setdefault((site, name), IntegerLoss(site, name, largest, changed))
 
 
 def _first_results(op: Operation) -> tuple[Tensor | None, Tensor | None]:

@@ -53,7 +53,10 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     if len(sources) < 2:
         return Apart()
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
-    same = (*_same_batches(sources, groups), *_rounded_sums(sources, groups), *_never_updated(sources, groups))
+    by_rank = {source.run.rank: source for source in sources}
+    named = dict.fromkeys(group for known in groups.values() for group in known)
+    members = [{rank: by_rank[rank] for rank in sorted(group) if rank in by_rank} for group in named]
+    same = (*_same_batches(members), *_rounded_sums(sources, groups), *_never_updated(members))
     by_moment: dict[tuple[int, int, int], dict[int, Checksums]] = {}
     everyone = frozenset(source.run.rank for source in sources)
     varied: set[str] = set()
@@ -80,11 +83,10 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     return Apart(parameters, last, same)
 
 
-def _same_batches(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Finding]:
+def _same_batches(groups: Sequence[Mapping[int, Source]]) -> Iterator[Finding]:
     """Replicas that were given the same batch at the first look and at the last, and not the same one at both."""
-    by_rank = {source.run.rank: source for source in sources}
-    for group in dict.fromkeys(group for known in groups.values() for group in known):
-        told = [by_rank[r].evidence.facts for r in sorted(group)[:MOST_ASKED] if r in by_rank]
+    for members in groups:
+        told = [source.evidence.facts for source in list(members.values())[:MOST_ASKED]]
         told = [f for f in told if f.first.setup is not None]
         looks = {(a.batch, b.batch, f.count("setup")) for f in told if (a := f.first.setup) and (b := f.latest.setup)}
         if len(told) > 1 and len(looks) == 1:
@@ -97,16 +99,14 @@ def _same_batches(sources: Sequence[Source], groups: Mapping[int, Sequence[froze
                     remedy_of("same_batch_again"),
                     site="data",
                     step=told[0].first_steps.get("setup"),
-                    evidence={"ranks": sorted(group)[: len(told)]},
+                    evidence={"ranks": list(members)[: len(told)]},
                 )
 
 
-def _never_updated(sources: Sequence[Source], groups: Mapping[int, Sequence[frozenset[int]]]) -> Iterator[Finding]:
+def _never_updated(groups: Sequence[Mapping[int, Source]]) -> Iterator[Finding]:
     """Replicas whose optimizer never steps, and whose weights nobody moves, while that of others does."""
     enough = Limits().lost_steps
-    by_rank = {source.run.rank: source for source in sources}
-    for group in dict.fromkeys(group for known in groups.values() for group in known):
-        members = {rank: by_rank[rank] for rank in sorted(group) if rank in by_rank}
+    for members in groups:
         rates = {rank: _steps_with(source, "lr") for rank, source in members.items()}
         idle = [rank for rank, source in members.items() if not rates[rank] and _trained_for_nothing(source, enough)]
         stepping = [rank for rank, steps in rates.items() if len(steps) >= enough]
