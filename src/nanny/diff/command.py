@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
-from ..core.finding import NannyError, Severity
+from ..core.finding import Severity
 from ..core.plain_json import to_text
 from ..core.terminal import complain, visible
 from ..show.term import wants_colour, width_of
@@ -110,17 +110,11 @@ def _render(report: DiffReport, args: argparse.Namespace) -> str:
     if args.format == "json":
         return to_text(report.to_json())
     if args.format == "html":
-        return _html(report, terminal_language(args.lang))
+        from .page import render_diff as render_page
+
+        return render_page(report, terminal_language(args.lang))
     colour = wants_colour(sys.stdout) and not args.output
     return render_diff(report, colour, width_of(sys.stdout), args.all, terminal_language(args.lang))
-
-
-def _html(report: DiffReport, lang: str) -> str:
-    try:
-        from .page import render_diff as render_page
-    except ModuleNotFoundError as error:
-        raise NannyError(f"--format html needs {error.name}; type: pip install plotly") from None
-    return render_page(report, lang)
 
 
 def _progress_line() -> Callable[[str], None]:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.finding import NannyError
 from ..core.numbers import listed
 from ..core.torch_files import damaged_file, load_torch_file
+from ..watch.tensors import tensors_in
 
 HOW_TO_SAVE = (
     "torch.save(x, 'sample.pt') for model(x), torch.save((a, b), 'sample.pt') for model(a, b), "
@@ -153,7 +154,7 @@ def load_sample(
         call = f"{type(model).__name__}.forward({', '.join(takes)})"
         raise NannyError(f"--input is missing: a file with what {call} takes. Save one with {HOW_TO_SAVE}")
     sample = _load(Path(file))
-    if not _tensors_in(sample):
+    if not tensors_in(sample):
         raise NannyError(f"{file}: holds no tensor; save one with {HOW_TO_SAVE}")
     target = None
     batches = sample if isinstance(sample, list) else [sample]
@@ -203,11 +204,3 @@ def _load(path: Path) -> Any:
         return load_file(path)
     except (SafetensorError, OSError):
         raise damaged_file(path, "safetensors") from None
-
-
-def _tensors_in(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return True
-    if isinstance(value, dict):
-        return any(_tensors_in(item) for item in value.values())
-    return isinstance(value, (tuple, list)) and any(_tensors_in(item) for item in value)

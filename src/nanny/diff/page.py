@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ..core.finding import Severity
 from ..core.numbers import counted, deviation, share, short, shortened
@@ -14,9 +13,8 @@ from ..show.figures import BAD, CLAIM, OWN, QUIET, frame, graph_objects
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Column, Line, Table
 from .records import MODEL, CallDiff, DiffReport, GradDiff
-from .text import COMPUTES_NOTHING, nothing_left, verdict
+from .text import angle, bad_counts, compared, operations_table, verdict
 
-T = TypeVar("T")
 NAMES_SHOWN = 60  # beside a figure; more would cover each other, and are shown under the pointer
 NAME_WIDTH = 44
 MOST_CALLS = 400
@@ -50,7 +48,7 @@ def _verdict(report: DiffReport) -> Section:
     )  # fmt: skip
     for out in report.outputs:
         explained = f"at this depth rounding explains about {share(report.floor)}"
-        bad = _bad(out)
+        bad = bad_counts(out)
         lines.append(Line(f"output: {bad}", "error") if bad else Line(f"output {deviation(out.error.rel_l2)} off; {explained}"))
     if report.loss is not None and report.reference_loss is not None:
         lines.append(Line(f"loss {short(report.loss, 6)}, {report.reference} {short(report.reference_loss, 6)}"))
@@ -75,7 +73,9 @@ def _advice(report: DiffReport) -> Section | None:
 def _calls(report: DiffReport, figures: dict[str, Any]) -> list[Section]:
     if not report.calls:
         return []
-    figures["calls"] = _calls_figure(report)
+    owns = [call.own.rel_l2 if call.own else None for call in report.calls]
+    figures["calls"] = _errors_figure(report.calls, owns, report.floor)
+    _name_culprit(figures["calls"], report)
     columns = (
         Column("module"), Column("class"), Column("dtype"), Column("shape"), Column("error", show=deviation),
         Column("own", show=deviation), Column("inherited", show=deviation), Column("centred", show=deviation),
@@ -83,10 +83,9 @@ def _calls(report: DiffReport, figures: dict[str, Any]) -> list[Section]:
     )  # fmt: skip
     rows = [
         [
-            call.name, call.module, call.dtype, " x ".join(map(str, call.shape)), _error(call),
-            call.own.rel_l2 if call.own else None, call.inherited, call.error.centred, _compared(call, call.error.max_abs),
-            None if call.error.cosine is None else 1 - call.error.cosine,
-            _compared(call, f"{short(call.error.ulp_p50, 2)} / {short(call.error.ulp_p99, 2)}"), _bad(call),
+            call.name, call.module, call.dtype, " x ".join(map(str, call.shape)), compared(call, call.error.rel_l2),
+            call.own.rel_l2 if call.own else None, call.inherited, call.error.centred, compared(call, call.error.max_abs),
+            angle(call), compared(call, f"{short(call.error.ulp_p50, 2)} / {short(call.error.ulp_p99, 2)}"), bad_counts(call),
         ]
         for call in report.calls
     ]  # fmt: skip
@@ -99,46 +98,44 @@ def _calls(report: DiffReport, figures: dict[str, Any]) -> list[Section]:
     ]
 
 
-def _calls_figure(report: DiffReport) -> Any:
-    calls = report.calls
-    names = [call.name for call in calls]
-    go = graph_objects()
-    figure = go.Figure()
-    _add_line(figure, names, [call.error.rel_l2 for call in calls], "error", OWN, "lines+markers")
-    _add_line(figure, names, [call.own.rel_l2 if call.own else None for call in calls], "own", CLAIM, "markers")
-    _add_spoiled(figure, calls)
-    _name_culprit(figure, report)
-    if report.floor > 0:
-        figure.add_scatter(x=[-0.5, len(calls) - 0.5], y=[report.floor] * 2, mode="lines", line={"color": QUIET, "dash": "dash"},
+def _errors_figure(found: Sequence[CallDiff | GradDiff], owns: Sequence[float | None] = (), floor: float = 0.0) -> Any:
+    names = [one.name for one in found]
+    figure = graph_objects().Figure()
+    _add_line(figure, names, [one.error.rel_l2 for one in found], "error", OWN, "lines+markers")
+    if owns:
+        _add_line(figure, names, owns, "own", CLAIM, "markers")
+    _add_spoiled(figure, found)
+    if floor > 0:
+        figure.add_scatter(x=[-0.5, len(found) - 0.5], y=[floor] * 2, mode="lines", line={"color": QUIET, "dash": "dash"},
                            name="what rounding explains at this depth", hoverinfo="skip")  # fmt: skip
-    return _finished(figure, names)
+    shows_names = len(names) <= NAMES_SHOWN
+    figure.update_layout(**frame(470 if shows_names else 320, top=30))
+    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.12, "x": 0})
+    if shows_names:
+        labels = [_plain(shortened(name, NAME_WIDTH)) for name in names]
+        figure.update_xaxes(tickvals=list(range(len(names))), ticktext=labels, tickangle=-55, automargin=True)
+    figure.update_xaxes(zeroline=False)
+    figure.update_layout(yaxis={"type": "log", "exponentformat": "power", "title": {"text": "relative error"}, "nticks": 7})
+    return figure
 
 
 def _gradients(report: DiffReport, figures: dict[str, Any]) -> Section | None:
     if not report.gradients:
         return None
-    figures["gradients"] = _gradients_figure(report)
+    figures["gradients"] = _errors_figure(report.gradients)
     worst = sorted(report.gradients, key=lambda g: (-(g.error.spoiled > 0), -g.error.worst))
     columns = (
         Column("name", "parameter"), Column("dtype"), Column("error", show=deviation), Column("energy", "of the whole", share),
         Column("norm", "norm in the reference"), Column("cosine", "1 - cos"), Column("bad", "not finite"),
     )  # fmt: skip
     rows = [
-        [g.name, g.dtype, _error(g), None if g.error.spoiled else g.energy, g.error.reference_norm or None,
-         None if g.error.cosine is None else 1 - g.error.cosine, _bad(g)]
+        [g.name, g.dtype, compared(g, g.error.rel_l2), None if g.error.spoiled else g.energy, g.error.reference_norm or None,
+         angle(g), bad_counts(g)]
         for g in worst
     ]  # fmt: skip
     styles = ["error" if g.error.spoiled else "" for g in worst]
     table = Table(columns, rows, "worst first", MOST_GRADIENTS, "gradients", styles)
     return Section("Gradients of parameters", (), [table], "gradients")
-
-
-def _gradients_figure(report: DiffReport) -> Any:
-    names = [g.name for g in report.gradients]
-    figure = graph_objects().Figure()
-    _add_line(figure, names, [g.error.rel_l2 for g in report.gradients], "error", OWN, "lines+markers")
-    _add_spoiled(figure, report.gradients)
-    return _finished(figure, names)
 
 
 def _add_line(figure: Any, names: Sequence[str], values: Sequence[float | None], name: str, colour: str, mode: str) -> None:
@@ -154,7 +151,7 @@ def _add_spoiled(figure: Any, found: Sequence[CallDiff | GradDiff]) -> None:
     """NaN and infinities that the reference does not have: crosses at the upper edge."""
     at = [i for i, item in enumerate(found) if item.error.spoiled]
     if at:
-        texts = [[_plain(f"{found[i].name}: {_bad(found[i]) or 'not finite'}")] for i in at]
+        texts = [[_plain(f"{found[i].name}: {bad_counts(found[i]) or 'not finite'}")] for i in at]
         figure.add_scatter(x=at, y=[1.0] * len(at), yaxis="y2", mode="markers", name="not finite", customdata=texts,
                            marker={"symbol": "x", "color": BAD, "size": 10},
                            hovertemplate="%{customdata[0]}<extra></extra>")  # fmt: skip
@@ -168,23 +165,11 @@ def _name_culprit(figure: Any, report: DiffReport) -> None:
     if at is None:
         return
     call = report.calls[at]
-    error = _error(call) or (call.own.rel_l2 if call.own else None)
+    error = compared(call, call.error.rel_l2) or (call.own.rel_l2 if call.own else None)
     at_top = call.error.spoiled or not error or error == math.inf
     place = {"yref": "paper", "y": 0.95, "ay": 30} if at_top else {"y": math.log10(error or 1), "ay": -30}
     figure.add_annotation(x=at, text=_plain(f"◆ {shortened(call.name, NAME_WIDTH)}"), showarrow=True, arrowhead=2, ax=0,
                           font={"color": BAD, "size": 13}, arrowcolor=BAD, **place)  # fmt: skip
-
-
-def _finished(figure: Any, names: Sequence[str]) -> Any:
-    named = len(names) <= NAMES_SHOWN
-    figure.update_layout(**frame(470 if named else 320, top=30))
-    figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.12, "x": 0})
-    if named:
-        labels = [_plain(shortened(name, NAME_WIDTH)) for name in names]
-        figure.update_xaxes(tickvals=list(range(len(names))), ticktext=labels, tickangle=-55, automargin=True)
-    figure.update_xaxes(zeroline=False)
-    figure.update_layout(yaxis={"type": "log", "exponentformat": "power", "title": {"text": "relative error"}, "nticks": 7})
-    return figure
 
 
 def _loose_ends(report: DiffReport) -> Section | None:
@@ -202,20 +187,8 @@ def _loose_ends(report: DiffReport) -> Section | None:
 
 
 def _operations(report: DiffReport) -> Section | None:
-    by_type: Counter[tuple[str, str]] = Counter()
-    for use in report.operations:
-        if use.op not in COMPUTES_NOTHING:
-            by_type[(use.op, use.dtype)] += use.count
-    if not by_type:
-        return None
-    dtypes = sorted({dtype for _, dtype in by_type})
-    totals: Counter[str] = Counter()
-    for (op, _), count in by_type.items():
-        totals[op] += count
-    rows = [[op, *(by_type.get((op, dtype)) for dtype in dtypes)] for op, _ in totals.most_common()]
-    table = Table((Column("operation"), *(Column(dtype) for dtype in dtypes)), rows, "calls in the first batch", MOST_OPERATIONS,
-                  "operations")  # fmt: skip
-    return Section(f"What the {report.policy} policy ran in which type", (), [table])
+    table = operations_table(report, "calls in the first batch", MOST_OPERATIONS)
+    return Section(f"What the {report.policy} policy ran in which type", (), [table]) if table.rows else None
 
 
 def _notes(report: DiffReport) -> Section | None:
@@ -223,19 +196,6 @@ def _notes(report: DiffReport) -> Section | None:
     again = [f"{anew} {why} ({n} times)" for why, n in report.reseeds.items()]
     lines = [Line(note) for note in (*report.notes, *again)]
     return Section("Notes", lines) if lines else None
-
-
-def _error(item: CallDiff | GradDiff) -> float | None:
-    return _compared(item, item.error.rel_l2)
-
-
-def _compared(item: CallDiff | GradDiff, value: T) -> T | None:
-    """None where nothing finite is left that could be compared."""
-    return None if nothing_left(item) else value
-
-
-def _bad(item: CallDiff | GradDiff) -> str:
-    return " ".join(f"{n} {word}" for n, word in ((item.error.nan, "NaN"), (item.error.inf, "Inf")) if n)
 
 
 def _plain(text: str) -> str:

@@ -302,20 +302,12 @@ def _parameter_gradients(
 
 
 def _with_totals(gradients: list[GradDiff], scale: float) -> tuple[tuple[GradDiff, ...], GradTotals]:
-    """Each gradient with its share of the whole, and the whole."""
+    """Each gradient with its share of the whole, and the whole: error, target and reference are the sides of a triangle."""
     squares = sum(g.error.reference_norm**2 for g in gradients)
     shared = tuple(replace(g, energy=g.error.reference_norm**2 / squares if squares else 0.0) for g in gradients)
-    return shared, _totals(gradients, math.sqrt(squares), scale)
-
-
-def _totals(gradients: list[GradDiff], size: float, scale: float) -> GradTotals:
-    """From the norms of the parts: error, target and reference are the sides of a triangle."""
     errors = [g.error.rel_l2 * g.error.reference_norm if g.error.reference_norm else g.error.norm for g in gradients]
-    error = math.sqrt(sum(e * e for e in errors))
+    size, error = math.sqrt(squares), math.sqrt(sum(e * e for e in errors))
     norm = math.sqrt(sum(g.error.norm**2 for g in gradients))
-    return GradTotals(
-        rel_l2=error / size if size else (math.inf if error else 0.0),
-        cosine=(norm**2 + size**2 - error**2) / (2 * norm * size) if norm and size else None,
-        reference_norm=size,
-        loss_scale=scale,
-    )
+    rel_l2 = error / size if size else math.inf if error else 0.0
+    cosine = (norm**2 + size**2 - error**2) / (2 * norm * size) if norm and size else None
+    return shared, GradTotals(rel_l2, cosine, size, scale)

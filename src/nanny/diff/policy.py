@@ -184,18 +184,15 @@ def cast_model(model: nn.Module, dtype: torch.dtype, shadows: Twins | None, wide
 
 
 def cast_inputs(value: Any, dtype: torch.dtype, shadows: Twins | None) -> Any:
-    if isinstance(value, Tensor):
-        if value.dtype not in (torch.float32, torch.float64):
-            return value
-        low = value.to(dtype)
+    def low_copy(wide: Tensor) -> Tensor:
+        if wide.dtype not in (torch.float32, torch.float64):
+            return wide
+        low = wide.to(dtype)
         if shadows is not None:
-            shadows.adopt(low, value)
+            shadows.adopt(low, wide)
         return low
-    if isinstance(value, (tuple, list)):
-        return type(value)(cast_inputs(item, dtype, shadows) for item in value)
-    if isinstance(value, dict):
-        return {key: cast_inputs(item, dtype, shadows) for key, item in value.items()}
-    return value
+
+    return map_floats(value, low_copy)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.finding import Severity
 from ..core.limits import Limits
@@ -14,7 +14,7 @@ from ..show.findings import danger, render_text
 from ..show.tables import Column, Table, report_line, table_text, translate_table
 from ..show.term import DEFAULT_WIDTH, painted
 from ..show.translation import translate
-from .records import MODEL, CallDiff, DiffReport, GradDiff
+from .records import MODEL, CallDiff, DiffReport, GradDiff, OpUse
 
 MOST_CALLS = 40
 MOST_GRADIENTS = 12
@@ -23,7 +23,7 @@ MOST_RESEEDS = 3
 MOST_NAME = 26  # characters up to which a module's class stands behind its name in a narrow terminal
 WIDE = 130  # columns from which the table of calls shows everything
 _STYLES = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}
-COMPUTES_NOTHING = MEMORY | SAME_VALUE
+T = TypeVar("T")
 
 
 def render_diff(
@@ -64,9 +64,9 @@ def _head(report: DiffReport, width: int, colour: bool, lang: str) -> str:
     ]
     for out in report.outputs:
         if nothing_left(out):
-            lines.append(f"output    {_bad(out)} of {out.error.count}: nothing is left to compare")
+            lines.append(f"output    {bad_counts(out)} of {out.error.count}: nothing is left to compare")
             continue
-        bad = f"{_bad(out)} of {out.error.count}; the rest " if out.error.spoiled else ""
+        bad = f"{bad_counts(out)} of {out.error.count}; the rest " if out.error.spoiled else ""
         explained = f"at this depth rounding explains about {share(report.floor)}"
         lines.append(f"output    {bad}{deviation(out.error.rel_l2)} off; {explained}")
     if report.loss is not None and report.reference_loss is not None:
@@ -100,9 +100,9 @@ def _advice(report: DiffReport, width: int, lang: str) -> str:
     return "\n".join([*report_line(told, width, lang), *code])
 
 
-def _bad(call: CallDiff | GradDiff) -> str:
-    parts = [f"{n} {word}" for n, word in ((call.error.nan, "NaN"), (call.error.inf, "Inf")) if n]
-    return " ".join(parts)
+def bad_counts(found: CallDiff | GradDiff) -> str:
+    """`3 NaN 1 Inf`, or nothing."""
+    return " ".join(f"{n} {word}" for n, word in ((found.error.nan, "NaN"), (found.error.inf, "Inf")) if n)
 
 
 def _calls(report: DiffReport, width: int, every_call: bool) -> Table:
@@ -124,20 +124,19 @@ def _calls(report: DiffReport, width: int, every_call: bool) -> Table:
     for call in report.calls:
         e = call.error
         marked = "!!" if e.rel_l2 > limits.rel_mark_error else "!" if e.rel_l2 > limits.rel_mark_warn else ""
-        nothing = nothing_left(call)
-        extra = (None if nothing else e.max_abs, None if e.cosine is None else 1 - e.cosine, e.bias)
+        ulps = f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}"
         rows.append(
             (
                 f"{call.name} ({call.module})" if with_class else call.name,
                 _type(call.dtype),
                 "x".join(map(str, call.shape)),
-                None if nothing else e.rel_l2,
+                compared(call, e.rel_l2),
                 call.own.rel_l2 if call.own else None,
                 call.inherited,
                 e.centred,
-                "-" if nothing else f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}",
-                " ".join(part for part in (marked, _bad(call)) if part),
-                *(extra if more else ()),
+                compared(call, ulps) or "-",
+                " ".join(part for part in (marked, bad_counts(call)) if part),
+                *((compared(call, e.max_abs), angle(call), e.bias) if more else ()),
             )
         )
         styles.append("error" if e.spoiled else "")
@@ -153,7 +152,7 @@ def _gradients(report: DiffReport) -> list[Table]:
         _gradient_table(
             "parameter gradients, largest error first",
             (Column("name", "gradient of", elastic=True), Column("energy", "share of gradient", deviation)),
-            [(g, g.name, _compared(g, g.energy)) for g in parameters],
+            [(g, g.name, compared(g, g.energy)) for g in parameters],
             report.reference,
         ),
         _gradient_table(
@@ -181,12 +180,12 @@ def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tupl
         (
             name,
             _type(g.dtype),
-            _compared(g, g.error.rel_l2),
+            compared(g, g.error.rel_l2),
             g.own,
             other,
-            _compared(g, g.error.reference_norm),
-            _angle(g),
-            _bad(g),
+            compared(g, g.error.reference_norm),
+            angle(g),
+            bad_counts(g),
         )
         for g, name, other in rows
     ]
@@ -202,16 +201,18 @@ def nothing_left(found: CallDiff | GradDiff) -> bool:
     return bool(found.error.spoiled) and not found.error.reference_norm
 
 
-def _compared(gradient: GradDiff, value: float) -> float | None:
-    return None if nothing_left(gradient) else value
+def compared(found: CallDiff | GradDiff, value: T) -> T | None:
+    """None where nothing finite is left that could be compared."""
+    return None if nothing_left(found) else value
+
+
+def angle(found: CallDiff | GradDiff) -> float | None:
+    """1 - cos: what is left of it where both point the same way."""
+    return None if found.error.cosine is None else 1 - found.error.cosine
 
 
 def _type(dtype: str) -> str:
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(dtype, dtype)
-
-
-def _angle(gradient: GradDiff) -> float | None:
-    return None if gradient.error.cosine is None else 1 - gradient.error.cosine
 
 
 def _dimensions(report: DiffReport) -> list[str]:
@@ -237,23 +238,29 @@ def _flips(report: DiffReport) -> list[str]:
     return [f"{f.site or MODEL}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
 
 
-def _operations(report: DiffReport) -> Table:
+def operations_table(report: DiffReport, title: str, most: int) -> Table:
+    """How often each operation ran in each type, the most frequent first."""
     by_type: Counter[tuple[str, str]] = Counter()
-    for use in report.operations:
-        if use.op not in COMPUTES_NOTHING:
-            by_type[(use.op, use.dtype)] += use.count
+    totals: Counter[str] = Counter()
+    for use in _computing(report):
+        by_type[(use.op, use.dtype)] += use.count
+        totals[use.op] += use.count
     dtypes = sorted({dtype for _, dtype in by_type})
-    totals = Counter[str]()
-    for (op, _), count in by_type.items():
-        totals[op] += count
     rows = [(op, *(by_type.get((op, dtype)) for dtype in dtypes)) for op, _ in totals.most_common()]
-    columns = (Column("operation"), *(Column(dtype) for dtype in dtypes))
+    return Table((Column("operation"), *(Column(dtype) for dtype in dtypes)), rows, title, most, "operations")
+
+
+def _computing(report: DiffReport) -> list[OpUse]:
+    return [use for use in report.operations if use.op not in MEMORY | SAME_VALUE]
+
+
+def _operations(report: DiffReport) -> Table:
     title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module with --all)"
-    return Table(columns, rows, title, MOST_OPERATIONS, "operations")
+    return operations_table(report, title, MOST_OPERATIONS)
 
 
 def _operations_by_module(report: DiffReport) -> Table:
-    rows = [(use.site or MODEL, use.op, use.dtype, use.count) for use in report.operations if use.op not in COMPUTES_NOTHING]
+    rows = [(use.site or MODEL, use.op, use.dtype, use.count) for use in _computing(report)]
     columns = (Column("module", elastic=True), Column("operation"), Column("dtype"), Column("calls"))
     return Table(columns, rows, f"what the {report.policy} policy ran in which type")
 
