@@ -24,9 +24,9 @@ from nanny import (
 )
 from nanny.cli import main
 from nanny.core.examination import Place
-from nanny.ops.dump import save_call
 from nanny.ops.records import OpFault
 from nanny.ops.reference import call_before
+from nanny.ops.watch import save_call
 from nanny.watch.dump import digest, load_dump, operation_of
 from ops.op_models import WrongKernel, language, train
 
@@ -141,7 +141,7 @@ def test_dumps_of_one_operation_do_not_overwrite_each_other_and_are_limited(tmp_
 
 
 def test_tensors_that_are_too_large_are_not_saved_and_that_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("nanny.ops.dump.MOST_BYTES", 100)
+    monkeypatch.setattr("nanny.ops.watch.MOST_BYTES", 100)
     tool = CompareWithCPU(dump_error_data=True, stop_on_error=False, output_dir=tmp_path, strict=True)
     with WrongKernel("exp", lambda t: t.add_(1)), tool:
         torch.ones(100).exp()

@@ -1,8 +1,9 @@
-"""A few numbers of a tensor that add up as tensors do: the sketch of a sum is the sum of the sketches.
+"""A tensor as a few numbers that ranks write down, each into its own file, to be compared there: nobody is asked while training
+runs.
 
-So whether a reduction over ranks gave the sum of what they sent can be told from their files, and nobody is asked while training
-runs. Each element has a sign drawn once and goes into one of a few sums: the square of such a sum is, in the mean, that of the
-norm of what fell into it.
+`checksum`: are replicas alike bit by bit? `sketch`: did a reduction give the sum of what ranks sent? The sketch of a sum is the
+sum of the sketches: each element has a sign drawn once and goes into one of a few sums, and the square of such a sum is, in the
+mean, that of the norm of what fell into it.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .flatten import local_part
+from .flatten import as_line, local_part
 
 SUMS = 4
 MOST = 1 << 14  # elements that are looked at, evenly spaced
 WIDE, BF16, FP16 = 1, 2, 3
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def reduction_rows(sent: Mapping[str, Tensor], got: Mapping[str, Tensor], ranks: int) -> Tensor:
@@ -78,3 +80,14 @@ def _lies_on(line: Tensor, ranks: int, dtype: torch.dtype) -> Tensor:
 def _signs(device: torch.device) -> Tensor:
     draw = torch.Generator().manual_seed(0)
     return (torch.randint(0, 2, (MOST + 1,), generator=draw) * 2 - 1).double().to(device)
+
+
+def checksum(tensor: Tensor) -> Tensor:
+    """The wrapping sum of its memory read as 64-bit integers, on its device; of a DTensor, that of this rank's part."""
+    line = as_line(tensor)
+    size = line.element_size()
+    if line.storage_offset() * size % 8:
+        line = line.clone()
+    whole = line.numel() * size // 8 * 8 // size
+    total = line[:whole].view(torch.int64).sum()
+    return total + line[whole:].view(_INTEGERS[size]).sum() if whole < line.numel() else total

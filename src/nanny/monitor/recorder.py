@@ -22,9 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
-from ..measure.checksum import checksum
 from ..measure.rows import HostLayout, JoinedRead, RowBuffer, count_nonfinite, pack_gradients
-from ..measure.sketch import reduction_rows, sketch
+from ..measure.sketch import checksum, reduction_rows, sketch
 from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.aside import compiled_calls

@@ -32,7 +32,6 @@ from .selection import Selection
 
 _SEEDED = torch.Tag.nondeterministic_seeded
 _NOT_PLAIN = "sparse, quantized, nested, distributed or without values"
-_NOT_UNIQUE = "results are not unique (not comparable)"
 OnFault = Callable[[Call, Any, OpFault], None]
 OnOp = Callable[[str, Spot, str], None]
 
@@ -49,20 +48,18 @@ class OpComparison:
         on_fault: OnFault,
         on_op: OnOp | None = None,
         on_trouble: Callable[[Exception], None] | None = None,
-        limits: Limits | None = None,
     ) -> None:
         self.active = True
         self._places, self._selection, self._tolerance, self._reference = places, selection, tolerance, reference
         self._on_fault, self._on_op, self.on_trouble = on_fault, on_op, on_trouble
-        self._limits = limits or Limits()
+        self._limits = Limits()
         self._left_out: Counter[str] = Counter()
         self._always_left_out: dict[Any, str] = {}
         self._operations = self._compared = self._faults = 0
 
     @property
     def tally(self) -> OpTally:
-        agreed = self._compared - self._faults
-        return OpTally(self._operations, self._compared, agreed, self._faults, dict(self._left_out.most_common()))
+        return OpTally(self._operations, self._compared, self._faults, dict(self._left_out.most_common()))
 
     def before(self, op: Op) -> tuple[Call, Spot] | None:
         if not self.active:
@@ -122,28 +119,22 @@ class OpComparison:
         with outside_program():
             results = results_of(call, out)
             if not results or not all(map(is_plain, results)):
-                why = "makes a sparse tensor" if results else "returns no tensor"
-                self._left_out[why] += 1
-                return why, None
+                return self._not_compared("makes a sparse tensor" if results else "returns no tensor")
             if self._reference == "wide" and passes_screen(call, out, self._tolerance, self._limits):
                 self._compared += 1
                 return "succeeds to pass CompareWithCPU test", None
             try:
                 reference = self._reference_of(call)
             except KERNEL_ERRORS as error:
-                why = f"no reference ({str(error).partition(chr(10))[0][:80]})"
-                self._left_out[why] += 1
-                return why, None
+                return self._not_compared(f"no reference ({str(error).partition(chr(10))[0][:80]})")
             if reference is None or [_kind(t) for t in results] != [_kind(t) for t in reference.results]:
                 why = "nothing wider to compare with" if reference is None else "the reference has another shape"
-                self._left_out[why] += 1
-                return why, None
+                return self._not_compared(why)
             gaps: tuple[Gap, ...] | None = ()
             if not all(is_close(r, w, self._tolerance, self._limits) for r, w in zip(results, reference.results)):
                 gaps = gaps_if_comparable(call, results, reference, self._tolerance, self._limits)
             if gaps is None:
-                self._left_out[_NOT_UNIQUE] += 1
-                return _NOT_UNIQUE, None
+                return self._not_compared("results are not unique (not comparable)")
             self._compared += 1
             if gaps:
                 self._faults += 1
@@ -153,6 +144,10 @@ class OpComparison:
             if kind:
                 return f"makes {kind}, as its reference does", self._fault(call, results, spot, kind, ())
             return "succeeds to pass CompareWithCPU test", None
+
+    def _not_compared(self, why: str) -> tuple[str, None]:
+        self._left_out[why] += 1
+        return why, None
 
     def _fault(self, call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:
         place = spot.resolved()

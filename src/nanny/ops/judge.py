@@ -12,7 +12,6 @@ from ..core.ops import LOGARITHMS, ROOTS, SOFTMAXES, bare_op
 from .records import OpFault, TensorNote
 
 _DIVISOR = {"div": 1, "addcdiv": 2, "reciprocal": 0, "rsqrt": 0}
-_NO_REASON = "", ""
 SAID = {
     "mismatch": "differs from its reference",
     "nan": "makes NaN",
@@ -49,16 +48,17 @@ PAGES: dict[str, tuple[Severity, str]] = {
 
 
 class Reason(NamedTuple):
-    why: str
-    fix: str
+    """Empty where the ranges alone do not tell."""
+
+    why: str = ""
+    fix: str = ""
 
 
 def reason_of(fault: OpFault) -> Reason:
-    """Empty where the ranges alone do not tell."""
     if fault.kind == "came_in":
         return _came_in(fault)
     if fault.kind == "mismatch" or not fault.outputs or not fault.inputs:
-        return Reason(*_NO_REASON)
+        return Reason()
     name = bare_op(fault.bare_op)
     if not all(map(_finite, fault.inputs)):
         return _of_infinity(name, fault)
@@ -104,7 +104,7 @@ def _of_infinity(name: str, fault: OpFault) -> Reason:
             "an input holds Inf: Inf - Inf, 0 * Inf and Inf / Inf are NaN",
             "mask with a finite number such as torch.finfo(dtype).min, or mask after this operation",
         )
-    return Reason(*_NO_REASON)
+    return Reason()
 
 
 def _of_domain(name: str, fault: OpFault) -> Reason | None:
@@ -132,12 +132,12 @@ def _fix_of_division(fault: OpFault) -> str:
 
 def _of_range(name: str, fault: OpFault) -> Reason:
     out = fault.outputs[0]
+    if fault.kind != "inf":
+        return Reason()
     try:
         largest = format_of(out.dtype).max
-    except NannyError:
-        return Reason(*_NO_REASON)
-    if fault.kind != "inf":
-        return Reason(*_NO_REASON)
+    except NannyError:  # a type without a table, such as complex64
+        return Reason()
     ends = f"{out.dtype} ends at {short(largest)}"
     reach = max((abs(v) for note in fault.inputs for v in _ends(note)), default=0.0)
     if name in ("exp", "expm1") and reach > 0:
@@ -145,7 +145,7 @@ def _of_range(name: str, fault: OpFault) -> Reason:
             f"exp of {short(reach)}; {ends}", "subtract the maximum first (softmax and logsumexp do), or keep it in FP32"
         )
     if not _can_reach(largest, fault.inputs):
-        return Reason(*_NO_REASON)  # a constant did it, which is not noted
+        return Reason()  # a constant did it, which is not noted
     wider = {"float16": ", or keep it in FP32 or BF16", "float32": ""}.get(out.dtype, ", or keep it in FP32")
     fix = f"make the values smaller before it{wider}"
     if fault.place.phase == "backward" and out.dtype == "float16":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,10 +24,7 @@ class TensorNote:
 
     @property
     def size(self) -> int:
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class OpFault:
     passed_on: tuple[str, ...] = ()  # the first operations that only passed it on
     passed_on_count: int = 0
     dump: str = ""
-    times: int = 1
 
     @property
     def bare_op(self) -> str:
@@ -83,7 +80,6 @@ class OpTally:
 
     operations: int = 0
     compared: int = 0
-    agreed: int = 0
     faults: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)  # reason -> operations
 

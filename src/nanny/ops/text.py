@@ -27,10 +27,6 @@ def step_header(step: int) -> str:
     return f"{time.strftime('%Y-%m-%d, %H:%M:%S')}\n{'-' * 25}  step = {step}  {'-' * 22}"
 
 
-def source_line(place: Place) -> str:
-    return f"{place.file}:{place.line}" if place.file and place.line else ""
-
-
 def fault_lines(fault: OpFault, lang: str = "en") -> list[str]:
     """The whole block of one fault."""
     wrong = fault.kind == "mismatch"
@@ -55,7 +51,7 @@ def _mismatch(fault: OpFault) -> Iterator[str]:
 
 
 def _place_lines(fault: OpFault) -> Iterator[str]:
-    line = source_line(fault.place)
+    line = fault.place.where
     rank = f", rank {fault.rank}" if fault.rank else ""
     yield f"step {fault.step}{rank}" + (f", {line}" if line else "")
 
@@ -99,9 +95,8 @@ def _nonfinite(fault: OpFault) -> Iterator[str]:
     yield from _tensors(fault)
     if fault.passed_on_count:
         shown = ", ".join(fault.passed_on)
-        more = (
-            f", and {fault.passed_on_count - len(fault.passed_on)} more" if fault.passed_on_count > len(fault.passed_on) else ""
-        )
+        rest = fault.passed_on_count - len(fault.passed_on)
+        more = f", and {rest} more" if rest > 0 else ""
         yield f"passed on by {counted(fault.passed_on_count, 'operation')}: {shown}{more}"
     reason = reason_of(fault)
     if reason.why:
@@ -156,7 +151,7 @@ def _next(tool: str, fault: OpFault, script: str) -> tuple[str, str]:
 
 def replay_lines(replay: Replay, lang: str = "en") -> list[str]:
     """What `nanny replay` prints."""
-    line = source_line(replay.place)
+    line = replay.place.where
     told = f"was dumped at step {replay.step} ({replay.kind})" + (f", {line}" if line else "")
     out = [op_line(replay.op, replay.place, replay.classes, told, lang)]
     return out + [translate(line, lang) for line in _compared_again(replay)]

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..core.finding import Finding, NannyError, warn
 from ..core.numbers import listed
 from ..core.terminal import say, tell
 from ..watch import events
+from ..watch.dump import MOST_BYTES, Dump, save_dump
 from ..watch.nonfinite import NonfiniteOrigins, Origin
 from ..watch.op_facts import long_name
 from ..watch.op_stream import Stopped, join, leave
 from ..watch.places import Places, Spot
 from ..watch.tensors import short_dtype
 from .compare import OpComparison
-from .dump import MOST_DUMPS, save_call
 from .gap import Tolerance
 from .judge import SAID, finding_of
 from .records import OpFault, OpTally, TensorNote
@@ -40,6 +40,7 @@ from .text import fault_lines, next_line, op_line, step_header, tally_line
 
 _MOST_BLOCKS = 50  # faults that are told in full; further ones get a line each, and all are counted
 _MOST_LINES = 1000
+MOST_DUMPS = 20  # of one run
 
 
 @dataclass(frozen=True)
@@ -418,6 +419,15 @@ class NanInfTracker(_Watch):
     def _finish(self) -> None:
         if self._consumer is not None and self._consumer.active:
             self._consumer.deliver()
+
+
+def save_call(folder: Path, call: Call, results: list[Tensor], fault: OpFault) -> Path | None:
+    """The path of the inputs; None if they would be too large."""
+    args, kwargs = call.inputs
+    name = long_name(call.func)
+    where: dict[str, Any] = {"place": fault.place, "classes": fault.classes, "step": fault.step, "rank": fault.rank}
+    dump = Dump(name, call.func._overloadname, args, kwargs, outputs=tuple(results), kind=fault.kind, **where)
+    return save_dump(folder, name + (f".rank{fault.rank}" if fault.rank else ""), dump, MOST_BYTES)
 
 
 def fault_of(origin: Origin) -> OpFault:
