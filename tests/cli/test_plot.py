@@ -15,7 +15,7 @@ from nanny.cli import main
 from nanny.cli.plot import COLUMNS, QUANTITIES, on_pixels
 from nanny.core.examination import Examination, GradientError
 from nanny.core.step import GRADIENT_STATS, UPDATE_STATS, RunInfo, Sample, Site
-from nanny.runs.matrices import reach
+from nanny.runs.matrices import Columns
 from nanny.store.writer import RunWriter
 
 RED = (176, 0, 32)
@@ -96,7 +96,7 @@ def test_pooling_keeps_the_worst_of_more_columns_than_pixels():
     steps = np.arange(50_000)
     codes = np.full((1, len(steps)), 100)
     codes[0, 31_337] = 65535
-    drawn = on_pixels(codes, reach(steps, np.arange(len(steps) + 1)), fill=0)
+    drawn = on_pixels(codes, Columns(steps, np.arange(len(steps) + 1)).reach, fill=0)
     assert drawn.shape == (1, COLUMNS)
     assert (drawn == 65535).sum() == 1
     assert np.argmax(drawn == 65535) == pytest.approx(COLUMNS * 31_337 / 50_000, abs=1)

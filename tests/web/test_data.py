@@ -25,7 +25,7 @@ from nanny.core.finding import Finding, Severity
 from nanny.core.formats import FP16
 from nanny.core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site
 from nanny.monitor.watch import MixedPrecisionNanny
-from nanny.runs.matrices import groups_of, order_keys, reach, worst_of
+from nanny.runs.matrices import Columns, groups_of, order_keys, worst_of
 from nanny.show import figures
 from nanny.show.html import json_for_script
 from nanny.store import reader
@@ -80,16 +80,16 @@ def test_groups_cover_all_samples_once(samples, most):
 @given(st.lists(st.lists(MAGNITUDES, min_size=3, max_size=3), min_size=1, max_size=12))
 def test_of_each_group_the_worst_value_wins_and_its_place_is_known(rows):
     block = order_keys(np.array(rows, np.float32), np.ones((len(rows), 3), bool))
-    found = worst_of([block])
+    keys, at = worst_of(block)
     for site in range(3):
         column = [float(key) for key in block[:, site]]
-        assert float(found.keys[site, 0]) == max(column)
-        assert column[int(found.at[site, 0])] == max(column)
+        assert float(keys[site]) == max(column)
+        assert column[int(at[site])] == max(column)
 
 
 def test_a_column_starts_at_its_step_and_leaves_gaps_where_nothing_was_sampled():
     steps = np.array([0, 10, 20, 30, 500, 510])
-    edges = reach(steps, np.arange(7))
+    edges = Columns(steps, np.arange(7)).reach
     assert edges[:, 0].tolist() == [-0.5, 9.5, 19.5, 29.5, 499.5, 509.5]
     assert edges[0, 1] == 9.5
     assert edges[3, 1] < 50  # hatched from there on
@@ -97,7 +97,7 @@ def test_a_column_starts_at_its_step_and_leaves_gaps_where_nothing_was_sampled()
 
 def test_dense_samples_around_an_error_do_not_make_the_rest_look_unsampled():
     steps = np.concatenate([np.arange(0, 1000, 100), np.arange(1000, 1100)])
-    edges = reach(steps, np.arange(len(steps) + 1))
+    edges = Columns(steps, np.arange(len(steps) + 1)).reach
     assert (edges[:-1, 1] == edges[1:, 0]).all()
 
 

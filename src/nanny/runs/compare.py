@@ -87,7 +87,7 @@ class RunComparison:
 Ranks = Sequence[Source]  # the ranks of a run, the lowest first; often one
 
 
-def compare_runs(all_of_a: Ranks, all_of_b: Ranks, glob: str | None = None, limits: Limits | None = None) -> RunComparison:
+def compare_runs(all_of_a: Ranks, all_of_b: Ranks, glob: str | None = None) -> RunComparison:
     """Aligns both runs by step and name. Runs of other seeds are compared against the noise of the one with the wider format.
 
     Of many ranks, the loss is their average, and a norm that of all their parts.
@@ -95,13 +95,14 @@ def compare_runs(all_of_a: Ranks, all_of_b: Ranks, glob: str | None = None, limi
     a, b = all_of_a[0], all_of_b[0]
     if a.path == b.path and a.run.id == b.run.id:
         raise NannyError(f"both are run {a.run.id} of {a.path}; name two runs, `nanny runs` lists them")
-    limits = limits or Limits()
-    target = _narrower(a, b)
+    limits = Limits()
+    format_a, format_b = own_format(a), own_format(b)
+    target = min((format_a, format_b), key=lambda form: form.significand)  # the narrower
     curve_pairs = [pair for name in CURVES if (pair := _curve_pair(all_of_a, all_of_b, name, target, limits))]
     layer_pairs = [pair for kind in KINDS if (pair := _layer_pair(all_of_a, all_of_b, kind, limits, glob))]
     pairs = curve_pairs + layer_pairs
     same_start = _same_start(pairs[0], target, limits) if curve_pairs and curve_pairs[0].names == [("loss", 0)] else None
-    noise = "gap" if same_start else "b" if _bits(b) > _bits(a) else "a"
+    noise = "gap" if same_start else "b" if format_b.significand > format_a.significand else "a"
     curves = [series for pair in curve_pairs for series in _compare_pair(pair, limits, noise)]
     layers = [series for pair in layer_pairs for series in _compare_pair(pair, limits, noise)]
     if not pairs:
@@ -294,14 +295,6 @@ def _order(series: ComparedSeries) -> tuple[float, ...]:
     if series.step is None:
         return (math.inf, 0, -gap)
     return (series.step, KINDS.index(series.kind), series.position)
-
-
-def _narrower(a: Source, b: Source) -> Format:
-    return min((own_format(a), own_format(b)), key=lambda form: form.significand)
-
-
-def _bits(source: Source) -> int:
-    return own_format(source).significand
 
 
 def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[ComparedSeries]) -> list[str]:

@@ -16,8 +16,9 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from .snapshot import copy_store
 from .source import Source
 
 MOST_APART = 8  # ranks that differ are opened, at most
+ROWS_AT_ONCE = 50_000  # of a table, in memory
 MEMORY = "700MB"  # that DuckDB may take; then it goes to the disk
 
 _TEXT, _WHOLE, _REAL = "string", "int64", "float64"
@@ -60,7 +62,7 @@ class Opened:
     loss: tuple[np.ndarray, np.ndarray] | None = None  # if only the lowest rank was asked for: steps, average over all ranks
 
 
-def is_dataset(path: str | None) -> bool:
+def is_dataset(path: str | None) -> TypeGuard[str]:
     """A URL, or a folder of `run=N` folders."""
     if path is None:
         return False
@@ -77,7 +79,7 @@ class RemoteFolder:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:
-            self.fs, self.root = needed("fsspec.core").url_to_fs(self.url)
+            self.fs, self.root = import_extra("fsspec.core").url_to_fs(self.url)
         except (ValueError, ImportError) as error:
             raise NannyError(f"{url} cannot be opened: {error}") from error
 
@@ -114,8 +116,8 @@ class Tables:
 
     def __init__(self, place: RemoteFolder, number: int) -> None:
         self._place, self._number = place, number
-        self._errors = needed("duckdb").Error
-        self._db = needed("duckdb").connect(config={"memory_limit": MEMORY, "preserve_insertion_order": "false"})
+        self._errors = import_extra("duckdb").Error
+        self._db = import_extra("duckdb").connect(config={"memory_limit": MEMORY, "preserve_insertion_order": "false"})
         self._root = place.root
         if "file" not in place.fs.protocol and place.fs.protocol != "file":
             self._db.register_filesystem(place.fs)
@@ -167,12 +169,12 @@ def write_rank(
 
 def _write_table(place: RemoteFolder, name: str, columns: Mapping[str, str], rows: Iterator[tuple[Any, ...]]) -> int:
     """The number of its rows; a table without any is not written."""
-    arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
+    arrow, parquet = import_extra("pyarrow"), import_extra("pyarrow.parquet")
     schema = arrow.schema([(column, getattr(arrow, kind)()) for column, kind in columns.items()])
     count = 0
     with contextlib.ExitStack() as stack:
         writer = None
-        for batch in batches(rows):
+        while batch := list(islice(rows, ROWS_AT_ONCE)):
             if writer is None:
                 file = stack.enter_context(place.writing(name))
                 writer = stack.enter_context(parquet.ParquetWriter(file, schema))
@@ -249,17 +251,6 @@ def _apart(tables: Tables) -> list[int]:
     return []
 
 
-def batches(rows: Iterator[tuple[Any, ...]], size: int = 50_000) -> Iterator[list[tuple[Any, ...]]]:
-    batch = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 def column_type(column: str) -> str:
     if column in ("step", "position", "seen_on", "line"):
         return _WHOLE
@@ -267,11 +258,12 @@ def column_type(column: str) -> str:
     return _TEXT if column in text else _REAL
 
 
-def needed(name: str) -> Any:
+def import_extra(name: str, what: str = "a dataset of parquet files") -> Any:
+    """A module of a package that is not always there."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         package = name.partition(".")[0]
         extra = "fleet" if package == "duckdb" else "export"
         install = f"pip install 'precision-nanny[{extra}]'"
-        raise NannyError(f"a dataset of parquet files needs the package {package}; install it with {install}") from error
+        raise NannyError(f"{what} needs the package {package}; install it with {install}") from error

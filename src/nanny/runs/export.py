@@ -9,7 +9,6 @@ tensorboard: the scalars, the largest and the total of each kind, and the findin
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.plain_json import to_text
 from ..store import reader
+from . import dataset
 from .alerts import findings_of, job_verdict, repeats
 from .source import Source
 from .stats import stats_of
 
-FORMATS = ("csv", "parquet")
-EXTRA = "pip install 'precision-nanny[export]'"
 Rows = Iterator[tuple[Any, ...]]
 
 
@@ -39,8 +37,6 @@ def export_run(source: Source, folder: Path, form: str) -> list[tuple[str, int]]
 
 def export_job(sources: Sequence[Source], url: str, number: int | None = None) -> list[tuple[str, int]]:
     """All ranks of a job into a dataset, as its run of this number (its own, unless told)."""
-    from . import dataset
-
     number = sources[0].run.id if number is None else number
     written: list[tuple[str, int]] = []
     try:
@@ -90,11 +86,10 @@ def to_csv(source: Source, folder: Path) -> list[tuple[str, int]]:
 
 def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
     """Event files by the tensorboard package itself: torch's writer would import torch."""
-    proto = _extra("tensorboard.compat.proto.summary_pb2")
-    events = _extra("tensorboard.compat.proto.event_pb2")
-    tensors = _extra("tensorboard.compat.proto.tensor_pb2")
-    types = _extra("tensorboard.compat.proto.types_pb2")
-    files = _extra("tensorboard.summary.writer.event_file_writer")
+    names = ("summary_pb2", "event_pb2", "tensor_pb2", "types_pb2")
+    found = [dataset.import_extra(f"tensorboard.compat.proto.{name}", "--format tensorboard") for name in names]
+    proto, events, tensors, types = found
+    files = dataset.import_extra("tensorboard.summary.writer.event_file_writer", "--format tensorboard")
     writer = files.EventFileWriter(str(folder), filename_suffix=f".nanny{source.run.id}")
     clock = _clock(source)
     count = 0
@@ -112,14 +107,6 @@ def to_tensorboard(source: Source, folder: Path) -> list[tuple[str, int]]:
         count += 1
     writer.close()
     return [(str(path), count) for path in sorted(folder.glob(f"*.nanny{source.run.id}"))]
-
-
-def _extra(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise NannyError(f"--format tensorboard needs the package {package}; install it with {EXTRA}") from error
 
 
 def _scalar_rows(source: Source) -> Rows:

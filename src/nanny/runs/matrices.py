@@ -40,8 +40,18 @@ class Columns:
 
     @property
     def reach(self) -> np.ndarray:
-        """From where to where on the step axis each column is drawn."""
-        return reach(self.steps, self.bounds)
+        """float64 [columns, 2]: from where to where on the step axis each column is drawn.
+
+        A column begins at its own first step, so that no damage shows before it was seen, and reaches to the next one, unless
+        that is far away: then the stretch between was not sampled.
+        """
+        if not len(self.steps):
+            return np.zeros((0, 2))
+        first, last = self.steps[self.bounds[:-1]].astype(float), self.steps[self.bounds[1:] - 1].astype(float)
+        usual = _usual_distance(self.steps)
+        following = np.append(first[1:], last[-1] + usual)
+        far = following - last > GAP * usual
+        return np.stack([first, np.where(far, last + usual, following)], axis=1) - 0.5
 
 
 @dataclass(frozen=True)
@@ -67,19 +77,11 @@ def _largest(columns: Statistics, bare: np.ndarray) -> np.ndarray:
     return np.where(masked, np.abs(high), np.maximum(np.abs(low), np.abs(high)))
 
 
-def _norm(columns: Statistics, bare: np.ndarray) -> np.ndarray:
-    return columns["norm"]
-
-
-def _unchanged(columns: Statistics, bare: np.ndarray) -> np.ndarray:
-    return columns["unchanged"] / np.maximum(columns["count"], 1)
-
-
 # quantity -> (statistics it needs, how it follows from them)
 QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[Statistics, np.ndarray], np.ndarray]]] = {
     "absmax": (("min", "max"), _largest),
-    "norm": (("norm",), _norm),
-    "lost": (("unchanged",), _unchanged),
+    "norm": (("norm",), lambda columns, _: columns["norm"]),
+    "lost": (("unchanged",), lambda columns, _: columns["unchanged"] / np.maximum(columns["count"], 1)),
 }
 NORMS = ("grad", "output_grad")  # a norm says something only where it can be compared over time
 
@@ -90,8 +92,8 @@ def matrices_of(source: Source, after: int | None = None, most_cells: int = CELL
     rows = sum(len(sites) * len(quantities) for _, sites, _, quantities in plans)
     fewest = FEWEST_COLUMNS if after is None else 1
     most = min(MOST_COLUMNS, max(fewest, most_cells // max(rows, 1)))
-    bare = _bare(source)
-    return {kind: _matrices(source, kind, sites, steps, quantities, most, bare) for kind, sites, steps, quantities in plans}
+    holders = _holders(source)
+    return {kind: _matrices(source, kind, sites, steps, quantities, most, holders) for kind, sites, steps, quantities in plans}
 
 
 def error_matrix(source: Source, sites: Sequence[str]) -> Matrix | None:
@@ -122,12 +124,11 @@ def _plan(source: Source, kind: str, after: int | None) -> tuple[str, list[Site]
     return kind, reader.sites(source.db, source.run.id, kind), steps, quantities
 
 
-def _bare(source: Source) -> Callable[[Sequence[Site]], np.ndarray]:
-    """Which sites hold no parameters, by name."""
-    names = {site.name for kind in ("grad", "weight") for site in reader.sites(source.db, source.run.id, kind)}
-    owners = {name.rpartition(".")[0] for name in names}
-    holders = {".".join(parts[:i]) for parts in (owner.split(".") for owner in owners) for i in range(1, len(parts) + 1)}
-    return lambda sites: np.array([site.name not in names and site.name not in holders for site in sites], bool)
+def _holders(source: Source) -> set[str]:
+    """Parameters, and the modules that hold some."""
+    names = [site.name for kind in ("grad", "weight") for site in reader.sites(source.db, source.run.id, kind)]
+    owners = [name.rpartition(".")[0].split(".") for name in names]
+    return {*names, *(".".join(owner[:i]) for owner in owners for i in range(1, len(owner) + 1))}
 
 
 def _matrices(
@@ -137,36 +138,24 @@ def _matrices(
     steps: np.ndarray,
     quantities: Sequence[str],
     most: int,
-    bare: Callable[[Sequence[Site]], np.ndarray],
+    holders: set[str],
 ) -> KindMatrices:
-    bounds = groups_of(len(steps), most)
-    without = bare(sites)
-    blocks: dict[str, list[np.ndarray]] = {name: [] for name in quantities}
+    columns = Columns(steps, groups_of(len(steps), most))
+    bounds = columns.bounds
+    bare = np.array([site.name not in holders for site in sites], bool)
+    shape = len(sites), len(bounds) - 1
+    keys = {name: np.full(shape, ABSENT, np.float32) for name in quantities}
+    at = {name: np.zeros(shape, np.uint16) for name in quantities}
     for lower, upper, statistics in _pieces(source, kind, steps, bounds, len(sites), quantities):
         measured = statistics["count"] > 0
         for name in quantities:
-            keys = order_keys(QUANTITIES[name][1](statistics, without), measured)
-            for start, end in zip(bounds[lower:upper], bounds[lower + 1 : upper + 1]):
-                block = keys[start - bounds[lower] : end - bounds[lower]]
-                blocks[name].append(_worst_row(block))
-    columns = Columns(steps, bounds)
-    exact = len(steps) == len(bounds) - 1
-    return KindMatrices(list(sites), columns, {name: _matrix(columns, blocks[name], len(sites), exact) for name in quantities})
-
-
-def _worst_row(block: np.ndarray) -> np.ndarray:
-    """A group as two rows, its worst keys and where they stood: what is kept of a long run while it is read."""
-    found = worst_of([block])
-    return np.stack([found.keys[:, 0], found.at[:, 0].astype(np.float32)])
-
-
-def _matrix(columns: Columns, rows: Sequence[np.ndarray], sites: int, is_exact: bool) -> Matrix:
-    keys = np.full((sites, len(rows)), ABSENT, np.float32)
-    at = np.zeros((sites, len(rows)), np.uint16)
-    for i, (worst, where) in enumerate(rows):
-        keys[: len(worst), i] = worst[:sites]
-        at[: len(where), i] = where[:sites]
-    return Matrix(columns, keys, None if is_exact else at)
+            piece = order_keys(QUANTITIES[name][1](statistics, bare), measured)[:, : len(sites)]
+            for column in range(lower, upper):
+                block = piece[bounds[column] - bounds[lower] : bounds[column + 1] - bounds[lower]]
+                seen = block.shape[1]  # sites met later are missing in earlier samples
+                keys[name][:seen, column], at[name][:seen, column] = worst_of(block)
+    is_exact = len(steps) == len(bounds) - 1
+    return KindMatrices(list(sites), columns, {n: Matrix(columns, keys[n], None if is_exact else at[n]) for n in quantities})
 
 
 def _pieces(
@@ -201,40 +190,10 @@ def groups_of(samples: int, most: int) -> np.ndarray:
     return np.append(np.arange(0, samples, size), samples)
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """The worst key of each site in each group, and which of the group's samples it was."""
-
-    keys: np.ndarray  # float32 [sites, groups]
-    at: np.ndarray  # uint16 [sites, groups]
-
-
-def worst_of(blocks: list[np.ndarray]) -> Pooled:
-    """From one block of keys [samples of a group, sites] per group; sites met later are missing in earlier blocks."""
-    sites = max((block.shape[1] for block in blocks), default=0)
-    keys = np.full((len(blocks), sites), ABSENT, np.float32)
-    at = np.zeros((len(blocks), sites), np.uint16)
-    for i, block in enumerate(blocks):
-        width = block.shape[1]
-        where = block.argmax(0) if len(block) else np.zeros(width, np.int64)
-        at[i, :width] = np.minimum(where, 65535)
-        keys[i, :width] = block[where, np.arange(width)]
-    return Pooled(np.ascontiguousarray(keys.T), np.ascontiguousarray(at.T))
-
-
-def reach(steps: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """float64 [groups, 2]: from where to where on the step axis each group's column is drawn.
-
-    A column begins at its own first step, so that no damage shows before it was seen, and reaches to the next one, unless that is
-    far away: then the stretch between was not sampled.
-    """
-    if not len(steps):
-        return np.zeros((0, 2))
-    first, last = steps[bounds[:-1]].astype(float), steps[bounds[1:] - 1].astype(float)
-    usual = _usual_distance(steps)
-    following = np.append(first[1:], last[-1] + usual)
-    far = following - last > GAP * usual
-    return np.stack([first, np.where(far, last + usual, following)], axis=1) - 0.5
+def worst_of(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of keys [samples of a group, sites], the worst of each site, and which of the samples it was (uint16)."""
+    where = block.argmax(0)
+    return block[where, np.arange(block.shape[1])], np.minimum(where, 65535)
 
 
 def _usual_distance(steps: np.ndarray) -> float:

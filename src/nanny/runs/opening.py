@@ -31,7 +31,7 @@ def open_run(db_path: str | None, number: int | None, *, live: bool = False, dam
     A damaged store is an error, unless `damage` is given to note it in: then what can be read is.
     """
     _check_number(number)
-    if db_path is not None and is_dataset(db_path):
+    if is_dataset(db_path):
         with _open_ranks(db_path, number, only_first=True) as sources:
             yield sources[0]
         return
@@ -74,7 +74,7 @@ def open_named(
 @contextlib.contextmanager
 def open_compared(db_path: str | None, number: int | None, damage: Damage | None = None) -> Iterator[list[Source]]:
     """The ranks of a run, to be compared with those of another; of a dataset the lowest, with the loss of all."""
-    if db_path is not None and is_dataset(db_path):
+    if is_dataset(db_path):
         _check_number(number)
         with _open_ranks(db_path, number, only_first=True) as sources:
             yield sources
@@ -91,7 +91,7 @@ def open_job(db_path: str | None, number: int | None, damage: Damage | None = No
     or take a slow start) and no other run of the first store started closer.
     """
     _check_number(number)
-    if db_path is not None and is_dataset(db_path):
+    if is_dataset(db_path):
         with _open_ranks(db_path, number) as sources:
             yield sources, []
         return
