@@ -39,13 +39,12 @@ def judge_tensor(report: TensorReport, limits: Limits | None = None) -> tuple[Fi
     return tuple(sorted(found, key=lambda finding: -finding.severity))
 
 
-def advise(reduction: Reduction, target: Format, limits: Limits | None = None) -> str:
+def advise(reduction: Reduction, target: Format) -> str:
     """What to do about an accumulator that was seen to swallow terms of one sign; empty where nothing was seen.
 
     Nobody accumulates in 8 bits, so for those formats the numbers are in the table and that is all.
     """
-    limits = limits or Limits()
-    r = reduction
+    limits, r = Limits(), reduction
     lossy = r.swallowed >= limits.swallowed_mass_warn and r.accumulator_error >= limits.reduction_error_warn
     if target.bits == 8 or r.op == "mean" or not lossy or (r.op == "sum" and not _one_sign(r, limits)):
         return ""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.finding import Severity
-from ..core.formats import TARGETS, Format, format_of
+from ..core.formats import TARGETS, format_of
 from ..core.numbers import share, short
 from ..show.figures import CLAIM, OWN, QUIET, VIRIDIS, frame, graph_objects
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Column, Line, Table
 from .records import Dimension, RangeFit, TensorReport, Tiles
-from .text import bits, measured_on, reduction_error, resolution_text, scale_window, verdict
+from .text import bits, loudest_text, reduction_cells, resolution_text, scale_window, verdict
 
 BARS = 26  # pixels of a format's bar
 HISTOGRAM = 260  # of the histogram above them, and of all around
@@ -23,7 +24,8 @@ MOST_INDICES = 5
 def render_tensor_page(report: TensorReport, lang: str | None = None) -> str:
     figures: dict[str, Any] = {}
     healthy = (report.worst or Severity.INFO) <= Severity.INFO
-    sections = [_findings(report), _range(report, figures), _resolution(report)]
+    sections = [_findings(report), _range(report, figures)]
+    sections.append(Section("Resolution", [Line(line) for line in resolution_text(report)]))
     sections += [_dimension(d, figures) for d in report.dimensions]
     if report.tiles is not None:
         sections.append(_tiles(report.tiles, report.target, figures))
@@ -44,6 +46,7 @@ def _findings(report: TensorReport) -> Section:
 
 def _range(report: TensorReport, figures: dict[str, Any]) -> Section:
     v = report.values
+    in_bits = partial(bits, unit=" bits")
     lines = [
         Line(f"{v.count} elements, {v.zero} zero, {v.count - v.finite} not finite"),
         Line(f"from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}"),
@@ -53,8 +56,8 @@ def _range(report: TensorReport, figures: dict[str, Any]) -> Section:
         figures["range"] = _range_figure(report)
     columns = (
         Column("format"), Column("flushed", "become 0", share), Column("flushed_energy", "energy", share),
-        Column("subnormal", "subnormal", share), Column("overflowed", "overflow", share), Column("headroom", show=bits),
-        Column("footroom", show=bits), Column("scales", "scales that fit"),
+        Column("subnormal", "subnormal", share), Column("overflowed", "overflow", share), Column("headroom", show=in_bits),
+        Column("footroom", show=in_bits), Column("scales", "scales that fit"),
     )  # fmt: skip
     rows = [_range_row(fit) for fit in report.ranges]
     styles = ["strong" if fit.format == report.target else "" for fit in report.ranges]
@@ -76,10 +79,10 @@ def _range_figure(report: TensorReport) -> Any:
     names = list(reversed(TARGETS))
     formats = [format_of(name) for name in names]
     figure = go.Figure()
-    normal = [_binary(f.max) - f.min_exponent for f in formats]
+    normal = [math.log2(f.max) - f.min_exponent for f in formats]
     figure.add_bar(y=names, x=normal, base=[f.min_exponent for f in formats], orientation="h", name="full resolution",
                    marker={"color": [OWN if name == report.target else QUIET for name in names]}, hoverinfo="none")  # fmt: skip
-    low = [_lowest(f) for f in formats]
+    low = [f.min_exponent - f.significand + 1 for f in formats]
     figure.add_bar(y=names, x=[f.min_exponent - at for f, at in zip(formats, low)], base=low, orientation="h", name="subnormal",
                    marker={"color": "rgba(127,127,127,0.25)", "pattern": {"shape": "/"}}, hoverinfo="none")  # fmt: skip
     v = report.values
@@ -90,11 +93,13 @@ def _range_figure(report: TensorReport) -> Any:
                    name="values of the tensor", marker={"color": CLAIM}, hovertemplate="%{y:.2%}<extra></extra>")  # fmt: skip
     for value, label in ((v.absmax, "largest"), (v.low_quantile, "1 % below")):
         if value:
-            at = _binary(value)
+            at = math.log2(value)
             figure.add_shape(type="line", x0=at, x1=at, yref="paper", y0=0, y1=1, line={"color": CLAIM, "width": 2})
             figure.add_annotation(x=at, yref="paper", y=1, yanchor="bottom", text=f"{label} {short(value)}", showarrow=False)
-    left = min(*(f.min_exponent - f.significand - 1 for f in formats if f.min_exponent > -126), math.floor(_binary(v.absmin)) - 2)
-    right = max(20, math.ceil(_binary(v.absmax)) + 2)
+    left = min(
+        *(f.min_exponent - f.significand - 1 for f in formats if f.min_exponent > -126), math.floor(math.log2(v.absmin)) - 2
+    )
+    right = max(20, math.ceil(math.log2(v.absmax)) + 2)
     figure.update_layout(barmode="overlay", **frame(HISTOGRAM + BARS * len(names), top=34, left=80))
     upper = {"domain": [0.6, 1], "tickformat": ".0%", "nticks": 3}
     figure.update_layout(
@@ -104,28 +109,13 @@ def _range_figure(report: TensorReport) -> Any:
     return figure
 
 
-def _binary(value: float) -> float:
-    return math.log2(value)
-
-
-def _lowest(form: Format) -> int:
-    return form.min_exponent - form.significand + 1
-
-
-def _resolution(report: TensorReport) -> Section:
-    return Section("Resolution", [Line(line) for line in resolution_text(report)])
-
-
 def _dimension(d: Dimension, figures: dict[str, Any]) -> Section:
-    unit = "index" if d.group == 1 else f"group of {d.group} indices"
-    times = "-" if d.rms_ratio is None else f"{short(d.rms_ratio)} times"
-    silent = f"; {d.silent} all zero" if d.silent else ""
     columns = (Column("index"), Column("rms"), Column("absmax", "max"), Column("absmin", "min > 0"), Column("energy", show=share))
     chosen = [*d.top[:MOST_INDICES], *(i for i in d.bottom[:2] if i not in d.top[:MOST_INDICES])]
     rows = [[i.index, i.rms, i.absmax, i.absmin, i.energy] for i in chosen]
     name = f"dim{d.dim}"
     figures[name] = _profile(d)
-    line = Line(f"the loudest {unit} is {times} the median one (rms){silent}")
+    line = Line(f"the {loudest_text(d)}")
     return Section(f"Dimension {d.dim}, {d.size} indices", [line], [Table(columns, rows, "loudest, and quietest")], name)
 
 
@@ -171,18 +161,6 @@ def _reductions(report: TensorReport) -> Section:
         Column("accumulator", "error of acc += x"), Column("swallowed", show=share), Column("condition"),
         Column("measured", "measured on"),
     )  # fmt: skip
-    rows = [
-        [
-            f"{r.op} dim={r.dim}",
-            r.terms,
-            "-" if r.library_error is None else reduction_error(r.library_error),
-            f"{r.library_overflow} of {r.results}" if r.library_overflow else "0",
-            reduction_error(r.accumulator_error),
-            r.swallowed,
-            r.condition,
-            measured_on(r),
-        ]
-        for r in report.reductions
-    ]
+    rows = [reduction_cells(r) for r in report.reductions]
     advice = [Line(r.advice) for r in report.reductions if r.advice]
     return Section("Reductions, against float64", advice, [Table(columns, rows)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..core.finding import Finding, Severity
 from ..core.numbers import counted, share, short
@@ -11,7 +12,7 @@ from ..show.findings import danger, render_text
 from ..show.tables import report_line
 from ..show.term import DEFAULT_WIDTH, columns_of, painted
 from ..show.translation import translate
-from .records import Dimension, IndexStats, RangeFit, Reduction, Resolution, TensorReport, Tiles
+from .records import Dimension, RangeFit, Reduction, Resolution, TensorReport, Tiles
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = ".:-=+*#@"
@@ -79,18 +80,14 @@ def _range_row(fit: RangeFit) -> list[str]:
         *small,
         share(fit.overflowed),
         share(fit.overflowed_energy),
-        _bits(fit.headroom_bits),
-        _bits(fit.footroom_bits) if fit.underflow_matters else "-",
+        bits(fit.headroom_bits),
+        bits(fit.footroom_bits if fit.underflow_matters else None),
         scale_window(fit).replace("2**", "").replace(" to ", " .. "),
     ]
 
 
-def _bits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def bits(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} bits"
+def bits(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.1f}{unit}"
 
 
 def scale_window(fit: RangeFit) -> str:
@@ -135,19 +132,20 @@ def _positions(r: Resolution) -> str:
 def _dimensions(report: TensorReport, plain: bool, width: int, lang: str) -> str:
     lines = []
     for d in report.dimensions:
-        unit = "index" if d.group == 1 else f"group of {d.group} indices"
-        said = f"  dim {d.dim}, {d.size} indices: loudest {unit} is {_times(d.rms_ratio)} the median one (rms){_silent(d)}"
+        said = f"  dim {d.dim}, {d.size} indices: {loudest_text(d)}"
         lines += [*report_line(said, width, lang), f"    {heat_line(d.heat, plain)}", *_indices(d, lang)]
     title = report_line("dimensions  rms along each, everything else pooled", width, lang)
     return "\n".join([*title, *lines]) if lines else ""
 
 
+def loudest_text(d: Dimension) -> str:
+    """`loudest index is 3 times the median one (rms)`."""
+    unit = "index" if d.group == 1 else f"group of {d.group} indices"
+    return f"loudest {unit} is {_times(d.rms_ratio)} the median one (rms)" + (f"; {d.silent} all zero" if d.silent else "")
+
+
 def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{short(ratio)} times"
-
-
-def _silent(d: Dimension) -> str:
-    return f"; {d.silent} all zero" if d.silent else ""
 
 
 def _indices(d: Dimension, lang: str) -> list[str]:
@@ -155,12 +153,8 @@ def _indices(d: Dimension, lang: str) -> list[str]:
         chosen = [*d.top[:SHOWN_INDICES], *d.bottom[:2]]
     else:
         chosen = list(d.top) if len(d.top) <= SHOWN_INDICES + 2 else [*d.top[:SHOWN_INDICES], *d.top[-2:]]
-    rows = [["index", "rms", "max", "min > 0", "energy"], *(_index_row(i) for i in chosen)]
-    return _align(rows, lang, indent=4)
-
-
-def _index_row(i: IndexStats) -> list[str]:
-    return [str(i.index), short(i.rms), short(i.absmax), short(i.absmin), share(i.energy)]
+    rows = [[str(i.index), short(i.rms), short(i.absmax), short(i.absmin), share(i.energy)] for i in chosen]
+    return _align([["index", "rms", "max", "min > 0", "energy"], *rows], lang, indent=4)
 
 
 def _tiles(t: Tiles | None, target: str, plain: bool) -> str:
@@ -200,34 +194,26 @@ def heat_line(values: Sequence[float], plain: bool = False, bounds: tuple[float,
 def _reductions(reductions: Sequence[Reduction], width: int, lang: str) -> str:
     if not reductions:
         return ""
-    rows = [["", "terms", "torch", "overflow", "acc += x", "swallowed", "condition", "measured on"]]
-    for r in reductions:
-        rows.append(
-            [
-                f"{r.op} dim={r.dim}",
-                str(r.terms),
-                "-" if r.library_error is None else reduction_error(r.library_error),
-                f"{r.library_overflow} of {r.results}" if r.library_overflow else "0",
-                reduction_error(r.accumulator_error),
-                share(r.swallowed),
-                short(r.condition),
-                measured_on(r),
-            ]
-        )
+    head = ["", "terms", "torch", "overflow", "acc += x", "swallowed", "condition", "measured on"]
+    rows = [
+        [name, str(terms), *errors, share(swallowed), short(condition), measured]
+        for name, terms, *errors, swallowed, condition, measured in map(reduction_cells, reductions)
+    ]
     title = "reductions  error against float64: torch's kernel on the target dtype, and one accumulator in it"
-    return "\n".join([*report_line(title, width, lang), *_align(rows, lang)])
+    return "\n".join([*report_line(title, width, lang), *_align([head, *rows], lang)])
 
 
-def reduction_error(error: float) -> str:
-    return "Inf" if math.isinf(error) else share(error)
+def reduction_cells(r: Reduction) -> list[Any]:
+    def error(value: float | None) -> str:
+        return "Inf" if value == math.inf else share(value)
 
-
-def measured_on(r: Reduction) -> str:
+    over = f"{r.library_overflow} of {r.results}" if r.library_overflow else "0"
     whole = r.measured == r.results == r.accumulator_results and r.accumulator_terms == r.terms
-    if whole:
-        return "all"
-    results = f"{r.measured} of {r.results} results"
-    return f"{results}; acc: {r.accumulator_results} x {r.accumulator_terms} terms"
+    some = f"{r.measured} of {r.results} results; acc: {r.accumulator_results} x {r.accumulator_terms} terms"
+    return [
+        f"{r.op} dim={r.dim}", r.terms, error(r.library_error), over, error(r.accumulator_error), r.swallowed, r.condition,
+        "all" if whole else some,
+    ]  # fmt: skip
 
 
 def _paragraphs(title: str, texts: Sequence[str], width: int, lang: str) -> str:
