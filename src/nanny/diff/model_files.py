@@ -38,7 +38,7 @@ def load_model(spec: str) -> nn.Module:
         return made
     if not callable(made):
         raise NannyError(f"{path}: {chosen} is a {type(made).__name__}; name a module, or a function or class that makes one")
-    needed = _needed(made)
+    needed = _required_names(made)
     if needed:
         raise NannyError(
             f"{path}: {chosen} needs {', '.join(needed)}; write a function without arguments that makes the model, "
@@ -113,7 +113,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         return []
 
 
-def _needed(function: Any) -> list[str]:
+def _required_names(function: Any) -> list[str]:
     return [p.name for p in _parameters(function) if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
@@ -165,9 +165,9 @@ def load_sample(
         target = load_target(target_spec)
     if target is not None and target_spec is not None and loss_fn is None:
         raise NannyError("--target needs --loss: the function that takes the output and the target")
-    if target is None and loss_fn is not None and len(_needed(loss_fn)) > 1:
+    if target is None and loss_fn is not None and len(_required_names(loss_fn)) > 1:
         raise NannyError(
-            f"the loss function takes {', '.join(_needed(loss_fn))}, but there is no target; give it with --target FILE, "
+            f"the loss function takes {', '.join(_required_names(loss_fn))}, but there is no target; give it with --target FILE, "
             f"or save the sample as torch.save({{'input': x, 'target': y}}, 'sample.pt')"
         )
     return sample, target

@@ -13,7 +13,7 @@ from ..show.figures import BAD, CLAIM, OWN, QUIET, frame, graph_objects
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Column, Line, Table
 from .records import MODEL, CallDiff, DiffReport, GradDiff
-from .text import angle, bad_counts, compared, operations_table, verdict
+from .text import angle, bad_counts, if_comparable, operations_table, verdict
 
 NAMES_SHOWN = 60  # beside a figure; more would cover each other, and are shown under the pointer
 NAME_WIDTH = 44
@@ -83,9 +83,10 @@ def _calls(report: DiffReport, figures: dict[str, Any]) -> list[Section]:
     )  # fmt: skip
     rows = [
         [
-            call.name, call.module, call.dtype, " x ".join(map(str, call.shape)), compared(call, call.error.rel_l2),
-            call.own.rel_l2 if call.own else None, call.inherited, call.error.centred, compared(call, call.error.max_abs),
-            angle(call), compared(call, f"{short(call.error.ulp_p50, 2)} / {short(call.error.ulp_p99, 2)}"), bad_counts(call),
+            call.name, call.module, call.dtype, " x ".join(map(str, call.shape)), if_comparable(call, call.error.rel_l2),
+            call.own.rel_l2 if call.own else None, call.inherited, call.error.centred, if_comparable(call, call.error.max_abs),
+            angle(call), if_comparable(call, f"{short(call.error.ulp_p50, 2)} / {short(call.error.ulp_p99, 2)}"),
+            bad_counts(call),
         ]
         for call in report.calls
     ]  # fmt: skip
@@ -129,7 +130,7 @@ def _gradients(report: DiffReport, figures: dict[str, Any]) -> Section | None:
         Column("norm", "norm in the reference"), Column("cosine", "1 - cos"), Column("bad", "not finite"),
     )  # fmt: skip
     rows = [
-        [g.name, g.dtype, compared(g, g.error.rel_l2), None if g.error.spoiled else g.energy, g.error.reference_norm or None,
+        [g.name, g.dtype, if_comparable(g, g.error.rel_l2), None if g.error.spoiled else g.energy, g.error.reference_norm or None,
          angle(g), bad_counts(g)]
         for g in worst
     ]  # fmt: skip
@@ -165,7 +166,7 @@ def _name_culprit(figure: Any, report: DiffReport) -> None:
     if at is None:
         return
     call = report.calls[at]
-    error = compared(call, call.error.rel_l2) or (call.own.rel_l2 if call.own else None)
+    error = if_comparable(call, call.error.rel_l2) or (call.own.rel_l2 if call.own else None)
     at_top = call.error.spoiled or not error or error == math.inf
     place = {"yref": "paper", "y": 0.95, "ay": 30} if at_top else {"y": math.log10(error or 1), "ay": -30}
     figure.add_annotation(x=at, text=_plain(f"◆ {shortened(call.name, NAME_WIDTH)}"), showarrow=True, arrowhead=2, ax=0,

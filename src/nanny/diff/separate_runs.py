@@ -48,10 +48,7 @@ class SeparateRun:
         self.calls[site] += 1
         self.outputs[key] = (type(module).__name__, leaf.detach().clone())
         if leaf.requires_grad:
-            leaf.register_hook(partial(self._keep_gradient, key))
-
-    def _keep_gradient(self, key: tuple[str, int], grad: Tensor) -> None:
-        self.output_grads[key] = grad.detach().clone()
+            leaf.register_hook(lambda grad: self.output_grads.__setitem__(key, grad.detach().clone()))
 
     def beside(self, reference: SeparateRun) -> tuple[list[CallDiff], list[GradDiff], list[GradDiff]]:
         """Every call and gradient that both runs have, in the order of this one."""

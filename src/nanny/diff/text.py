@@ -130,13 +130,13 @@ def _calls(report: DiffReport, width: int, every_call: bool) -> Table:
                 f"{call.name} ({call.module})" if with_class else call.name,
                 _type(call.dtype),
                 "x".join(map(str, call.shape)),
-                compared(call, e.rel_l2),
+                if_comparable(call, e.rel_l2),
                 call.own.rel_l2 if call.own else None,
                 call.inherited,
                 e.centred,
-                compared(call, ulps) or "-",
+                if_comparable(call, ulps) or "-",
                 " ".join(part for part in (marked, bad_counts(call)) if part),
-                *((compared(call, e.max_abs), angle(call), e.bias) if more else ()),
+                *((if_comparable(call, e.max_abs), angle(call), e.bias) if more else ()),
             )
         )
         styles.append("error" if e.spoiled else "")
@@ -152,7 +152,7 @@ def _gradients(report: DiffReport) -> list[Table]:
         _gradient_table(
             "parameter gradients, largest error first",
             (Column("name", "gradient of", elastic=True), Column("energy", "share of gradient", deviation)),
-            [(g, g.name, compared(g, g.energy)) for g in parameters],
+            [(g, g.name, if_comparable(g, g.energy)) for g in parameters],
             report.reference,
         ),
         _gradient_table(
@@ -180,10 +180,10 @@ def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tupl
         (
             name,
             _type(g.dtype),
-            compared(g, g.error.rel_l2),
+            if_comparable(g, g.error.rel_l2),
             g.own,
             other,
-            compared(g, g.error.reference_norm),
+            if_comparable(g, g.error.reference_norm),
             angle(g),
             bad_counts(g),
         )
@@ -201,7 +201,7 @@ def nothing_left(found: CallDiff | GradDiff) -> bool:
     return bool(found.error.spoiled) and not found.error.reference_norm
 
 
-def compared(found: CallDiff | GradDiff, value: T) -> T | None:
+def if_comparable(found: CallDiff | GradDiff, value: T) -> T | None:
     """None where nothing finite is left that could be compared."""
     return None if nothing_left(found) else value
 
@@ -242,7 +242,7 @@ def operations_table(report: DiffReport, title: str, most: int) -> Table:
     """How often each operation ran in each type, the most frequent first."""
     by_type: Counter[tuple[str, str]] = Counter()
     totals: Counter[str] = Counter()
-    for use in _computing(report):
+    for use in _computations(report):
         by_type[(use.op, use.dtype)] += use.count
         totals[use.op] += use.count
     dtypes = sorted({dtype for _, dtype in by_type})
@@ -250,7 +250,7 @@ def operations_table(report: DiffReport, title: str, most: int) -> Table:
     return Table((Column("operation"), *(Column(dtype) for dtype in dtypes)), rows, title, most, "operations")
 
 
-def _computing(report: DiffReport) -> list[OpUse]:
+def _computations(report: DiffReport) -> list[OpUse]:
     return [use for use in report.operations if use.op not in MEMORY | SAME_VALUE]
 
 
@@ -260,7 +260,7 @@ def _operations(report: DiffReport) -> Table:
 
 
 def _operations_by_module(report: DiffReport) -> Table:
-    rows = [(use.site or MODEL, use.op, use.dtype, use.count) for use in _computing(report)]
+    rows = [(use.site or MODEL, use.op, use.dtype, use.count) for use in _computations(report)]
     columns = (Column("module", elastic=True), Column("operation"), Column("dtype"), Column("calls"))
     return Table(columns, rows, f"what the {report.policy} policy ran in which type")
 

@@ -21,7 +21,7 @@ def compare(real: Tensor, reference: Tensor, spacing: Format, limits: Limits | N
     limits = limits or Limits()
     x, y, error, error_norm, norm, counts = _difference(real.detach(), reference.detach())
     x_norm = _norm(x)
-    centred, varying = _centred(error_norm, y, norm, limits.centred_floor)
+    centred, varying = _centred_error(error_norm, y, norm, limits.centred_floor)
     p50, p99 = _ulps(error, y, spacing)
     return ErrorStats(
         count=real.numel(),
@@ -89,7 +89,7 @@ def _ratio(error: float, size: float) -> float:
     return math.inf if error > 0 else 0.0
 
 
-def _centred(error_norm: float, y: Tensor, norm: float, floor: float) -> tuple[float | None, float | None]:
+def _centred_error(error_norm: float, y: Tensor, norm: float, floor: float) -> tuple[float | None, float | None]:
     if y.dim() < 2 or y.shape[0] < 2 or norm == 0:
         return None, None
     mean = y.mean(0, keepdim=True)

@@ -77,7 +77,7 @@ def _squared_norm(lines: Tensor, accumulator: torch.dtype) -> Tensor:
     return norm.square()
 
 
-def _repaired(line: Tensor, low: float, high: float, squares: float, total: float) -> tuple[float, float, float, float]:
+def _row_in_fp64(line: Tensor, low: float, high: float, squares: float, total: float) -> tuple[float, float, float, float]:
     largest = max(abs(low), abs(high))
     if not largest or not math.isfinite(largest) or _SAFE_LOW < largest < _SAFE_HIGH:
         return low, high, squares, total
@@ -144,13 +144,13 @@ class HostLayout:
         packed = np.empty((3, len(tensors)))
         for i in self._alone:
             line = as_line(tensors[i])
-            low, high, squares, _ = _repaired(line, *(x.item() for x in _reduce(line, torch.float32, with_sum=False)))
+            low, high, squares, _ = _row_in_fp64(line, *(x.item() for x in _reduce(line, torch.float32, with_sum=False)))
             packed[:, i] = squares, low, high
         for members, starts in self._together:
             if len(members) == len(tensors):
-                packed[0], packed[1], packed[2] = _joined_rows(joined(tensors), starts)
+                packed[0], packed[1], packed[2] = _joined_rows(line_of(tensors), starts)
             else:
-                packed[:, members] = _joined_rows(joined([tensors[i] for i in members]), starts)
+                packed[:, members] = _joined_rows(line_of([tensors[i] for i in members]), starts)
         return packed
 
 
@@ -195,7 +195,7 @@ def pack_gradients(
     return tuple(line.numel() for line in lines), PendingRead([values])
 
 
-def joined(tensors: Sequence[Tensor]) -> Any:
+def line_of(tensors: Sequence[Tensor]) -> Any:
     """The values of plain tensors of one type, one after the other, in numpy."""
     line = _in_line(tensors)
     return (line.float() if line.dtype is torch.bfloat16 else line).numpy()
@@ -237,7 +237,7 @@ def _is_copied(tensor: Tensor) -> bool:
 
 
 def split_small(tensors: Sequence[Tensor], most: int = _SMALL) -> tuple[dict[torch.dtype, list[int]], list[int]]:
-    """Positions of those that can be `joined`, by type, and of the others."""
+    """Positions of those that may be joined, by type, and of the others."""
     together: dict[torch.dtype, list[int]] = {}
     alone: list[int] = []
     plain = (  # asked of all in C
@@ -258,7 +258,7 @@ def which_are_zero(tensors: Sequence[Tensor]) -> list[bool]:
     found = np.zeros(len(tensors), dtype=bool)
     together, alone = split_small(tensors)
     for members in together.values():
-        values = joined([tensors[i] for i in members])
+        values = line_of([tensors[i] for i in members])
         found[members] = ~np.logical_or.reduceat(values != 0, _starts([tensors[i].numel() for i in members]))
     for i in alone:
         found[i] = not bool(as_line(tensors[i]).any())
@@ -318,7 +318,7 @@ class RowBuffer:
         line = as_line(tensor)
         row: tuple[Any, Any, Any, Any] = _reduce(line, torch.float32)
         self.counts[index] = line.numel()
-        self._rows[index] = _repaired(line, *(x.item() for x in row)) if transfer.reads_freely(line.device) else row
+        self._rows[index] = _row_in_fp64(line, *(x.item() for x in row)) if transfer.reads_freely(line.device) else row
         if histogram and line.numel():
             self._owners.append(index)
             self._exponents.add(line)
@@ -331,7 +331,7 @@ class RowBuffer:
 
     def _measure_together(self, tensors: Sequence[Tensor], rows: list[int]) -> None:
         """Small ones of one type."""
-        values = joined(tensors).astype(np.float32, copy=len(tensors) == 1)  # of one alone it is the tensor's own memory
+        values = line_of(tensors).astype(np.float32, copy=len(tensors) == 1)  # of one alone it is the tensor's own memory
         lengths = [self.counts[i] for i in rows]
         squares, low, high, total = _joined_rows(values, _starts(lengths), with_sum=True)
         for i, row in zip(rows, zip(low.tolist(), high.tolist(), squares.tolist(), total.tolist())):

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..core.step import OptimizerState, Update
 from ..measure import transfer
 from ..measure.flatten import as_line, local_part, thin
-from ..measure.rows import joined, split_small
+from ..measure.rows import line_of, split_small
 from ..measure.transfer import PendingRead
 from ..watch.tensors import gradient_of, is_readable, short_dtype
 
@@ -41,9 +41,9 @@ def _samples(tensors: Sequence[Tensor], nonzero: bool = False) -> tuple[Tensor, 
     parts = {i: thin(as_line(tensors[i]), SAMPLE) for i in alone}
     parts = {i: (part != 0 if nonzero else part).float() for i, part in parts.items()}
     if not alone and len(together) == 1:
-        return torch.from_numpy(joined(tensors)).to(torch.float32, copy=True), [t.numel() for t in tensors]
+        return torch.from_numpy(line_of(tensors)).to(torch.float32, copy=True), [t.numel() for t in tensors]
     for members in together.values():
-        line = torch.from_numpy(joined([tensors[i] for i in members])).float()
+        line = torch.from_numpy(line_of([tensors[i] for i in members])).float()
         parts.update(zip(members, torch.split(line, [tensors[i].numel() for i in members])))
     ordered = [parts[i] for i in range(len(tensors))]
     return torch.cat(ordered) if ordered else torch.empty(0), [part.numel() for part in ordered]

@@ -128,11 +128,6 @@ def _plu(a: Tensor, lu: Tensor, pivots: Tensor) -> list[Equation]:
     return [Equation("P L U = A", product, nearest, _norm(a))]
 
 
-def _lu(a: Tensor, made: list[Tensor], given: dict[str, Any]) -> list[Equation]:
-    p, lower, upper = made
-    return [Equation("P L U = A", p @ lower @ upper, a, _norm(a))]
-
-
 _DECOMPOSITIONS = {
     "linalg_eig": _Decomposition((0, 1), _eig),
     "linalg_eigvals": _Decomposition((0,), _eigvals),
@@ -141,7 +136,9 @@ _DECOMPOSITIONS = {
     "_linalg_svd": _Decomposition((0, 2), _svd),
     "linalg_qr": _Decomposition((0, 1), _qr),
     "geqrf": _Decomposition((0, 1), _geqrf),
-    "linalg_lu": _Decomposition((0, 1, 2), _lu),
+    "linalg_lu": _Decomposition(
+        (0, 1, 2), lambda a, made, given: [Equation("P L U = A", made[0] @ made[1] @ made[2], a, _norm(a))]
+    ),
     "linalg_lu_factor_ex": _Decomposition((0,), lambda a, made, given: _plu(a, made[0], made[1])),
     "_linalg_det": _Decomposition((1,), lambda a, made, given: _plu(a, made[1], made[2])),
     "_linalg_slogdet": _Decomposition((2,), lambda a, made, given: _plu(a, made[2], made[3])),

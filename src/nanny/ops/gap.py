@@ -36,7 +36,7 @@ class Tolerance:
     rtol: float | None = None
 
     @property
-    def given(self) -> bool:
+    def is_given(self) -> bool:
         return self.atol is not None or self.rtol is not None
 
 
@@ -91,7 +91,7 @@ def gaps_if_comparable(
 def _equation_gap(equation: Equation, dtype: torch.dtype, tolerance: Tolerance, limits: Limits) -> Gap | None:
     left, right = equation.left, equation.right
     difference = (left - right).abs()
-    if tolerance.given:
+    if tolerance.is_given:
         atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
         allowed: Tensor | float = atol + rtol * right.abs()
         said = f"atol {atol:g}, rtol {rtol:g}"
@@ -131,7 +131,7 @@ def gap_between(
         return None
     wide = reference if reference.dtype in (torch.float32, torch.float64) else reference.float()
     difference = out.detach().to("cpu", wide.dtype) - wide
-    if not tolerance.given:
+    if not tolerance.is_given:
         return _beyond_rounding(out, wide, difference, limits, moved, coarse)
     atol, rtol = tolerance.atol or 0.0, tolerance.rtol or 0.0
     bad = ~((difference.abs() <= wide.abs() * rtol + atol) | _same(out, wide))
@@ -154,9 +154,9 @@ def is_close(out: Tensor, reference: Tensor, tolerance: Tolerance, limits: Limit
     # a fresh copy is written over: fresh memory costs more than the subtraction
     low, high = torch.aminmax(other - own if other is reference else other.sub_(own))
     largest = max(-float(low), float(high))  # NaN if there is one: then nothing is close
-    if largest == 0.0 or (tolerance.given and largest <= (tolerance.atol or 0.0)):
+    if largest == 0.0 or (tolerance.is_given and largest <= (tolerance.atol or 0.0)):
         return True
-    if tolerance.given or not math.isfinite(largest):
+    if tolerance.is_given or not math.isfinite(largest):
         return False
     smallest = unit_roundoff(out.dtype) * limits.op_l2_roundoffs * _slack(out.dtype, limits) * norm / math.sqrt(out.numel())
     return largest <= smallest < math.inf
@@ -295,7 +295,7 @@ def passes_screen(call: Call, out: Any, tolerance: Tolerance, limits: Limits) ->
             expected += _times(added.expand_as(out), probe) * beta if added.dim() > 1 else beta * (added.double() @ probe)
         made = out.detach().double()
         off = float((_rows(made, probe) - expected).abs().max())
-        if tolerance.given:
+        if tolerance.is_given:
             return off <= (tolerance.atol or 0.0) / 4
         rms = float(torch.linalg.vector_norm(made)) / math.sqrt(out.numel())
     allowed = unit_roundoff(out.dtype) * limits.op_l2_roundoffs * limits.op_fp32_slack * _MARGIN * math.sqrt(columns) * rms

@@ -110,17 +110,17 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
     copies: dict[int, Tensor] = {}
     args, kwargs = call.inputs
 
-    def replaced(value: Any) -> Any:
+    def wide_value(value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in copies:
-                copies[id(value)] = _widened(value, to, change, fresh=any(value is k for k in call.kept))
+                copies[id(value)] = _wide_tensor(value, to, change, fresh=any(value is k for k in call.kept))
             return copies[id(value)]
         if isinstance(value, torch.dtype):
             return to.get(value, value)
         return _CPU if isinstance(value, torch.device) else value
 
     with outside_program():
-        wide_args, wide_kwargs = map_leaves((args, kwargs), replaced)
+        wide_args, wide_kwargs = map_leaves((args, kwargs), wide_value)
         if call.func in _HALF_TO_FLOAT:
             wide_args = (*wide_args[:2], False)
         out = run_unheard(call.func, wide_args, wide_kwargs)
@@ -128,7 +128,7 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
     return written + [t for t in tensors_in(out) if not any(t is w for w in written)]
 
 
-def _widened(
+def _wide_tensor(
     value: Tensor, to: Mapping[torch.dtype, torch.dtype], change: Callable[[Tensor], Tensor] | None, fresh: bool
 ) -> Tensor:
     wide = value.detach().to(_CPU, to.get(value.dtype, value.dtype))
@@ -171,7 +171,7 @@ def moved_by_rounding(call: Call, reference: Reference, draws: int) -> list[Tens
         return moved
     most = max(t.numel() for t in given)
     return [
-        _shared(m, r) * max(1.0, most / max(1, r.numel())) ** 0.5 if is_inexact(r) else r
+        _with_neighbours(m, r) * max(1.0, most / max(1, r.numel())) ** 0.5 if is_inexact(r) else r
         for m, r in zip(moved, reference.results)
     ]
 
@@ -193,7 +193,7 @@ def _parts_of_size(size: Tensor, like: Tensor) -> Tensor:
     return size.unsqueeze(-1).expand(*size.shape, 2) if like.is_complex() else size
 
 
-def _shared(moved: Tensor, of: Tensor) -> Tensor:
+def _with_neighbours(moved: Tensor, of: Tensor) -> Tensor:
     last = tuple(range(-min(moved.dim(), 1 + of.is_complex()), 0))
     return torch.maximum(moved, moved.nan_to_num(posinf=0.0).square().mean(last, keepdim=True).sqrt()) if last else moved
 

@@ -28,7 +28,8 @@ def replay_module(stored: Dump) -> list[str]:
     if stored.torch_version != torch.__version__:
         out.append(f"recorded with torch {stored.torch_version}, this is {torch.__version__}")
     inputs = {f"input.{i}": value for i, value in enumerate(stored.args)}
-    out += [f"{name}: {_described(t)}" for name, t in {**inputs, **stored.state}.items() if _is_number(t)]
+    numbers = ((name, t) for name, t in {**inputs, **stored.state}.items() if isinstance(t, Tensor) and t.is_floating_point())
+    out += [f"{name}: {_tensor_text(t)}" for name, t in numbers]
     return out + list(_run_again(stored))
 
 
@@ -52,8 +53,8 @@ def _run_again(stored: Dump) -> Iterator[str]:
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         yield f"not run again: {stored.op} does not run here on what was stored ({why})"
         return
-    yield f"run again here: {_described(again)}"
-    yield f"in float64: {_described(wide)}"
+    yield f"run again here: {_tensor_text(again)}"
+    yield f"in float64: {_tensor_text(wide)}"
     largest = float(wide.abs().max()) if wide.numel() and bool(torch.isfinite(wide).all()) else 0.0
     if is_low(again.dtype) and largest > (end := torch.finfo(again.dtype).max):
         yield f"the result does not fit into {short_dtype(again.dtype)}, whose largest number is {short(end)}"
@@ -105,11 +106,7 @@ def _tensor(value: Any) -> Tensor:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _described(tensor: Tensor) -> str:
+def _tensor_text(tensor: Tensor) -> str:
     wide = tensor.detach().double()
     nan, inf = int(wide.isnan().sum()), int(wide.isinf().sum())
     finite = torch.where(wide.isfinite(), wide, 0.0)

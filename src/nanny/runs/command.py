@@ -44,10 +44,6 @@ KINDS = ("output", "output_grad", "grad", "weight", "update", "buffer")
 LAYERS = "only layers whose name matches, such as 'encoder.*'"
 
 
-def _nothing_more(parser: argparse.ArgumentParser) -> None:
-    del parser  # --db, --run and --format are enough
-
-
 def _summary(args: argparse.Namespace) -> Answer:
     from .summary import summarize
     from .text.summary import summary_answer
@@ -273,14 +269,14 @@ def _tail(args: argparse.Namespace) -> Answer:
 @dataclass(frozen=True)
 class Command:
     module: str  # whose docstring describes it
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    add_arguments: Callable[[argparse.ArgumentParser], None] | None  # beside those of every command
     answer: Callable[[argparse.Namespace], Answer]
     formats: tuple[str, ...] = FORMATS
     writes: bool = False  # elsewhere, or as it goes: what is left to say is text, on the terminal
 
 
 COMMANDS = {
-    "summary": Command("summary", _nothing_more, _summary),
+    "summary": Command("summary", None, _summary),
     "alerts": Command("alerts", _alert_arguments, _alerts),
     "stats": Command("stats", _stats_arguments, _stats),
     "layer": Command("layer", _layer_arguments, _layer),
@@ -302,7 +298,8 @@ def main(argv: Sequence[str]) -> int:
     command = COMMANDS[name]
     parser = command_parser(name, importlib.import_module(f"nanny.runs.{command.module}").__doc__)
     add_run(parser)
-    command.add_arguments(parser)
+    if command.add_arguments is not None:
+        command.add_arguments(parser)
     add_format(parser, command.formats)
     if not command.writes:
         add_output(parser)

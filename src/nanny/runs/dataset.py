@@ -14,7 +14,7 @@ import importlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -85,10 +85,10 @@ class RemoteFolder:
 
     def numbers(self) -> list[int]:
         """Of its runs."""
-        names = [path.rstrip("/").rpartition("/")[2] for path in self.listed(self.root)]
+        names = [path.rstrip("/").rpartition("/")[2] for path in self.paths_in(self.root)]
         return sorted(int(name[4:]) for name in names if name.startswith("run=") and name[4:].isdecimal())
 
-    def listed(self, path: str) -> list[str]:
+    def paths_in(self, path: str) -> list[str]:
         try:
             return [str(name) for name in self.fs.ls(path, detail=False)]
         except FileNotFoundError:
@@ -209,7 +209,8 @@ def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iter
         found = [] if only_first else all_findings(tables)
         wanted = {next(iter(ids))}
         if not only_first:
-            wanted |= {rank for rank in (_first_in_trouble(found), *_apart(tables)) if rank is not None}
+            first = first_culprit(sort_by_step(found))
+            wanted |= {*_apart(tables), *([] if first is None or first.rank is None else [first.rank])}
         stores = {}
         for rank in sorted(wanted & set(ids)):
             target = Path(folder) / str(rank) / store_name(rank)
@@ -231,11 +232,6 @@ def all_findings(tables: Tables) -> list[Finding]:
         )
         for rank, step, severity, code, site, value, limit, message, hint, file, line, evidence in rows
     ]  # fmt: skip
-
-
-def _first_in_trouble(found: Sequence[Finding]) -> int | None:
-    first = first_culprit(sort_by_step(found))
-    return None if first is None else first.rank
 
 
 def _apart(tables: Tables) -> list[int]:

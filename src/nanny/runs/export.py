@@ -117,22 +117,8 @@ def _scalar_rows(source: Source) -> Rows:
 
 def _finding_rows(source: Source) -> Rows:
     for f in findings_of(source):
-        evidence = to_text(f.evidence, None)
-        yield (
-            f.step,
-            f.severity.name,
-            f.code,
-            f.site,
-            f.value,
-            f.limit,
-            f.message,
-            f.hint,
-            f.rank,
-            repeats(f),
-            evidence,
-            f.file,
-            f.line,
-        )
+        about = (f.step, f.severity.name, f.code, f.site, f.value, f.limit, f.message, f.hint, f.rank, repeats(f))
+        yield *about, to_text(f.evidence, None), f.file, f.line
 
 
 def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:

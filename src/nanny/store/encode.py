@@ -77,10 +77,10 @@ def dataclass_of(kind: type[T], values: Mapping[str, Any]) -> T:
     """A frozen record from what `to_json(asdict(record))` kept; fields that this version does not know are left out."""
     hints = get_type_hints(kind)
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: _typed(hints[name], value) for name, value in values.items() if name in known})
+    return kind(**{name: _as_type(hints[name], value) for name, value in values.items() if name in known})
 
 
-def _typed(hint: Any, value: Any) -> Any:
+def _as_type(hint: Any, value: Any) -> Any:
     options = [o for o in get_args(hint) if o is not type(None)] if get_origin(hint) in (Union, UnionType) else [hint]
     if value is None or len(options) != 1:
         return value
@@ -88,7 +88,7 @@ def _typed(hint: Any, value: Any) -> Any:
     if is_dataclass(hint) and isinstance(hint, type):
         return dataclass_of(hint, value)
     if get_origin(hint) is tuple:
-        return tuple(_typed(get_args(hint)[0], item) for item in value)
+        return tuple(_as_type(get_args(hint)[0], item) for item in value)
     if get_origin(hint) is frozenset:
         return frozenset(value)
     return value

@@ -43,7 +43,9 @@ def load_tensor(spec: str) -> tuple[Any, str]:
         if suffix == ".npy":
             return _from_numpy(path, key)
         if suffix in TORCH_SUFFIXES:
-            return _choose(path, flatten(load_torch_file(path)), key)
+            tensors = flatten(load_torch_file(path))
+            name = _chosen_key(path, list(tensors), key)
+            return tensors[name], name or path.name
     except OSError as error:
         raise NannyError(f"{path}: cannot be read ({error.strerror or error}); name another file") from None
     raise NannyError(f"{path}: unknown kind of file; use .pt (also .pth, .bin, .ckpt), .safetensors or .npy")
@@ -65,11 +67,6 @@ def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
     for name, value in items:
         out |= flatten(value, f"{prefix}.{name}" if prefix else name)
     return out
-
-
-def _choose(path: Path, tensors: dict[str, Any], key: str | None) -> tuple[Any, str]:
-    name = _chosen_key(path, list(tensors), key)
-    return tensors[name], name or path.name
 
 
 def _chosen_key(path: Path, keys: list[str], key: str | None) -> str:
