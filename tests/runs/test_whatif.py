@@ -15,7 +15,7 @@ from measure.plain_numbers import range_shares
 from nanny import cli
 from nanny.core.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format
 from nanny.core.limits import Limits
-from nanny.runs.ranges import exponent_below, highest_exponent, shares
+from nanny.runs.histograms import exponent_below, highest_exponent, shares
 from nanny.runs.what_if import RecordedKind, limit_bits, outcomes_of, quantile, scale_path
 from runs import query_recordings as q
 from runs.query_recordings import HEALTHY, Recipe, histogram_of, nanny, record

@@ -1,4 +1,4 @@
-"""A dumped operation, run again beside FP32 or FP64: does the fault come back?
+"""A dumped operation, or a module, run again beside FP32 or FP64: does the fault come back?
 
 nanny replay nanny_logs/ops/torch.ops.aten.addmm_inputs.safetensors
 correct, args, kwargs, out = compare_for_single_op("nanny_logs/ops/torch.ops.aten.addmm_inputs.pkl", torch.ops.aten.addmm)
@@ -7,27 +7,34 @@ correct, args, kwargs, out = compare_for_single_op("nanny_logs/ops/torch.ops.ate
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
 from ..core.finding import NannyError
 from ..core.limits import Limits
+from ..core.numbers import short
 from ..core.plain_json import to_text
 from ..show.translation import translate
-from ..watch.dump import Dump, load_dump, operation_of, refuse_impure
+from ..watch.dump import MOST_BYTES, Dump, load_dump, on_meta, operation_of, refuse_impure
 from ..watch.op_facts import KERNEL_ERRORS
+from ..watch.tensors import is_low, short_dtype
 from .gap import Tolerance, gaps_of
 from .records import Gap, Replay
 from .reference import Call, call_before, check_reference, reference_of, results_of
-from .replay_module import replay_module
 from .selection import op_pattern
 from .text import replay_lines
+
+_FILES = ("linear", "conv", "normalization", "batchnorm", "instancenorm", "activation", "pooling")
+MOST_RESULT = 4 * MOST_BYTES
 
 
 def compare_for_single_op(
@@ -86,7 +93,7 @@ def replay_dump(path: str | os.PathLike[str], atol: float | None = None, rtol: f
     )
 
 
-def _all_finite(tensors: list[torch.Tensor]) -> bool:
+def _all_finite(tensors: list[Tensor]) -> bool:
     return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point())
 
 
@@ -109,6 +116,103 @@ def _run_again(stored: Dump, op: Any) -> tuple[Call, Any]:
     except KERNEL_ERRORS as error:
         raise NannyError(f"{stored.path}: {stored.op} does not run here on what was stored ({error})") from None
     return call, out
+
+
+def replay_module(stored: Dump) -> list[str]:
+    """A dumped module (`nanny run --dump-on-error`), run again on what came in, and once more in FP64, in words.
+
+    Only modules of torch.nn that compute one tensor from its inputs and weights; code of a stranger's module is never run.
+    """
+    site = f" [{stored.place.site}]" if stored.place.site else ""
+    out = [f"{stored.classes}{site} made {'NaN' if stored.kind == 'nan' else 'Inf'} in {stored.dtype} at step {stored.step}"]
+    if stored.torch_version != torch.__version__:
+        out.append(f"recorded with torch {stored.torch_version}, this is {torch.__version__}")
+    inputs = {f"input.{i}": value for i, value in enumerate(stored.args)}
+    numbers = ((name, t) for name, t in {**inputs, **stored.state}.items() if isinstance(t, Tensor) and t.is_floating_point())
+    out += [f"{name}: {_tensor_text(t)}" for name, t in numbers]
+    return out + list(_module_lines(stored))
+
+
+def _module_lines(stored: Dump) -> Iterator[str]:
+    module = _rebuilt(stored)
+    if module is None:
+        yield f"not run again: {stored.op} is not a plain module of torch.nn, and nanny runs no code that a dump names"
+        return
+    try:
+        size = _size_of_result(module, stored)
+        if size > MOST_RESULT:
+            most = f"at most {MOST_RESULT >> 30} GB are computed from a file"
+            yield f"not run again: its result would take {size / 2**30:.3g} GB, and {most}"
+            return
+        with torch.no_grad(), _as_then(stored, [*stored.args, *module.parameters()]):
+            again = _tensor(module.forward(*stored.fresh_inputs()[0]))
+        with torch.no_grad():
+            wide_inputs = [a.double() if a.is_floating_point() else a for a in stored.fresh_inputs()[0]]
+            wide = _tensor(module.double().forward(*wide_inputs))
+    except Exception as error:  # noqa: BLE001  whatever options and shapes that nobody checked lead to inside torch
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        yield f"not run again: {stored.op} does not run here on what was stored ({why})"
+        return
+    yield f"run again here: {_tensor_text(again)}"
+    yield f"in float64: {_tensor_text(wide)}"
+    largest = float(wide.abs().max()) if wide.numel() and bool(torch.isfinite(wide).all()) else 0.0
+    if is_low(again.dtype) and largest > (end := torch.finfo(again.dtype).max):
+        yield f"the result does not fit into {short_dtype(again.dtype)}, whose largest number is {short(end)}"
+
+
+def _size_of_result(module: nn.Module, stored: Dump) -> int:
+    with torch.no_grad():
+        return 8 * _tensor(copy.deepcopy(module).to("meta").forward(*map(on_meta, stored.args))).numel()
+
+
+def _rebuilt(stored: Dump) -> nn.Module | None:
+    """The module without its constructor: plain attributes, weights and buffers as they were."""
+    file, _, name = stored.op.removeprefix("torch.nn.modules.").partition(".")
+    kind = getattr(torch.nn, name, None) if file in _FILES else None
+    if not isinstance(kind, type) or not issubclass(kind, nn.Module) or stored.op != f"{kind.__module__}.{kind.__qualname__}":
+        return None
+    module = kind.__new__(kind)
+    nn.Module.__init__(module)
+    of_every_module = frozenset(vars(module)) - {"training"}
+    for key, value in stored.options.items():
+        if key not in of_every_module and not hasattr(nn.Module, key):
+            setattr(module, key, value)
+    for key, tensor in stored.state.items():
+        place, _, key = key.partition(".")
+        if "." in key:
+            return None  # a module with parts of its own
+        if place == "weight":
+            module.register_parameter(key, nn.Parameter(tensor, requires_grad=False))
+        elif place == "buffer":
+            module.register_buffer(key, tensor)
+    for key in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):  # those that were None
+        if key not in module._parameters and key not in module._buffers:
+            module.register_parameter(key, None)
+    return module
+
+
+def _as_then(stored: Dump, tensors: list[Tensor]) -> Any:
+    """Autocast, if what was made has fewer bits than what it was made of."""
+    made = getattr(torch, stored.dtype, None)
+    wide = any(t.is_floating_point() and t.dtype != made for t in tensors)
+    if wide and made in (torch.float16, torch.bfloat16):
+        return torch.autocast(tensors[0].device.type, dtype=made)
+    return contextlib.nullcontext()
+
+
+def _tensor(value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"it returns a {type(value).__name__}")
+    return value
+
+
+def _tensor_text(tensor: Tensor) -> str:
+    wide = tensor.detach().double()
+    nan, inf = int(wide.isnan().sum()), int(wide.isinf().sum())
+    finite = torch.where(wide.isfinite(), wide, 0.0)
+    largest = short(float(finite.abs().max())) if tensor.numel() else "-"
+    bad = ", ".join(f"{count} {name}" for count, name in ((nan, "NaN"), (inf, "Inf")) if count)
+    return f"{short_dtype(tensor.dtype)} {list(tensor.shape)}, {bad or 'finite'}, largest {largest}"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

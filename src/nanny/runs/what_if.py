@@ -22,7 +22,7 @@ from ..diagnose.records import Diagnosis
 from ..diagnose.verdict import Verdict, first_broken_step
 from ..store import reader
 from .alerts import findings_of, job_verdict, matches
-from .ranges import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
+from .histograms import NOTHING, exponent_below, flush_exponent, highest_exponent, overflows, shares
 from .source import Source, keeps_low_weights, own_format
 
 FORWARD = ("output", "weight")
