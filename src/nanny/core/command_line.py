@@ -109,15 +109,19 @@ def positive(text: str) -> int:
     return number
 
 
-def seconds(text: str) -> float:
-    """A time to wait: above zero, and not longer than a day."""
+def above_zero(text: str, most: float, what: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not 0 < number <= 86400:
-        raise argparse.ArgumentTypeError(f"{text[:30]!r} is no number of seconds above 0 and up to 86400")
+    if not 0 < number <= most:
+        raise argparse.ArgumentTypeError(f"{text[:30]!r} is no {what}")
     return number
+
+
+def seconds(text: str) -> float:
+    """A time to wait: not longer than a day."""
+    return above_zero(text, 86400, "number of seconds above 0 and up to 86400")
 
 
 def port(text: str) -> int:

@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+from ..core.examination import operation
 from ..core.finding import Severity
 from ..core.formats import format_of
 from ..core.limits import Limits
@@ -212,7 +213,7 @@ def plain_op(name: str) -> str:
 
 def site_of_op(site: str, op: str) -> str:
     """A module by its name; code outside of named modules by its operation."""
-    return site if site not in ("", LOSS) else f"op:{plain_op(op)}"
+    return site if site not in ("", LOSS) else operation(plain_op(op))
 
 
 def named_site(report: DiffReport, call: CallDiff) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
+from ..core.command_line import Parser, above_zero, add_format, add_language, add_output, terminal_language, write_result
 from ..core.finding import Severity
 from ..core.plain_json import to_text
 from ..core.terminal import complain, visible
@@ -54,13 +53,7 @@ def _parser() -> Parser:
 
 
 def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no relative error; write 0.01 for 1 %")
-    return value
+    return above_zero(text, sys.float_info.max, "relative error; write 0.01 for 1 %")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

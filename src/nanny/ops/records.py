@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..core.examination import Place
+from ..core.examination import Place, operation
 
 MOST_ELEMENTS = 20  # differing elements that are shown; all are counted
 
@@ -71,7 +71,7 @@ class OpFault:
 
     @property
     def culprit(self) -> str:
-        return self.place.site or f"op:{self.bare_op}"
+        return self.place.site or operation(self.bare_op)
 
 
 @dataclass(frozen=True)
