@@ -306,13 +306,6 @@ class RunHistory:
         scalars = {name: (np.array(steps, np.int64), np.array(values)) for name, (steps, values) in self._curves.items()}
         return Evidence(self.facts, scalars, tuple(findings), tuple(self.examinations), self.limits)
 
-    @property
-    def has_learned(self) -> bool:
-        """The loss is well below where it began."""
-        _, losses = self.evidence(()).curve("loss")
-        known = losses[np.isfinite(losses)]
-        return len(known) >= 16 and float(np.median(known[-8:])) < 0.7 * float(np.median(known[:8]))
-
     def add_examination(self, examination: Examination) -> None:
         """A step that was made again is told by that examination."""
         self.examinations = [*(e for e in self.examinations if e.step != examination.step), examination]

@@ -60,7 +60,7 @@ def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
         confidence=POSSIBLE if signs.wrong_before(signs.facts.steps) else LIKELY,
         evidence=(
             f"the norm of all weights grows from {number(before)} to {number(after)}, and the loss does not fall",
-            f"one update is up to {ratio:.1%} of the weights",
+            f"one update is up to {number(100 * ratio)} % of the weights",
             f"learning rate up to {float(np.max(rates)):g}",
         ),
         chain=("steps too long", "the first updates replace the weights", "nothing is learned"),

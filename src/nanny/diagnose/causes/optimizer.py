@@ -25,8 +25,10 @@ def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
             continue
         incident = next((i for i in signs.facts.incidents if not i.skipped), None)
         if state.state_dtype == "float16" and state.param_dtype != "float16" and signs.steps_too_long is not None:
-            yield from _divides_by_eps(signs, state, signs.steps_too_long)
-            continue
+            found = list(_divides_by_eps(signs, state, signs.steps_too_long))
+            if found:
+                yield from found
+                continue
         if incident is None:
             continue
         yield Diagnosis(

@@ -10,6 +10,7 @@ from ...core.finding import Severity
 from ...core.numbers import counted, short
 from ...core.step import Breach, SiteTable, StepRecord
 from ...diagnose.history import RunHistory
+from ...diagnose.signs import Signs
 from ..registry import Observation, rule
 
 
@@ -38,7 +39,7 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
     """
     for one in breaches(step, "still"):
         if "faded" in one.traits:
-            if step.lr is not None and _has_gradient(step, run) and not run.has_learned:
+            if step.lr is not None and _has_gradient(step, run) and not Signs(run.evidence(())).learns:
                 yield Observation(
                     f"the learning rate, now {step.lr:g}, has been a thousandth of its highest, or less, for "
                     f"{counted(one.steps, 'step')}, and was above that for {one.of}; the loss is where it was",
