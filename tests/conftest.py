@@ -1,7 +1,9 @@
 """Two workers with two threads each would wait for one another: every test process, and what it starts, uses one thread."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +16,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # On a machine that others use, drawing an example may take long: that says nothing about the code under test.
 settings.register_profile("shared machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("shared machine")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of slow tests alone is not even read in `make test`: each worker would import what they need."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return (
+        re.search(r"^pytestmark = pytest\.mark\.slow\b", collection_path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+        or None
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied

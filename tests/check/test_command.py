@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from commands import run_command
 
 # Three findings: two of severity INFO on lines 3 and 8, one ERROR on line 11.
 TRAIN = """\
@@ -39,10 +39,7 @@ SCHEMA = Path(__file__).parents[1] / "data" / "sarif-2.1.0-rtm.4.json"
 
 def nanny(*args: object, cwd: Path, stdin: str | bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [sys.executable, "-m", "nanny.check", *map(str, args)],
-        cwd=cwd, input=data, capture_output=True, timeout=120, env={**os.environ, "NO_COLOR": "1", **env}, check=False,
-    )  # fmt: skip
+    done = run_command("nanny.check", *map(str, args), cwd=cwd, stdin=data, environment={"NO_COLOR": "1", **env})
     assert b"Traceback" not in done.stderr, done.stderr.decode()
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 

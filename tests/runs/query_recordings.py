@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from commands import run_command
 
 from nanny.core.finding import Finding, Severity
 from nanny.core.formats import ABOVE_BIN, BELOW_BIN, FIRST_BIN, HISTOGRAM_BINS, LAST_BIN, LOWEST_EXPONENT, NONFINITE_BIN, ZERO_BIN
@@ -170,7 +169,5 @@ HEALTHY = Recipe(layers={"stem": (0, -8), "body.0": (1, -9), "head": (2, -7)})
 
 def nanny(*args: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """The command as a user types it."""
-    return subprocess.run(
-        [sys.executable, "-m", "nanny.cli", *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=400, check=False,
-        env={**os.environ, **env},
-    )  # fmt: skip
+    done = run_command("nanny.cli", *map(str, args), cwd=cwd, environment=env)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
