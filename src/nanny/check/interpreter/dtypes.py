@@ -46,6 +46,9 @@ def result_dtype(
     line = getattr(node, "lineno", 0)
     if asked is not None and not asked.is_none:
         return (asked.const if asked.kind == "dtype" and isinstance(asked.const, str) else ""), f"dtype= at line {line}", None
+    if op == "view" and any(v.kind in ("dtype", "external") for v in args[1:]):  # the same bits read as another format
+        seen_as = next(v for v in args[1:] if v.kind in ("dtype", "external"))
+        return (seen_as.const if isinstance(seen_as.const, str) else ""), f"view at line {line}", None
     region = frame.at.region
     if _runs_in_float32(frame, op):
         return "fp32", f"{op} under autocast to float32 at line {frame.at.regions[-1].line}", None
