@@ -203,7 +203,11 @@ def loops_over_optimizers(event: Event) -> list[ast.AST]:
     used = {n.id for n in ast.walk(node.args[0]) if isinstance(n, ast.Name)}
     found = []
     for loop in event.at.loops:
-        names = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        if names & used:
+        if bound_in(loop) & used:
             found.append(loop)
     return found
+
+
+def bound_in(loop: ast.AST) -> set[str]:
+    """The variables that a loop binds, in its head or its body."""
+    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

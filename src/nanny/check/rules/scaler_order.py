@@ -18,6 +18,7 @@ from .protocol import (  # fmt: skip
     after,
     backward_for,
     before,
+    bound_in,
     extra_guards,
     identifiers,
     is_disabled,
@@ -300,13 +301,17 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
 def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -> Event | None:
     """The call that ends the accumulation window, if `event` runs more often than that."""
     name = event.op.partition(".")[2]
-    if window_keys(event):  # ends a window of its own
-        return None
+    if window_keys(event) or (name == "update" and (event.args[1:] or event.kwargs)):
+        return None  # ends a window of its own, or sets the scale by hand
     steps = [a for a in anchors if a.op == "scaler.step" and same_object(scaler_of(a), scaler_of(event))]
     if name == "update" and any(can_meet(s, event) and s.at.loops == event.at.loops and not window_keys(s) for s in steps):
         return None  # another optimizer is stepped every time
     if name == "unscale_" and any(s.at.loops == event.at.loops and not window_keys(s) for s in steps):
         steps = [s for s in steps if same_object(s.arg(1), event.arg(1))]
+    changing = bound_in(event.at.loops[-1]) if event.at.loops else set()
+    own = extra_guards(event, backwards[-1]) if backwards else set()
+    if any(changing & identifiers(key) for key in own):
+        return None  # a condition that changes from pass to pass
     for anchor in anchors if name == "step" else steps:
         if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
             continue
