@@ -281,9 +281,9 @@ def _takes_weights_only(view: FileView) -> bool:
 
 
 def _ends_before(new: Event, used: list[Event], save: Event) -> bool:
-    """Whether a scaler is built anew in each pass that saves, and its steps are in a loop inside: no state goes on."""
+    """Whether a scaler is built anew in each pass that saves, and all its steps are in that pass: no state goes on."""
     around = new.at.loops
-    inside = all(e.at.loops[: len(around)] == around and len(e.at.loops) > len(around) for e in used)
+    inside = all(e.at.loops[: len(around)] == around for e in used)
     return bool(around) and save.at.loops == around and inside
 
 
