@@ -6,12 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.formats import FP16
+from ...core.formats import BF16, FP16
 from ...core.ops import ACCUMULATING_FUNCTIONS, COUNTING_FUNCTIONS, CREATING_FUNCTIONS, LOSSES, NORM_LAYERS, SHAPE
 from ..chains import link
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
+from .protocol import bound_in
 from .training import goes_backward, half_parameters, has_master_copy, is_trained, trains_after
 
 
@@ -194,7 +195,7 @@ def half_norm(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op == "layer" and not (target.thing and target.thing.cast is event.node):
         return
-    if not view.of("optimizer.step", "scaler.step", "framework.step", "framework.train"):
+    if not view.of("optimizer.step", "scaler.step", "framework.step", "framework.train") or has_master_copy(view):
         return  # gradients alone, as a test compares them, train nothing
     yield Hit(event.node, f"{target.ref} is put into {kind}", "leave normalisation layers in float32")
 
@@ -349,6 +350,8 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     is_local = event.op in ("accumulate", "augassign") and isinstance(_target(event.node), ast.Name)
     if origin is None or not (event.at.loops or (event.at.stack and not is_local)) or _is_made_in_pass(origin, event, view):
         return
+    if not _gets_many(origin, event, view):
+        return
     yield Hit(
         event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32"
     )
@@ -361,6 +364,34 @@ def _is_made_in_pass(store: Value, event: Event, view: FileView) -> bool:
         return False
     around, inside = event.at, made.at
     return inside.stack[: len(around.stack)] == around.stack and inside.loops[: len(around.loops)] == around.loops
+
+
+def _gets_many(store: Value, event: Event, view: FileView) -> bool:
+    """Whether many values are added: the store outlives the call that adds to it, or batches or a long count run through the
+    loop. A loop over the parts of a model, its masks or its folds adds a handful."""
+    made = next((e for e in view.of(store.op) if e.out is store), None) if store.op in CREATING_FUNCTIONS else None
+    if made is None or made.at.stack != event.at.stack:
+        return True
+    most = 1 / (FP16 if store.dtype == "fp16" else BF16).eps
+    return any(_count(loop) >= most or _runs_batches(loop, event, view) for loop in event.at.loops[len(made.at.loops) :])
+
+
+def _count(loop: ast.AST) -> int:
+    """The number that a loop counts to, if it is written there."""
+    source = getattr(loop, "iter", None)
+    if not (isinstance(source, ast.Call) and isinstance(source.func, ast.Name) and source.func.id == "range"):
+        return 0
+    return max((a.value for a in source.args if isinstance(a, ast.Constant) and isinstance(a.value, int)), default=0)
+
+
+def _runs_batches(loop: ast.AST, event: Event, view: FileView) -> bool:
+    """Whether a loop trains, or calls a model on what it binds."""
+    if any(loop in e.at.loops for e in view.of("backward", "framework.backward", "optimizer.step", "scaler.step")):
+        return True
+    bound = bound_in(loop)
+    calls = (e.node for e in view.of("module_call") if loop in e.at.loops and e.at.stack == event.at.stack)
+    given = (n for node in calls if isinstance(node, ast.Call) for a in node.args for n in ast.walk(a))
+    return any(isinstance(n, ast.Name) and n.id in bound for n in given)
 
 
 def _target(node: ast.AST) -> ast.AST | None:
