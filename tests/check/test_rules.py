@@ -54,6 +54,18 @@ def codes(text: str, **options: str) -> set[str]:
     return {f.code for f in check_source(text, "train.py", Options(**options))}
 
 
+@pytest.mark.parametrize(("first", "severity"), [('scaler = torch.amp.GradScaler("cuda")', "ERROR"), ("", "WARNING")])
+def test_a_plain_backward_is_an_error_only_beside_a_scaler_that_is_seen_to_be_made(first: str, severity: str):
+    text = (
+        f"import torch\n\n\ndef train(net, opt, batches, scaler):\n    {first}\n    for x in batches:\n"
+        '        with torch.autocast("cuda", dtype=torch.float16):\n            loss = net(x).mean()\n'
+        "        opt.zero_grad()\n        scaler.scale(loss).backward()\n        loss.square().backward()\n"
+        "        scaler.step(opt)\n        scaler.update()\n"
+    )
+    told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
+    assert told["SCALER_BACKWARD_UNSCALED"] == severity
+
+
 PROJECT = {
     "app/layers.py": """
 import torch.nn as nn

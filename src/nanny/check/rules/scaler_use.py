@@ -149,6 +149,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     for index, step in trace.numbered("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue
+        is_seen = any(e.out.thing is scaler_of(step).thing for e in made)
         for event in before(trace, index):
             if event.op in ("optimizer.step", "scaler.update", "framework.backward", "optimizer.zero_grad", "module.zero_grad"):
                 break  # stepped, or thrown away
@@ -161,6 +162,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
                     "the gradients come out 65,536 times too small",
                     "use scaler.scale(loss).backward()",
                     chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
+                    unknown="" if is_seen else "whether the scaler is switched on",
                 )
 
 
