@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from .torch_names import KNOWN_LIBRARIES
@@ -202,6 +203,7 @@ class Project:
         for filename, tree in (trees or {}).items():
             self.add(filename, tree)
         self._paths: dict[str, str] | None = None
+        self._top = ""
         self._resolved: dict[tuple[str, str, int], str | None] = {}
 
     def add(self, filename: str, tree: ast.Module) -> None:
@@ -256,13 +258,18 @@ class Project:
             self._paths = {}
             for filename in self.sources:
                 self._paths.setdefault(_module_name(filename), filename)
-        if target in self._paths:
-            return self._paths[target]
+            folders = sorted(name.split(".")[:-1] for name in self._paths)
+            shared = takewhile(lambda pair: pair[0] == pair[1], zip(folders[0], folders[-1]))
+            self._top = ".".join(part for part, _ in shared)  # the folder that all files are in, if they are named from above
+        for name in (target, f"{self._top}.{target}"):
+            if name in self._paths:
+                return self._paths[name]
         package = importer.name.rpartition(".")[0]
         while True:  # a script imports its neighbours by bare name; the folder above may not be a package
             for name in (f"{package}.{target}", f"{package}.src.{target}"):
-                if name.lstrip(".") in self._paths:
-                    return self._paths[name.lstrip(".")]
+                found = self._paths.get(name.lstrip("."))
+                if found is not None and found != importer.filename:  # nothing imports itself
+                    return found
             if not package:
                 return None
             package = package.rpartition(".")[0]
