@@ -119,7 +119,11 @@ def _call_instance(walk: Walk, frame: Frame, node: ast.Call, target: Value, args
     if region is not None:
         return objects.module_call(frame, node, target, args, kwargs)
     if target.ref.is_module:
-        made = objects.module_call(frame, node, target, args, kwargs)
+        made = objects.given_back(frame, node, target, args, kwargs)
+        if value.kind == "tensor" and (value.dtype or "island" in value.tags):
+            tags = made.tags if value.is_half else frozenset[str]()
+            made = replace(made, dtype=value.dtype, why=value.why, sure=value.sure, tags=tags)
+        objects.emit_call(frame, node, target, args, kwargs, made)
         if method in frame.at.stack or len(frame.at.stack) >= MAX_DEPTH:  # its forward was not read, but could be
             return replace(made, dtype="", why="")
         if value.kind == "tensor" and value.dtype:

@@ -239,7 +239,10 @@ class Interpreter:
         self.evaluate(frame, node.value)
 
     def run_return(self, frame: Frame, node: ast.Return) -> None:
-        frame.returns.append(self.evaluate(frame, node.value) if node.value else NONE)
+        value = self.evaluate(frame, node.value) if node.value else NONE
+        if frame.at.island is not None and value.kind == "tensor" and not value.dtype:
+            value = replace(value, tags=value.tags | {"island"})  # whatever it is, autocast has not made it half
+        frame.returns.append(value)
         frame.is_over = True
 
     def run_leave(self, frame: Frame, node: ast.stmt) -> None:
@@ -429,6 +432,10 @@ class Interpreter:
             return
         thing.is_built = True
         init = info.find("__init__")
+        if init is not None and isinstance(node, ast.ClassDef) and init not in frame.at.stack:
+            at = frame.inside(stack=(*frame.at.stack, init))  # an example: who builds it may give what is not the default
+            self.run_function(frame, init, [value], {}, at, is_entry=True)
+            return
         if init is not None:
             self.follow(frame, init, [value, *args], kwargs, node)
             return

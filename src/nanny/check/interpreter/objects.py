@@ -270,23 +270,28 @@ def parts(value: Value, depth: int = 0) -> Iterator[Thing]:
 
 
 def module_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    """A call of a model whose inside is not known: half under autocast by convention, or because the model was cast."""
+    return emit_call(frame, node, target, args, kwargs, given_back(frame, node, target, args, kwargs))
+
+
+def given_back(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
+    """What a model whose inside is not known gives back: half under autocast by convention, or because the model was cast."""
     thing = target.thing
     region = frame.at.region
     inputs = (*args, *kwargs.values(), target)
     if thing is not None and thing.region is not None:
         why = f"output of `{_shown(node)}`, which the framework gives back in float32"
-        out = tensor("fp32", why, node.lineno, op="module_call", inputs=inputs, node=node)
-    elif region is not None:
+        return tensor("fp32", why, node.lineno, op="module_call", inputs=inputs, node=node)
+    if region is not None:
         why = f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}"
         tags = frozenset({"autocast"})
-        out = tensor(region.dtype, why, node.lineno, sure=False, op="module_call", inputs=inputs, tags=tags, node=node)
-    elif thing is not None and thing.dtype in HALF:
+        return tensor(region.dtype, why, node.lineno, sure=False, op="module_call", inputs=inputs, tags=tags, node=node)
+    if thing is not None and thing.dtype in HALF:
         why = f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}"
-        out = tensor(thing.dtype, why, node.lineno, op="module_call", inputs=inputs, node=node)
-    else:
-        out = Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
-    return emit_call(frame, node, target, args, kwargs, out)
+        return tensor(thing.dtype, why, node.lineno, op="module_call", inputs=inputs, node=node)
+    if frame.at.island is not None and any(v.dtype == "fp32" for v in args):  # it fits the weights, which nothing has cast
+        why = f"output of `{_shown(node)}` with autocast off"
+        return tensor("fp32", why, node.lineno, sure=False, op="module_call", inputs=inputs, node=node)
+    return Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
 
 
 def emit_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs, out: Value) -> Value:
