@@ -66,6 +66,29 @@ def test_a_plain_backward_is_an_error_only_beside_a_scaler_that_is_seen_to_be_ma
     assert told["SCALER_BACKWARD_UNSCALED"] == severity
 
 
+@pytest.mark.parametrize(("unpacked", "severity"), [("share", "WARNING"), ("share, hard", "INFO")])
+def test_an_eps_beside_one_of_several_outputs_of_a_model_is_a_remark(unpacked: str, severity: str):
+    text = (
+        "import torch\n\n\ndef train(net, opt, scaler, x):\n    net.train()\n"
+        f'    with torch.autocast("cuda", dtype=torch.float16):\n        {unpacked} = net(x)\n'
+        "        loss = -(1 / share.clamp(min=1e-12)).mean()\n    scaler.scale(loss).backward()\n    scaler.step(opt)\n"
+        "    scaler.update()\n"
+    )
+    told = {f.code: f for f in check_source(text, "train.py", Options())}
+    assert told["NUM_EPS_UNDERFLOW"].severity.name == severity
+    assert told["NUM_EPS_UNDERFLOW"].message.startswith("possible")  # what the model gives back is a guess
+
+
+def test_a_file_does_not_import_itself_wherever_the_project_is_named_from():
+    files = {
+        "model/__init__.py": "def hide(scores, mask):\n    return scores.masked_fill(mask, -1e9)\n",
+        "utils/model.py": "from model import hide\n\n\ndef run(scores, mask):\n    return hide(scores.half(), mask)\n",
+    }
+    for above in ("", "work/", "work/deeper/"):
+        told = check_project({above + name: text for name, text in files.items()}, Options())
+        assert {f.code for f in told[f"{above}model/__init__.py"]} == {"NUM_MASK_CONSTANT"}, above
+
+
 PROJECT = {
     "app/layers.py": """
 import torch.nn as nn

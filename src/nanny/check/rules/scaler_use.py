@@ -97,8 +97,9 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
         last = next((e for e in before(trace, index) if e.op == "backward"), None)
         if last is None or not is_scaled(last):
             continue
-        if "maybe_scaled" in last.arg(0).tags and (AMP, False) in event.at.guards:
-            continue
+        is_open = "maybe_scaled" in last.arg(0).tags or any("enabled" in e.kwargs for e in made)
+        if is_open and (AMP, False) in event.at.guards:
+            continue  # the same switch turns the scaler off
         scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
         undone = next((e for e in before(trace, index) if e.op == "scaler.unscale_" and same_object(e.arg(1), owned)), None)
         if scaled is not None:
@@ -215,10 +216,12 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             e for e in before(trace, index) if e.at.region and e.at.region.dtype in ("fp16", "half") and e.at.has_grad
             and not e.at.region.is_framework and e.op not in ("autocast", "decorator") and share_loop(event, e)
         ]  # fmt: skip
+        parts = {id(v): id(v.node) for v in ancestors(event.arg(0))}
+        asked = {*parts.values()}  # what a model gives back may be float32: it can leave autocast by itself
+        inside = [e for e in inside if e.out.is_half or (e.op == "unknown_call" and id(e.node) in asked)]
         if not inside or not is_stepped(event, view) or _goes_elsewhere(event, trace):
             continue
-        parts = {id(v) for v in ancestors(event.arg(0))}
-        made = next((e for e in inside if id(e.out) in parts), None)
+        made = next((e for e in inside if e.out.is_half and id(e.out) in parts), None)
         region = (made or inside[0]).at.region
         assert region is not None
         if region.dtype == "half" and not _offers_fp16(region, view):
