@@ -46,6 +46,16 @@ def steps(size: int) -> str:
     return f"import torch\n\ndef f(model, x, opt, scaler):\n{STEP * (size // 5)}"
 
 
+def methods(size: int) -> str:
+    body = "".join(f"    def m{i}(self, x):\n        return self.m{i - 1}(x).half()\n" for i in range(1, size // 2))
+    return f"import torch\n\nclass A(torch.nn.Module):\n    def m0(self, x):\n        return x.half()\n{body}"
+
+
+def scalers_in_loops(size: int) -> str:
+    body = "    for x in xs:\n        scaler = torch.amp.GradScaler('cuda')\n        scaler.scale(model(x)).backward()\n"
+    return "import torch\n" + "".join(f"\ndef f{i}(model, xs):\n{body}" for i in range(size // 5))
+
+
 def counted(text: str, kind: str = "python") -> tuple[int, Report]:
     """How many functions of Python are called for a text."""
     seen = 0
@@ -62,7 +72,9 @@ def counted(text: str, kind: str = "python") -> tuple[int, Report]:
     return seen, report
 
 
-@pytest.mark.parametrize("make", [chain, calls, branches, comprehensions, formulas, steps], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [chain, calls, branches, comprehensions, formulas, steps, methods, scalers_in_loops], ids=lambda make: make.__name__
+)
 def test_four_times_the_code_is_four_times_the_work(make, monkeypatch):
     monkeypatch.setattr(protocol, "HORIZON", 20)
     counted(make(40))  # what is loaded once

@@ -74,6 +74,7 @@ class Interpreter:
         self.statements = 0  # a generated monster must not hang the check
         self.instances: dict[tuple[object, ...], Value] = {}  # as they were when built
         self.memory: dict[tuple[object, ...], tuple[Value, tuple[Event, ...]]] = {}  # calls already followed
+        self.ran: set[ast.AST] = set()  # functions
         self.stored: dict[str, list[Value]] | None = None  # for a probe: what was put where other functions find it
 
     def walk(self, module: WalkedFile) -> FileView:
@@ -83,7 +84,7 @@ class Interpreter:
         tried: set[ast.AST] = set()
         while waiting := [f for f in module.functions if f.module is module and f.node not in tried]:
             for function in sorted(waiting, key=lambda f: f.called_as in called):  # entry points first: they run their helpers
-                ran = function.node in tried or any(f.runs for f in module.functions if f.node is function.node)
+                ran = function.node in tried or function.node in self.ran
                 tried.add(function.node)
                 if not ran:
                     self.run_entry(function, function.owner)
@@ -465,6 +466,7 @@ class Interpreter:
         self, frame: Frame, info: OwnFunction, args: Args, kwargs: Kwargs, at: Context, is_entry: bool = False
     ) -> Value:
         info.runs += 1
+        self.ran.add(info.node)
         inner = Frame(self.options, info.module, frame.trace, Env(), at, info.closure, info.owner)
         self.bind(inner, info, args, kwargs, is_entry)
         if isinstance(info.node, ast.Lambda):

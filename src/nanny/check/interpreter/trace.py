@@ -140,6 +140,14 @@ class FileView:
             table.setdefault(event.op, []).append(event)
         return table
 
+    @cached_property
+    def _traces_of(self) -> dict[int, Trace]:
+        return {id(event): trace for trace in reversed(self.traces) for event in trace.events}
+
+    def trace_of(self, event: Event) -> Trace | None:
+        """The trace that an event is in."""
+        return self._traces_of.get(id(event))
+
     def of(self, *ops: str) -> list[Event]:
         return [e for op in ops for e in self.by_op.get(op, ())]
 

@@ -209,5 +209,9 @@ def loops_over_optimizers(event: Event) -> list[ast.AST]:
 
 
 def bound_in(loop: ast.AST) -> set[str]:
-    """The variables that a loop binds, in its head or its body."""
-    return {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    """The variables that a loop binds, in its head or its body; kept on its node."""
+    known: set[str] | None = getattr(loop, "bound", None)
+    if known is None:
+        known = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        loop.bound = known  # type: ignore[attr-defined]
+    return known

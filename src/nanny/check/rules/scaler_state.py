@@ -101,14 +101,14 @@ def scaler_not_sharded(event: Event, view: FileView) -> Iterator[Hit]:
     When not: FSDP2 (`fully_shard`), whose gradients are asked on all ranks; NO_SHARD; training in bf16, which needs no scaler.
     """
     enabled = event.kwargs.get("enabled")
-    if (enabled is not None and enabled.const is False) or any(e.out.last != "GradScaler" for e in view.of("scaler.new")):
-        return
-    if not view.of("scaler.step") or _framework_kinds(view) == {"bf16"}:
+    if (enabled is not None and enabled.const is False) or not view.of("scaler.step") or _framework_kinds(view) == {"bf16"}:
         return
     for wrap in view.of("call"):
         path = str(wrap.out.const)
         if not path.startswith("torch.distributed.fsdp.") or path.rpartition(".")[2] != "FullyShardedDataParallel":
             continue
+        if any(e.out.last != "GradScaler" for e in view.of("scaler.new")):
+            return
         if can_meet(wrap, event) and wrap.kwargs.get("sharding_strategy", UNKNOWN).last != "NO_SHARD":
             yield Hit(
                 event.node,
@@ -219,14 +219,14 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if (AMP, False) in event.at.guards:  # `if self.scaler is None:` builds it once
         return
-    trace = next((t for t in view.traces if any(e is event for e in t.events)), None)
-    fresh = [e for e in trace.events if e.op == "optimizer.new"] if trace else []
-    hint = "build the scaler once, beside the optimizer, and pass it in"
     loops = [loop for loop in event.at.loops if isinstance(loop, (ast.For, ast.While, ast.AsyncFor))]
-    if loops:
-        if any(loops[-1] in e.at.loops for e in fresh):
-            return
-        yield Hit(event.node, f"GradScaler is built again in every pass of the loop at line {loops[-1].lineno}", hint)
+    if not loops:
+        return
+    trace = view.trace_of(event)
+    if trace is not None and any(loops[-1] in e.at.loops for e in trace.of("optimizer.new")):
+        return
+    hint = "build the scaler once, beside the optimizer, and pass it in"
+    yield Hit(event.node, f"GradScaler is built again in every pass of the loop at line {loops[-1].lineno}", hint)
 
 
 @rule("SCALER_NOT_SAVED", Severity.WARNING, "save")

@@ -36,12 +36,12 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     made = view.of("scaler.new")
     here = trace.numbered("scaler.update")
-    elsewhere = [u for other in view.traces if other is not trace for u in other.of("scaler.update")]
+    mine_too = {id(e) for _, e in here}
     for index, step in trace.numbered("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue
         mine = (u for u in near(here, index) if same_object(scaler_of(u), scaler_of(step)) and can_meet(u, step))
-        others = (u for u in elsewhere if _is_one_object(u, step) and can_meet(u, step))
+        others = (u for u in view.of("scaler.update") if id(u) not in mine_too and _is_one_object(u, step) and can_meet(u, step))
         if any(mine) or any(others) or _escapes(view, scaler_of(step)):
             continue
         is_made_here = any(e.out.thing is scaler_of(step).thing for e in made)

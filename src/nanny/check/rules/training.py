@@ -44,7 +44,7 @@ def is_trained(thing: Thing, view: FileView) -> bool:
 
 def is_stepped(backward: Event, view: FileView) -> bool:
     """Whether a step may use the gradients of a backward: one in its pass, or in code that is walked by itself."""
-    made = next((trace for trace in view.traces if any(event is backward for event in trace.events)), None)
+    made = view.trace_of(backward)
     steps = made.of(*_STEPS) if made is not None else []
     return any(share_loop(backward, step) for step in steps) if steps else bool(view.of(*_STEPS))
 
