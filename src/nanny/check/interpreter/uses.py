@@ -6,6 +6,7 @@ What an unknown object is follows from what is done with it. A name is only the 
 from __future__ import annotations
 
 import ast
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +110,7 @@ def uses_in(tree: ast.Module) -> Uses:
     given: dict[str, set[str]] = {}  # path -> what its step() and unscale_() get
     same: list[tuple[str, str]] = []
     blocks: list[ast.AST] = []
+    calls: list[ast.Call] = []
     for node in nodes(tree):
         kind = type(node)
         if kind is ast.Name:
@@ -117,6 +119,7 @@ def uses_in(tree: ast.Module) -> Uses:
             uses.identifiers.add(node.attr)  # type: ignore[attr-defined]
         elif kind is ast.Call:
             _note_call(uses, node, given)  # type: ignore[arg-type]
+            calls.append(node)  # type: ignore[arg-type]
         elif kind is ast.Assign:
             same += _fields(node)  # type: ignore[arg-type]
         elif kind is ast.BinOp:
@@ -148,7 +151,7 @@ def uses_in(tree: ast.Module) -> Uses:
     uses.is_active = uses.is_active or not _ACTIVE.isdisjoint(uses.identifiers)
     uses.is_active = uses.is_active or any(path.rpartition(".")[2] in _FRAMEWORKS for path in uses.called)
     if uses.scalers or not _MAKES_AMP.isdisjoint(uses.identifiers):
-        _note_switches(uses, blocks, same)
+        _note_switches(uses, blocks, same, _Marks(uses, calls))
     return uses
 
 
@@ -204,35 +207,62 @@ def _is_half(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in _HALVES
 
 
-def _note_switches(uses: Uses, blocks: list[ast.AST], same: list[tuple[str, str]]) -> None:
+class _Marks:
+    """Where in a file regions and scalers are made and used, and where a backward or a step goes without: looked up by place,
+    since every arm of every branch is asked."""
+
+    def __init__(self, uses: Uses, calls: list[ast.Call]):
+        made = [call for call in calls if _last(call.func) in _MAKES_AMP]
+        used = [c for c in calls if _last(c.func) in _SCALER_CALLS and dotted(getattr(c.func, "value", c)) in uses.scalers]
+        self.made = sorted(map(_start, made))
+        self.used = sorted(map(_start, made + used))
+        self.plain = sorted(_start(c) for c in calls if _last(c.func) == "backward" or (_last(c.func) == "step" and not c.args))
+
+
+def _start(node: ast.AST) -> tuple[int, int]:
+    first = min((node, *getattr(node, "decorator_list", ())), key=lambda n: n.lineno)
+    return first.lineno, first.col_offset
+
+
+def _has(places: list[tuple[int, int]], code: Sequence[ast.AST]) -> bool:
+    """Whether one of these places is inside a piece of code."""
+    if not code or not places:
+        return False
+    found = bisect_left(places, _start(code[0]))
+    end = code[-1].end_lineno, code[-1].end_col_offset  # type: ignore[attr-defined]
+    return found < len(places) and places[found] < end
+
+
+def _note_switches(uses: Uses, blocks: list[ast.AST], same: list[tuple[str, str]], marks: _Marks) -> None:
     """Tests that turn mixed precision on or off: one arm has the scaler or makes the region, the other goes without."""
     for node in blocks:
         if isinstance(node, ast.IfExp):
-            _note_switch(uses, node.test, [node.body], [node.orelse])
+            _note_switch(uses, node.test, [node.body], [node.orelse], marks)
             continue
         for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
             for position, statement in enumerate(block if isinstance(block, list) else ()):
                 if isinstance(statement, ast.If):
                     leaves = isinstance(statement.body[-1], (ast.Return, ast.Continue, ast.Raise)) and not statement.orelse
                     others = block[position + 1 :] if leaves and block is not None else statement.orelse
-                    _note_switch(uses, statement.test, statement.body, others)
+                    _note_switch(uses, statement.test, statement.body, others, marks)
     for one, other in same + same:
         for a, b in ((one, other), (other, one)):
             if a in uses.switches:
                 uses.switches.setdefault(b, uses.switches[a])
 
 
-def _note_switch(uses: Uses, test: ast.expr, yes: Sequence[ast.AST], no: Sequence[ast.AST]) -> None:
+def _note_switch(uses: Uses, test: ast.expr, yes: Sequence[ast.AST], no: Sequence[ast.AST], marks: _Marks) -> None:
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And):
             for part in test.values:
-                _note_switch(uses, part, yes, no)
+                _note_switch(uses, part, yes, no, marks)
         return
-    key, arm = test_key(test)
-    makes, uses_yes, uses_no = _makes_amp(yes), _has_amp(uses, yes), _has_amp(uses, no)
-    if uses_yes and not uses_no and (makes or _is_plain(no)):
+    uses_yes, uses_no = _has(marks.used, yes), _has(marks.used, no)
+    if uses_yes and not uses_no and (_has(marks.made, yes) or _has(marks.plain, no)):
+        key, arm = test_key(test)
         uses.switches[key] = arm
-    elif uses_no and not uses_yes and (_makes_amp(no) or _is_plain(yes)):
+    elif uses_no and not uses_yes and (_has(marks.made, no) or _has(marks.plain, yes)):
+        key, arm = test_key(test)
         uses.switches[key] = not arm
 
 
@@ -275,27 +305,6 @@ def source_of(test: ast.AST) -> str:
         known = ast.unparse(test)
         test.text = known  # type: ignore[attr-defined]
     return known
-
-
-def _calls(code: Sequence[ast.AST]) -> Iterator[ast.Call]:
-    return (inner for node in code for inner in nodes(node) if isinstance(inner, ast.Call))
-
-
-def _makes_amp(code: Sequence[ast.AST]) -> bool:
-    return any(_last(call.func) in _MAKES_AMP for call in _calls(code))
-
-
-def _has_amp(uses: Uses, code: Sequence[ast.AST]) -> bool:
-    return any(
-        _last(call.func) in _MAKES_AMP
-        or (isinstance(call.func, ast.Attribute) and call.func.attr in _SCALER_CALLS and dotted(call.func.value) in uses.scalers)
-        for call in _calls(code)
-    )
-
-
-def _is_plain(code: Sequence[ast.AST]) -> bool:
-    """Whether a backward or a step goes without a scaler here."""
-    return any(_last(call.func) == "backward" or (_last(call.func) == "step" and not call.args) for call in _calls(code))
 
 
 def _last(func: ast.AST) -> str:
