@@ -151,6 +151,20 @@ def test_of_several_hazards_the_earliest_that_does_most_harm_comes_first():
     assert (best.cause, best.culprit) == ("integer_in_low_precision", "embed")
 
 
+@pytest.mark.parametrize(
+    ("falls", "seen_at", "told"),
+    [(0.8, [2], 0), (0.8, [7], 1), (0.8, [2, 3, 4, 5], 1), (1.0, [2], 1)],
+)
+def test_what_was_constant_for_a_while_is_no_fault_of_a_run_that_learns(falls: float, seen_at: list[int], told: int):
+    wrong = replace(hazard("scale_imbalance_absorption", 0.3), kind="absorption", op="mul")
+    losses = [falls**s for s in range(8)]
+    exams = tuple(
+        Examination(s, amp_dtype="bfloat16", loss=losses[s], gradient_error=0.3, hazards=(wrong,) if s in seen_at else ())
+        for s in range(8)
+    )
+    assert len(diagnoses_of(Evidence(RunFacts(steps=8), {"loss": curve(losses)}, examinations=exams))) == told
+
+
 def test_a_hazard_of_the_fp32_twin_is_not_precision():
     (best,) = diagnoses_of(silent(hazard("catastrophic_cancellation", 0.4, in_reference=True)))
     assert best.precision_caused is False

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ..core.examination import FirstBad
+from ..core.examination import Examination, FirstBad, Hazard
 from ..core.formats import FP16
 from ..core.numbers import number
 from .records import Diagnosis
@@ -91,8 +91,8 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     seen = len({e.step for e, _ in found})
     if worst < signs.limits.damage_consequence and seen < max(2.0, 0.5 * len(signs.evidence.examinations)):
         return  # little, and not always: what healthy runs show now and then
-    if signs.learns and 2 * seen < len(signs.evidence.examinations) and all(h.kind == "amplification" for _, h in found):
-        return  # a channel that is nearly constant in some batches: a norm makes noise of it, and the loss falls
+    if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
+        return
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if _told(exam.gradient_error) else ""
     confidence = LIKELY if hazard.consequence >= 0.1 else POSSIBLE
@@ -108,6 +108,13 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
         source=hazard.place.source,
         precision_caused=not hazard.in_reference,
     )
+
+
+def _passes(signs: Signs, found: Sequence[tuple[Examination, Hazard]]) -> bool:
+    """What is nearly constant in some batches is mostly rounding there: no fault, if the loss falls and it is gone again."""
+    last = signs.clean_exams[-1].step if signs.clean_exams else math.inf
+    gone = all(h.kind in ("amplification", "absorption") and e.step < last for e, h in found)
+    return gone or all(h.kind == "amplification" for _, h in found)
 
 
 def _told(error: float | None) -> bool:

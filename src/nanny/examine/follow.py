@@ -234,9 +234,9 @@ class Follower:
         return same or self._error_suspect(step, real, twin, level, graded, behind)
 
     def _cancels(self, step: TaggedOp, twin: Tensor) -> bool:
-        """A difference of two numbers that were both computed for the gradient, and little is left of them."""
+        """A difference of which little is left; not one of a prediction and its target, which is to become small."""
         args = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
-        if len(args) < 2 or step.spot.place.phase == "backward" or not all(a.requires_grad for a in args):
+        if len(args) < 2 or step.spot.place.phase == "backward" or args[0].requires_grad != args[1].requires_grad:
             return False
         return rms_of(twin) * self._ledger.limits.damage_bits_lost <= max(map(rms_of, args))
 

@@ -160,7 +160,7 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
         yield "small_branch"
     if suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         yield "running_sum"
-    squares = suspect.op in ("mean", "sum", "mul", "pow", "square") and set(suspect.next) & DIFFERENCES
+    squares = suspect.cancelled and suspect.op in ("mean", "sum", "mul", "pow", "square")
     factors = suspect.cancelled and suspect.op in MATMULS | CASTS  # of |x|^2 + |y|^2 - 2 x y
     if squares or factors or (suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES):
         yield "before_difference"
