@@ -94,7 +94,8 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
         return
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
-    error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if _told(exam.gradient_error) else ""
+    in_gradients = hazard.place.phase != "optimizer" and _told(exam.gradient_error)
+    error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if in_gradients else ""
     confidence = LIKELY if hazard.consequence >= 0.1 else POSSIBLE
     if name == signs.lead and worst >= 0.5:
         confidence = CERTAIN

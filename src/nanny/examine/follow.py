@@ -179,8 +179,10 @@ class Follower:
         self._ledger.tags.put(real, tag)
 
     def _compared(self, step: TaggedOp, real: Tensor, twin: Tensor, span: Extent, tag: Tag) -> Tag:
+        if step.spot.place.phase == "optimizer" and step.name in ("addcdiv", "div"):
+            divided_by_zeros(self._ledger, step, real, twin)
         if step.spot.place.phase == "optimizer" and real.dtype not in LOW:
-            return tag
+            return replace(tag, zeros=zeros(self._ledger, step, real, twin))
         spoiled = tag.bad is not None and tag.reference_bad is None and not tag.quiet
         level = SPOILED if spoiled else level_of(real, twin) if span.finite or tag.quiet else EXACT
         graded = self._ledger.graded(level, real.dtype)
@@ -326,6 +328,19 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
         operands=ledger.named(step),
         numbers=flush_numbers(real, twin) | ({"constant": tiny} if tiny is not None else {}),
     )
+
+
+def divided_by_zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None:
+    """How many times as long an update is whose divisor was zero, whatever eps it got since."""
+    over, under = (*step.op.args[-2:],) if step.name == "addcdiv" else step.op.args[:2]
+    tag = ledger.tags.find(under) if isinstance(under, Tensor) and has_storage(under) else None
+    if tag is None or tag.zeros is None:
+        return
+    if step.name == "addcdiv":
+        real, twin = over / under, ledger.twin_of(over) / ledger.twin_of(under)
+    meant, taken = rms_of(twin), rms_of(real)
+    if meant and extent(real).finite and taken / meant > tag.zeros.numbers.get("times", 1.0):
+        tag.zeros.numbers = {**tag.zeros.numbers, "times": taken / meant}
 
 
 def _flushed_before(ledger: Ledger, step: TaggedOp) -> Suspect | None:

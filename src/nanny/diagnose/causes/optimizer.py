@@ -8,6 +8,7 @@ import numpy as np
 
 from ...core.formats import format_of
 from ...core.step import OptimizerState
+from ..describe import by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Runaway, Signs
@@ -17,7 +18,7 @@ from ..signs import Runaway, Signs
 def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
     """Adam works in fp16: eps and small second moments are 0, and the step divides by zero.
 
-    Confirm: after the first step parameters are inf or NaN although every gradient was finite.
+    Confirm: after the first step parameters are inf, NaN or far too large although every gradient was finite.
     """
     for state in signs.facts.latest.optimizers:
         dtype = state.state_dtype or state.param_dtype
@@ -28,7 +29,7 @@ def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
             found = list(_divides_by_eps(signs, state, signs.steps_too_long))
             if found:
                 yield from found
-                continue
+                return
         if incident is None:
             continue
         yield Diagnosis(
@@ -42,6 +43,9 @@ def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
             step=max(incident.step - 1, 0),
             precision_caused=True,
         )
+        return
+    if any("times" in h.numbers for _, h in signs.hazards("adam_eps_underflow_fp16")):
+        yield from by_hazard(signs, "adam_eps_underflow_fp16")
 
 
 def _divides_by_eps(signs: Signs, state: OptimizerState, away: Runaway) -> Iterator[Diagnosis]:

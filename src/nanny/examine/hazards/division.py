@@ -63,12 +63,15 @@ def saturated_probability(suspect: Suspect, step: ExaminedStep) -> Hazard | None
 @hazard("zero_divisor", rank=14)
 def zero_divisor(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A number that low precision made zero, and that is divided by"""
-    if suspect.trouble != "zeros" or not _broke(suspect, step):
+    times = suspect.numbers.get("times", 0.0)
+    too_long = times >= step.limits.damage_update
+    if suspect.trouble != "zeros" or not (too_long or _broke(suspect, step)):
         return None
     made_by = "product" if suspect.op in PRODUCTS else "difference" if suspect.op in DIFFERENCES else ""
     form = step.format_of(suspect)
     largest = suspect.numbers.get("flushed_absmax", 0.0)
-    said = f"{suspect.op} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {_then(suspect)}"
+    follows = f"an update that divides by them is {short(times)} times as long as in FP32" if too_long else _then(suspect)
+    said = f"{suspect.op} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {follows}"
     if suspect.numbers.get("flushed"):
         name = next((f"`{o.name}`" for o in suspect.operands if o.name), "a tensor")
         smallest = short(suspect.numbers["smallest"])
@@ -80,6 +83,7 @@ def zero_divisor(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         "flushed" if suspect.numbers.get("flushed") else "",
         value=largest,
         limit=form.flush_at,
+        consequence=1.0 if too_long else None,
         site="optimizer" if suspect.place.phase == "optimizer" else None,
     )
 

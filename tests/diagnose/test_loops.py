@@ -1,0 +1,62 @@
+"""Small training loops, each with its healthy twin: the cause is named, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nanny import MixedPrecisionNanny
+from nanny.diagnose.records import Diagnosis
+
+
+def watched(loop: Callable[[], None]) -> list[Diagnosis]:
+    """Under the monitor as `nanny run` has it: nobody says where steps begin."""
+    nanny = MixedPrecisionNanny(None, output_dir=None, live=False, strict=True)
+    nanny.steps_by_themselves(find_models=True)
+    loop()
+    nanny.close()
+    return nanny.diagnoses()
+
+
+class Scaled(torch.optim.Optimizer):
+    """Divides each gradient by the root of its mean square, which is stored in `dtype` under a name of its own."""
+
+    def __init__(self, params, lr: float, dtype: torch.dtype, eps: float) -> None:
+        super().__init__(params, {"lr": lr, "dtype": dtype, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                energy = self.state[p].setdefault("energy", torch.zeros_like(p, dtype=group["dtype"]))
+                energy.copy_(energy.float() * 0.99 + 0.01 * p.grad.square())
+                p.sub_(group["lr"] * p.grad / (energy.float().sqrt() + group["eps"]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps", "told"),
+    [
+        (torch.float16, 1e-9, ["adam_eps_underflow_fp16"]),
+        (torch.float16, 1e-2, []),  # far above what flushes
+        (torch.float32, 1e-9, []),
+    ],
+)
+def test_an_optimizer_that_divides_by_squares_that_were_stored_as_zero(dtype: torch.dtype, eps: float, told: list[str]):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = Scaled(model.parameters(), 1e-3, dtype, eps)
+
+    def loop() -> None:
+        for _ in range(12):
+            x = torch.randn(32, 8)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = model(x)
+            loss = 0.01 * nn.functional.mse_loss(out.float(), x.sum(1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert [one.cause for one in watched(loop)] == told
