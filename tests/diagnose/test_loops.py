@@ -60,3 +60,42 @@ def test_an_optimizer_that_divides_by_squares_that_were_stored_as_zero(dtype: to
             optimizer.step()
 
     assert [one.cause for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(("clears", "told"), [("each batch", ["backward_without_step"]), ("each step", []), ("a part", [])])
+def test_micro_batches_whose_gradients_the_model_itself_clears(clears: str, told: list[str]):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def loop() -> None:
+        for i in range(48):
+            if clears == "each batch" or i % 4 == 0:
+                model.zero_grad()
+            elif clears == "a part":
+                model[0].zero_grad()
+            x = torch.randn(4, 6)
+            nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+            if i % 4 == 3:
+                optimizer.step()
+
+    assert [one.cause for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(("weight", "told"), [(lambda size: size / size, "undefined_operation"), (torch.ones_like, "")])
+def test_nothing_divided_by_nothing_in_a_table_is_no_bad_batch(weight: Callable[[Tensor], Tensor], told: str):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sizes = torch.cat([torch.linspace(1.0, 3.0, 11), torch.zeros(1)])  # one class has no members
+
+    def loop() -> None:
+        for i in range(12):
+            x, kind = torch.randn(8, 4), torch.arange(8) + i % 5
+            per = (model(x).squeeze(-1) - x[:, 0]).square()
+            loss = (per * weight(sizes[kind])).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert [one.cause for one in watched(loop)] == [told] * bool(told)

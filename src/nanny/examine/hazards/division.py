@@ -101,23 +101,22 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
             op=suspect.forward or None,
         )
     only_gradients = "loss" not in suspect.reached and "output" not in suspect.reached
-    outside = suspect.place.is_outside
     infinite = [o for o in suspect.operands if o.nonfinite]
     loaded = any(o.role in ("given", "input") for o in infinite)  # -inf as masks have it, but a layer was fed with it
     meant = bool(infinite) and not loaded  # a mask that was averaged or subtracted
     source = "infinities in the data" if loaded else "infinities that the program filled in" if meant else "finite numbers"
     if suspect.numbers.get("stored"):
         source = "numbers that were stored in 16 bits before the step"
-    of_data = outside and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
-    from_data = loaded or of_data
+    target = suspect.place.is_outside and bool(set(suspect.next[:1]) & LOSS_OPS)  # else it is the program's own arithmetic
+    of_data = target and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
     return hazard_of(
         suspect,
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of {source}, in FP32 as well",
-        "from_data" if from_data else "",
+        "from_data" if loaded or of_data else "",
         "infinite_data" if loaded else "",
         "only_gradients" if only_gradients else "",
         "" if suspect.nan and not meant and suspect.op not in PARTIAL else "range" if _beyond(suspect) else "partial",
-        site=("data:target" if set(suspect.next[:1]) & LOSS_OPS else "data") if of_data else "data:input" if loaded else None,
+        site="data:target" if of_data else "data:input" if loaded else None,
     )
 
 
