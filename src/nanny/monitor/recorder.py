@@ -710,6 +710,10 @@ class Recorder:
                 self.capture.begin_window()
         self._note("zero_grad")
 
+    @guarded
+    def before_model_cleared(self, model: nn.Module) -> None:
+        self.invariants.cleared_by_model(model)
+
     def autocast_entered(self) -> None:
         if self.capture is not None and not self.is_busy:
             self.run(self.invariants.autocast_entered, self.capture.ended)

@@ -49,6 +49,7 @@ class Listener(Protocol):
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
     def gradients_cleared(self, optimizer: Optimizer) -> None: ...
+    def before_model_cleared(self, model: torch.nn.Module) -> None: ...
     def autocast_entered(self) -> None: ...
     def batch_drawn(self, iterator: Any, batch: Any) -> None: ...
     def failed(self, error: Exception) -> None: ...
@@ -337,6 +338,11 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
             Optimizer,
             "zero_grad",
             wrapper(after=lambda result, args, kwargs: tell_all("gradients_cleared", given(args, kwargs, 0, "self"))),
+        ),
+        (
+            torch.nn.Module,
+            "zero_grad",
+            wrapper(lambda args, kwargs: tell_all("before_model_cleared", given(args, kwargs, 0, "self"))),
         ),
         (torch, "autocast_increment_nesting", wrapper(after=lambda *_: tell("autocast_entered"))),
         (

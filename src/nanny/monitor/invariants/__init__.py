@@ -73,6 +73,10 @@ class Invariants:
     def cleared(self, optimizer: Optimizer) -> None:
         self._calls.cleared(self.step, optimizer)
 
+    def cleared_by_model(self, model: nn.Module) -> None:
+        if self.watched.is_early:
+            self._calls.cleared_by_model(self.step, model)
+
     def before_step(self, optimizer: Optimizer, mine: list[Tensor], has_closure: bool) -> None:
         watched = self.watched
         watched.total += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.step import Breach, StepRecord
@@ -105,6 +105,15 @@ class Calls:
             idle = self._idle.setdefault(id(optimizer), Idle(weakref.ref(optimizer)))
             idle.lost += idle.holds
             idle.holds = False
+        self._take_away(step)
+
+    def cleared_by_model(self, step: ThisStep, model: nn.Module) -> None:
+        """By one that holds all that has a gradient; a part (a discriminator) clears what others have left in it."""
+        held = {id(p) for p in with_gradient(self._watched.trainable())}
+        if held and held <= {id(p) for p in model.parameters()}:
+            self._take_away(step)
+
+    def _take_away(self, step: ThisStep) -> None:
         if step.backwards and not step.stepped:
             step.thrown_away += 1
             self._wasted.cleared()
