@@ -99,3 +99,27 @@ def test_nothing_divided_by_nothing_in_a_table_is_no_bad_batch(weight: Callable[
             optimizer.step()
 
     assert [one.cause for one in watched(loop)] == [told] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("divided", "told"), [("a part", ["step_on_scaled_gradients"]), ("all", []), ("what is stepped", ["in_no_optimizer"])]
+)
+def test_a_scale_by_hand_is_divided_out_of_all_that_is_stepped(divided: str, told: list[str]):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(8, 16), nn.Tanh()), "head": nn.Linear(16, 1)})
+    stepped = model["body"] if divided == "what is stepped" else model
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.05, momentum=0.9)
+
+    def loop() -> None:
+        for _ in range(30):
+            x = torch.randn(32, 8)
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model["head"](model["body"](x))
+            loss = nn.functional.mse_loss(out.float(), x[:, :1])
+            model.zero_grad()
+            (loss * 2048.0).backward()
+            for p in (model if divided == "all" else model["body"]).parameters():
+                p.grad.mul_(1 / 2048.0)
+            optimizer.step()
+
+    assert [one.cause for one in watched(loop)] == told

@@ -253,6 +253,9 @@ PRECEDENCE = (
     Precedence("loss_scale_pinned", "overflow", "the gradients overflow because the scale cannot fall"),
     Precedence("clip_before_unscale", "overflow", "the order of calls is wrong at every step, an overflow only at some"),
     Precedence("step_on_scaled_gradients", "overflow", "the first update was too long by the loss scale, the overflow follows"),
+    Precedence(
+        "step_on_scaled_gradients", "static_loss_scale_overflow", "an update too long by the loss scale came before the overflow"
+    ),
     Precedence("step_on_scaled_gradients", "not_precision", "what runs away was thrown by an update too long by the loss scale"),
     Precedence("data_nan", "mask_inf_full_row", "a bad batch breaks every softmax behind it"),
     Precedence("bn_stats_poisoned", "overflow", "training went on after the overflow; the buffer is what stays broken"),

@@ -16,6 +16,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     loss_factor       a number of 16 or more that the loss was multiplied with before backward
     unscaled_by_torch a GradScaler divided the gradients again
     divided_by_hand   the loss scale, if the loop's own code divided the gradients by it that the optimizer met
+    left_scaled       {names, count, of, scale} of gradients that the optimizer stepped on while others had been divided by hand
     stored_infinity   an fp16 tensor from before the step holds -inf: a mask, or a number that was beyond the range when stored
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
     dead_units        site of a ReLU -> share of units that are off for the whole batch
@@ -194,6 +195,8 @@ class Sanitizer:
         self._unscaled = False
         self._divided: StorageMap[float] = StorageMap()  # gradients that the loop's own code divided by the loss scale
         self._divided_by: float | None = None
+        self._undivided: set[str] = set()  # parameters whose gradient was not, when the optimizer began
+        self._stepped: set[str] = set()  # parameters that the optimizer wrote
         self._updating = False
         self._ruined: set[str] = set()
         self._hook()
@@ -397,6 +400,8 @@ class Sanitizer:
         if not has_storage(tensor):
             return
         role, name = self._roles.find(tensor) or ("", "")
+        if self._undivided and role == "parameter" and self._places.here().phase == "optimizer":
+            self._stepped.add(name)
         if role == "gradient" and in_backward() and self._ledger.tags.find(tensor) is None:
             check_given(self._ledger, tensor, role, name, self._places.spot())
         if tensor.dtype not in LOW or tensor.numel() > _STASH_ELEMENTS:
@@ -500,13 +505,21 @@ class Sanitizer:
             parameter = self._owners[name]()
             grad = None if parameter is None else gradient_of(parameter)
             if grad is not None and has_storage(grad):
-                self._divided_by = self._divided.find(grad) or self._divided_by
+                scale = self._divided.find(grad)
+                self._divided_by = scale or self._divided_by
+                self._undivided |= {name} if scale is None and measured.reference_norm > 0 else set()
             tag = self._ledger.tags.find(grad) if grad is not None and has_storage(grad) else None
             if tag is None or tag is self._gradient_tags[name] or tag.origin is None or tag.level < _RUINED:
                 continue
             self._ruined.add(name)
             tag.origin.error_energy += (min(tag.level, 1.0) * measured.reference_norm) ** 2
             tag.origin.reached.add(name)
+
+    def _left_scaled(self) -> dict[str, Any] | None:
+        left = sorted(self._undivided & self._stepped)
+        if not left or self._divided_by is None or self._unscaled:
+            return None
+        return {"names": left[:8], "count": len(left), "of": len(self._gradients), "scale": self._divided_by}
 
     def _concluded(self) -> Examination:
         try:
@@ -531,6 +544,7 @@ class Sanitizer:
                 "loss_factor": self._loss_factor,
                 "unscaled_by_torch": self._unscaled,
                 "divided_by_hand": self._divided_by,
+                "left_scaled": self._left_scaled(),
                 "stored_infinity": self._ledger.stored_infinity,
                 "left_out": self._left_out or self._memory_left_out(),
                 "failed": self._failure,

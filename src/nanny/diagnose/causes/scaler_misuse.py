@@ -78,6 +78,7 @@ def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     """
     facts = signs.facts
     yield from _scaled_by_hand(signs)
+    yield from _divided_in_part(signs)
     wrong, step = facts.count("stepped_scaled"), facts.first_steps.get("stepped_scaled")
     if not wrong or not (signs.harmed or signs.runaway is not None) or any(signs.fact("divided_by_hand")):
         return  # a loop that divides its gradients by hand is well
@@ -121,6 +122,30 @@ def _scaled_by_hand(signs: Signs) -> Iterator[Diagnosis]:
         ),
         chain=("loss scaled by hand", "gradients not unscaled", "updates too long by the factor", "loss and weights lost"),
         step=signs.steps_too_long.start,
+        precision_caused=False,
+    )
+
+
+def _divided_in_part(signs: Signs) -> Iterator[Diagnosis]:
+    """The loop divides some of the gradients by its loss scale, and steps on others as they are."""
+    at = signs.first_bad
+    left = [(e, f) for e, f in signs.fact("left_scaled") if at is None or e.step <= at.step]
+    if not left or not (signs.harmed or signs.runaway is not None):
+        return
+    if any(o.beta2 is not None for o in signs.facts.latest.optimizers):
+        return  # Adam divides by the size of its gradients
+    exam, seen = left[0]
+    factor, some = number(seen["scale"]), seen["names"][0]
+    yield Diagnosis(
+        culprit="loop:unscale",
+        confidence=CERTAIN,
+        evidence=(
+            f"step {exam.step}: the loop divides the gradients by {factor} again, but not those of {seen['count']} of "
+            f"{seen['of']} parameters that it steps, `{some}` among them",
+            f"their updates are {factor} times as long as the learning rate says",
+        ),
+        chain=("loss scaled by hand", f"{some}: not unscaled", "updates too long by the factor", "loss and weights lost"),
+        step=exam.step,
         precision_caused=False,
     )
 
