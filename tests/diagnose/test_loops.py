@@ -123,3 +123,31 @@ def test_a_scale_by_hand_is_divided_out_of_all_that_is_stepped(divided: str, tol
             optimizer.step()
 
     assert [one.cause for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bad", "told"),
+    [
+        (torch.float16, 24, ["input_out_of_range_fp16"]),
+        (torch.bfloat16, 24, []),
+        (torch.float16, 0, []),
+        (torch.float16, 1, []),  # the first batch alone: to leave it out was right
+    ],
+)
+def test_a_loop_that_leaves_every_infinite_loss_out_and_so_never_goes_back(dtype: torch.dtype, bad: int, told: list[str]):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def loop() -> None:
+        for i in range(24):
+            pressure = torch.rand(16, 8) * (1e6 if i < bad else 1.0)  # in Pa, or in MPa
+            with torch.autocast("cpu", dtype=dtype):
+                out = model(pressure)
+            loss = nn.functional.smooth_l1_loss(out.float(), pressure[:, :1])
+            optimizer.zero_grad()
+            if torch.isfinite(loss):
+                loss.backward()
+                optimizer.step()
+
+    assert [one.cause for one in watched(loop)] == told

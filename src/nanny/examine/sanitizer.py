@@ -187,6 +187,7 @@ class Sanitizer:
         self._accumulated: Counter[str] = Counter()
         self._losses: list[dict[str, Any]] = []
         self._outputs: list[Tag] = []
+        self._unused: tuple[Tensor, Tag] | None = None
         self._saturation = 0.0
         self._inputs: dict[str, dict[str, Any]] = {}
         self._early_facts: dict[str, Any] = {}  # of a step that was examined in part
@@ -356,6 +357,8 @@ class Sanitizer:
         if self._overwritten:
             self._states.note(op, spot, self._ledger.order, self._overwritten, self._ledger.towards, self._ledger.decayed)
             self._overwritten = {}
+        if spot.place.phase == "loop" and not self._losses:
+            self._note_unused(op)
         if op.name == "ones_like":
             self._note_loss(op)
         elif op.name == "_amp_foreach_non_finite_check_and_unscale_":
@@ -432,6 +435,12 @@ class Sanitizer:
         self._remedies.loss(loss, scale)
         if tag is not None:
             self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
+
+    def _note_unused(self, op: Operation) -> None:
+        """A single number with a gradient that the loop reads: its loss, if nobody ever passes backward from it."""
+        for one in (a for a in op.args[:2] if isinstance(a, Tensor) and a.dim() == 0 and a.grad_fn is not None):
+            tag = self._ledger.tags.find(one) if has_storage(one) and one.is_floating_point() else None
+            self._unused = (one.detach(), tag) if tag is not None and tag.bad is not None and not tag.quiet else None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -599,7 +608,11 @@ class Sanitizer:
             if poisoned:
                 facts["poisoned"] = poisoned
             self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
-            if not self._losses:
+            if not self._losses and self._unused is not None:
+                value, tag = self._unused
+                self._losses.append({"value": float(value), "reference": math.nan, "dtype": short_dtype(value.dtype)})
+                self._arrived(tag.bad, tag.reference_bad, "loss")
+            elif not self._losses:
                 if self._saturation:
                     facts["saturated_outputs"] = self._saturation
                 for tag in self._outputs:
