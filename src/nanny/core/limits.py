@@ -205,6 +205,10 @@ class Limits:
     damage_flips: float = _limit(0.05, "decisions", "near-ties of a healthy router flip for 0.2 to 0.7 % of the tokens")
     damage_ties: float = _limit(0.2, "decisions", "healthy scores tie in 0.1 to 1.3 % of the choices")
     target_spacing: float = _limit(1.0, "formats", "targets that vary by a spacing owe a twelfth of their variance to rounding")
+    stored_angle: float = _limit(1.0, "whole-numbers", "a choice: radians from one number of the format to the next")
+    stored_unexplained: float = _limit(0.25, "whole-numbers", "a choice: of what targets vary by, at equal inputs")
+    stored_column: float = _limit(1.5, "formats", "spacings: rounding is a fifth of what varies")
+    stored_columns: float = _limit(0.25, "formats", "a choice: of the columns that vary; a few pixels may be all but constant")
     damage_last_bit: float = _limit(0.25, "formats", "numbers that a format has rounded use its last bit half of the time")
     damage_jump: float = _limit(
         4.0, "normal-error", "a choice: an operation that makes an error so many times larger is the one to ask"

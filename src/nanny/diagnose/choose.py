@@ -65,6 +65,8 @@ HAZARD_RULES = (
     _rule("given_nonfinite", "constant", "constant_out_of_range", "one number from outside, and no batch"),
     _rule("given_nonfinite", "", "data_nan", "no operation has touched it yet"),
     _rule("coarse_target", "", "target_in_low_precision", "stored before the step, with less than it should say"),
+    _rule("coarse_input", "angle", "position_precision_loss", "stored before the step, with less than its angles need"),
+    _rule("coarse_input", "", "catastrophic_cancellation", "stored before the step, with less than what a shift leaves"),
     _rule("masked_rows", "", "mask_inf_full_row", "0 / 0 in every row without a key"),
     _rule("constant_lost", "optimizer", "adam_eps_underflow_fp16", "the eps of the optimizer"),
     _rule("constant_lost", "", "eps_underflow_fp16", "the eps is 0 in this format"),

@@ -94,11 +94,13 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
         return
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
-    in_gradients = hazard.place.phase != "optimizer" and _told(exam.gradient_error)
+    in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _STORED and _told(exam.gradient_error)
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if in_gradients else ""
     confidence = LIKELY if hazard.consequence >= 0.1 else POSSIBLE
     if name == signs.lead and worst >= 0.5:
         confidence = CERTAIN
+    elif hazard.kind == "coarse_input" and signs.learns:
+        confidence = POSSIBLE  # what was lost may not be what matters
     yield Diagnosis(
         culprit=hazard.culprit,
         confidence=less_sure(confidence) if hazard.in_reference else confidence,
@@ -109,6 +111,9 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
         source=hazard.place.source,
         precision_caused=not hazard.in_reference,
     )
+
+
+_STORED = ("coarse_target", "coarse_input")  # the twin begins with it: its gradients tell nothing
 
 
 def _passes(signs: Signs, found: Sequence[tuple[Examination, Hazard]]) -> bool:

@@ -61,6 +61,7 @@ from .measure import (
 )
 from .nonfinite import maker_of_nonfinite, note_nonfinite
 from .records import Suspect
+from .stored import coarse_angle, coarse_columns, stored_since, unexplained
 from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
@@ -111,8 +112,11 @@ class Follower:
         ids = next((tag.ids for tag in tags if tag.ids is not None), None)
         if ids is not None and name in LOOKUPS:
             ids.meets(name)
-        if concerned and (wanted := self._wanted(step)) is not None:
+        if (concerned or self._ledger.coarse) and (wanted := self._wanted(step)) is not None:
             coarse_target(self._ledger, step, wanted)
+            unexplained(self._ledger, wanted)
+        if spot.place.phase != "backward":
+            coarse_angle(self._ledger, step)
         for real, twin in zip(outs, twins):
             if real.is_floating_point():
                 self._floating(step, real, twin)
@@ -148,7 +152,9 @@ class Follower:
         span = extent(real)
         same = twin is real
         wide = span if same or twin is None else extent(twin)
-        if same and span.finite and not step.tags:
+        coarse_columns(self._ledger, step, real)
+        stored = stored_since(self._ledger, step, real)
+        if same and span.finite and not step.tags and stored is None:
             return
         bad, quiet = maker_of_nonfinite(self._ledger, step, real, span, reference=False)
         if same:
@@ -172,6 +178,7 @@ class Follower:
             reference_quiet=reference_quiet,
             ancestors=self._ledger.ancestors(step),
             spacing=stored_spacing(self._ledger, step),
+            stored=stored,
             whole=next((t.whole for t in step.tags if t.whole is not None), None),
         )
         if not same and twin is not None and real.numel():

@@ -41,6 +41,7 @@ class Suspect:
     integers   whole numbers that the format cannot hold
     decision   a choice or comparison that the twin makes differently
     absorbed   an addition that leaves its larger operand as it was
+    stored     numbers that were rounded to 16 bits before the step, and what is done with them needs more
     state      a tensor that outlives the step and stood still while its twin moved
     purpose    an infinity that the program wants (a mask): never told
     """

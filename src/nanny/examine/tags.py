@@ -27,6 +27,15 @@ _MOST_SUSPECTS = 4096
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Numbers that came from outside in 16 bits, or rounded to as many."""
+
+    values: Tensor  # as they came, moved since
+    dtype: torch.dtype
+    stretch: float = 1.0  # they were multiplied by at most so much since
+
+
+@dataclass(frozen=True)
 class Tag:
     """What is known of the values in a storage."""
 
@@ -49,6 +58,7 @@ class Tag:
     ids: Suspect | None = None  # whole numbers that were stored in 16 bits
     absorbed: Suspect | None = None  # an addend is missing in it
     spacing: float = 0.0  # between the numbers that it could hold when it came from outside, in 16 bits
+    stored: Stored | None = None
     ancestors: frozenset[int] = frozenset()
 
 
@@ -111,6 +121,7 @@ class Ledger:
         self.tags: StorageMap[Tag] = StorageMap()
         self.computed: StorageMap[bool] = StorageMap()  # in this step; True: of the batch alone
         self.suspects: list[Suspect] = []
+        self.coarse: list[tuple[Tensor, Suspect]] = []  # positions that were stored too coarsely for their angles
         self.order = 0
         self.names: list[str] = []
         self.towards: StorageMap[tuple[frozenset[int], float]] = StorageMap()  # c * (s - p): storages of s and p, and c

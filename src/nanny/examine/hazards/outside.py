@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ...core.examination import Hazard
@@ -55,6 +56,39 @@ def coarse_target(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         limit=spacing,
         consequence=min(spacing**2 / 12 / spread**2, 1.0),
         site="data:target",
+    )
+
+
+@hazard("coarse_input", rank=7)
+def coarse_input(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
+    """Inputs that were stored in 16 bits and are told apart by less than the spacing there"""
+    numbers, form = suspect.numbers, step.format_of(suspect)
+    if suspect.trouble != "stored":
+        return None
+    spacing = short(numbers["spacing"])
+    if "column" in numbers:
+        return hazard_of(
+            suspect,
+            f"{numbers['columns']} of {numbers['of']} columns that vary were stored in {form.name} and lost by it: column "
+            f"{numbers['column']}, up to {short(numbers['size'])} where its numbers lie {spacing} apart, differs by "
+            f"{short(numbers['spread'])}",
+            value=numbers["spread"],
+            limit=numbers["spacing"],
+            consequence=min(numbers["spacing"] / math.sqrt(12) / numbers["spread"], 1.0),
+            site="data:input",
+        )
+    if numbers.get("unexplained", 0.0) < step.limits.stored_unexplained:
+        return None
+    return hazard_of(
+        suspect,
+        f"positions were stored in {form.name}, where its numbers lie {spacing} apart, {short(numbers['angle'])} radians in "
+        f"{suspect.op}: {share(numbers['equal'])} of them are equal to another one, and their targets differ by "
+        f"{share(numbers['unexplained'])} of all that targets do",
+        "angle",
+        value=numbers["angle"],
+        limit=step.limits.stored_angle,
+        consequence=min(numbers["unexplained"], 1.0),
+        site="data:input",
     )
 
 

@@ -1,0 +1,140 @@
+"""Numbers that were rounded to 16 bits before the step began: coordinates, tables, columns.
+
+Their twins are as coarse as they are, so that no error is seen; what the program does with them tells. Angles that jump by a
+radian from one such number to the next, while equal ones are to be mapped to different targets; columns of which a shift leaves
+no more than the spacing of the format at their size. Numbers that the format holds exactly (a grid of 256 points, pixels, one-hot
+rows) were not rounded: they do not use its last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..core.formats import format_of
+from ..core.ops import JOINS, MOVES, SAME_VALUE
+from ..watch.tensors import has_storage, short_dtype
+from .measure import extent
+from .tags import Ledger, Stored, TaggedOp
+
+_MOST = 1 << 16  # elements that are looked at
+_FEW = 16
+_FORMATS = (torch.bfloat16, torch.float16)
+
+
+def stored_in(ledger: Ledger, tensor: Tensor) -> Stored | None:
+    """What is known of a tensor as numbers from outside; None if they were not rounded, or have been computed with."""
+    tag = ledger.tags.find(tensor) if has_storage(tensor) else None
+    if tag is not None:
+        return tag.stored
+    if not tensor.is_floating_point() or tensor.requires_grad or not _FEW <= tensor.numel() <= _MOST:
+        return None
+    if ledger.role(tensor)[0] not in ("given", "input"):
+        return None
+    if tensor.dtype in _FORMATS:
+        return Stored(tensor.detach(), tensor.dtype)
+    dtype = next((d for d in _FORMATS if tensor.dtype == torch.float32 and torch.equal(tensor.to(d).float(), tensor)), None)
+    return Stored(tensor.detach(), dtype) if dtype is not None and _is_rounded(tensor.detach(), dtype) else None
+
+
+def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
+    """Of a result: the numbers were copied, moved, or multiplied by constants."""
+    if step.spot.place.phase == "backward" or not step.inputs or step.written or step.name in JOINS:
+        return None
+    if step.name in SAME_VALUE | MOVES:
+        known = stored_in(ledger, step.inputs[0])
+        if known is None or (known.stretch != 1 and step.name not in SAME_VALUE):
+            return None
+        return replace(known, values=real.detach()) if known.stretch == 1 else known
+    if step.name != "mul":
+        return None
+    known = next((s for t in step.inputs[:2] if (s := stored_in(ledger, t)) is not None), None)
+    constants = [t for t in step.inputs[:2] if stored_in(ledger, t) is None]
+    if known is None or len(constants) + len(step.scalars) != 1 or any(t.requires_grad for t in constants):
+        return None
+    factor = extent(constants[0]).absmax if constants else abs(step.scalars[0])
+    return replace(known, stretch=known.stretch * factor)
+
+
+def coarse_angle(ledger: Ledger, step: TaggedOp) -> None:
+    """Sine or cosine of numbers whose neighbours in the format are too far apart."""
+    known = stored_in(ledger, step.inputs[0]) if step.name in ("sin", "cos") and step.inputs else None
+    if known is None or any(values is known.values for values, _ in ledger.coarse):
+        return
+    spacing = float(_spacings(known.values, known.dtype).max())
+    if spacing * known.stretch >= ledger.limits.stored_angle and _is_rounded(known.values, known.dtype):
+        numbers = {"spacing": spacing, "angle": spacing * known.stretch}
+        suspect = ledger.suspect(step, "stored").note(dtype=short_dtype(known.dtype), count=known.values.numel(), numbers=numbers)
+        ledger.coarse.append((known.values, suspect))
+
+
+def unexplained(ledger: Ledger, wanted: Tensor) -> None:
+    """Targets that differ although the positions are equal, as they were stored."""
+    for values, suspect in ledger.coarse:
+        if not wanted.dim() or not values.dim() or len(values) != len(wanted) or wanted.numel() > _MOST:
+            continue
+        _, group = values.float().reshape(len(values), -1).unique(dim=0, return_inverse=True)
+        y = wanted.detach().double().reshape(len(wanted), -1)
+        sizes = torch.bincount(group)
+        mean = torch.zeros(len(sizes), y.shape[1], dtype=y.dtype).index_add_(0, group, y) / sizes[:, None]
+        shared, varies = sizes[group] > 1, float((y - y.mean(0)).square().mean())
+        if int(shared.sum()) < _FEW or not varies:
+            continue
+        within = float((y - mean[group])[shared].square().mean())
+        suspect.numbers = {**suspect.numbers, "unexplained": math.sqrt(within / varies), "equal": float(shared.double().mean())}
+
+
+def coarse_columns(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
+    """Rows of a table minus the same numbers in each: columns of which that leaves no more than their spacing."""
+    args = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
+    if step.name != "sub" or len(args) < 2 or step.spot.place.phase == "backward" or args[0].shape != real.shape:
+        return
+    table, shift = args
+    if table.dim() != 2 or len(table) < _FEW or shift.numel() > table.shape[1] or id(table) in step.written:
+        return
+    known = stored_in(ledger, table)
+    if known is None or known.stretch != 1:
+        return
+    values, form = table.detach().double(), format_of(known.dtype)
+    left, apart = (x.double().square().mean(0).sqrt() for x in (real.detach(), _spacings(values, known.dtype)))
+    varies = values.amin(0) != values.amax(0)
+    exact = (values == values.round()).all(0) & (values.abs().amax(0) <= form.exact_integers)
+    uses_last_bit = _last_bits(values, known.dtype).mean(0) >= ledger.limits.damage_last_bit
+    coarse = varies & ~exact & uses_last_bit & (left < ledger.limits.stored_column * apart)
+    lost, all_ = int(coarse.sum()), int(varies.sum())
+    if not lost or lost < all_ * ledger.limits.stored_columns:
+        return
+    worst = int(torch.where(coarse, apart / left, 0.0).argmax())
+    ledger.suspect(step, "stored").note(
+        dtype=short_dtype(known.dtype),
+        count=table.numel(),
+        share=lost / all_,
+        numbers={
+            "column": worst,
+            "size": float(values[:, worst].abs().max()),
+            "spacing": float(apart[worst]),
+            "spread": float(left[worst]),
+            "columns": lost,
+            "of": all_,
+        },
+    )
+
+
+def _spacings(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Between each number and its neighbour in the format."""
+    exponent = torch.frexp(values.double()).exponent.double()
+    return torch.where(values == 0, 0.0, format_of(dtype).unit_roundoff * 2.0**exponent)
+
+
+def _last_bits(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return (torch.frexp(values.double()).mantissa.abs() / format_of(dtype).unit_roundoff) % 2
+
+
+def _is_rounded(values: Tensor, dtype: torch.dtype) -> bool:
+    """They use the last bit of the format; below half of the largest too, where a grid that it holds exactly does not."""
+    size = values.abs().reshape(-1)
+    low = size[(size > 0) & (size < size.max() / 2)]
+    return len(low) >= _FEW and float((_last_bits(low, dtype) == 1).double().mean()) >= 0.25
