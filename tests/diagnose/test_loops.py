@@ -151,3 +151,33 @@ def test_a_loop_that_leaves_every_infinite_loss_out_and_so_never_goes_back(dtype
                 optimizer.step()
 
     assert [one.cause for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(("divides", "told"), [(False, ["step_on_scaled_gradients"]), (True, [])])
+def test_weights_that_the_loop_moves_itself_by_gradients_of_a_scaled_loss(divides: bool, told: list[str]):
+    """Test-time adaptation: a copy of the head takes one step on a part of the batch, the model learns from the rest."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(6, 24), nn.Tanh()), nn.Linear(24, 1)
+    optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=3e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+
+    def loop() -> None:
+        for _ in range(16):
+            x = torch.randn(48, 6)
+            y = x[:, :1] * x[:, 1:2]
+            adapted = [p.detach().clone().requires_grad_() for p in head.parameters()]
+            with torch.autocast("cpu", dtype=torch.float16):
+                hidden = body(x)
+                inner = nn.functional.mse_loss(nn.functional.linear(hidden[:16].detach(), *adapted).float(), y[:16])
+            gradients = torch.autograd.grad(scaler.scale(inner), adapted)
+            with torch.no_grad():
+                for p, g in zip(adapted, gradients):
+                    p -= 0.1 * (g / scaler.get_scale() if divides else g)
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = nn.functional.mse_loss((nn.functional.linear(hidden, *adapted) + head(hidden)).float()[16:], y[16:])
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert [one.cause for one in watched(loop)] == told

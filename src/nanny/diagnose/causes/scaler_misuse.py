@@ -79,6 +79,7 @@ def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     facts = signs.facts
     yield from _scaled_by_hand(signs)
     yield from _divided_in_part(signs)
+    yield from _stepped_by_hand(signs)
     wrong, step = facts.count("stepped_scaled"), facts.first_steps.get("stepped_scaled")
     if not wrong or not (signs.harmed or signs.runaway is not None) or any(signs.fact("divided_by_hand")):
         return  # a loop that divides its gradients by hand is well
@@ -147,6 +148,31 @@ def _divided_in_part(signs: Signs) -> Iterator[Diagnosis]:
         chain=("loss scaled by hand", f"{some}: not unscaled", "updates too long by the factor", "loss and weights lost"),
         step=exam.step,
         precision_caused=False,
+    )
+
+
+def _stepped_by_hand(signs: Signs) -> Iterator[Diagnosis]:
+    """The loop moves weights itself (an inner loop) by gradients of a scaled loss, and they are replaced rather than moved."""
+    at = signs.first_bad
+    seen = [(e, f) for e, f in signs.fact("stepped_by_hand") if at is None or e.step <= at.step]
+    if not seen or "fp16" not in signs.formats:
+        return
+    exam, told = seen[0]
+    factor = number(told["scale"])
+    yield Diagnosis(
+        culprit="loop:step",
+        confidence=CERTAIN,
+        evidence=(
+            f"step {exam.step}: the loop moves weights by gradients of a loss that is multiplied by {factor}, undivided",
+            f"these updates are {number(told['ratio'])} times as long as the weights, and would be "
+            f"{number(told['ratio'] / told['scale'])} times",
+            f"seen in {len({e.step for e, _ in seen})} of {len(signs.evidence.examinations)} examined steps",
+        ),
+        chain=("loss scaled", "gradients not unscaled", "updates too long by the factor", "weights thrown away"),
+        step=exam.step,
+        where=told["where"],
+        source=told["source"],
+        precision_caused=None if signs.facts.count("scale") else False,
     )
 
 

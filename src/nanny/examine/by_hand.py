@@ -1,0 +1,80 @@
+"""Updates that the loop makes itself, of gradients from a scaled loss that nobody has divided again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from ..core.ops import SAME_VALUE, bare_op
+from ..watch.op_facts import written_by
+from ..watch.places import Spot
+from ..watch.storages import StorageMap
+from ..watch.tensors import has_storage, tensors_in
+from ..watch.twins import Operation
+from .measure import rms_of
+from .tags import Ledger
+
+_SAME_NUMBER = 1e-3
+
+
+class ScaledUpdates:
+    """`see` every operation of a step; `fact` tells."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._factors: StorageMap[float] = StorageMap()  # of losses: what they were multiplied with last
+        self._scaled: StorageMap[float] = StorageMap()  # of gradients, and what the loop makes of them; 0: divided again
+        self._factor = 0.0  # of the loss that is differentiated
+        self._moved = self._size = 0.0
+        self._scale = 0.0
+        self._spot: Spot | None = None
+
+    def note_factor(self, loss: Tensor, factor: float) -> None:
+        self._factors.put(loss, factor)
+
+    def begin_backward(self, loss: Tensor) -> None:
+        self._factor = self._factors.find(loss) or 0.0
+
+    def see(self, op: Operation, spot: Spot) -> None:
+        phase = spot.place.phase
+        if phase == "backward":
+            for tensor in filter(has_storage, tensors_in(op.out)) if self._factor else ():
+                self._scaled.put(tensor, self._factor)
+        elif phase == "loop" and not op.is_view:
+            self._follow(op, spot)
+
+    def _follow(self, op: Operation, spot: Spot) -> None:
+        args = [a for a in op.args[:2] if isinstance(a, Tensor) and has_storage(a)]
+        factors = [self._scaled.find(a) or 0.0 for a in args]
+        if not any(factors) or not isinstance(op.out, Tensor):
+            return
+        name, factor, out = bare_op(op.name), max(factors), op.out
+        if name in ("add", "sub") and len(args) == 2 and not factors[0] and self._is_weight(args[0]):
+            if any(t is args[0] for t in written_by(op.func, op.args, op.kwargs)):
+                self._note(args[0], args[1], float(op.kwargs.get("alpha", 1)) * (1 if name == "sub" else -1), factor, spot)
+        elif name in ("mul", "div"):
+            other = next((float(a) for a in op.args[:2] if not isinstance(a, Tensor) or a.numel() == 1), 1.0)
+            divisor = other if name == "div" else 1 / other if other else 0.0
+            self._scaled.put(out, 0.0 if abs(divisor / factor - 1) < _SAME_NUMBER else factor)
+        elif name in SAME_VALUE | {"neg"}:
+            self._scaled.put(out, factor)
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        return (tensor.requires_grad and tensor.is_leaf) or self._ledger.role(tensor)[0] == "parameter"
+
+    def _note(self, weight: Tensor, by: Tensor, times: float, factor: float, spot: Spot) -> None:
+        """It is written already: what was there is the rest."""
+        update = by.detach().double() * times
+        self._moved += rms_of(update) ** 2 * weight.numel()
+        self._size += rms_of(weight.detach().double() + update) ** 2 * weight.numel()
+        self._scale, self._spot = factor, self._spot or spot
+
+    def fact(self, least: float) -> dict[str, Any] | None:
+        """Updates that are `least` times as long as the weights, or longer, and would not be if the gradients were divided."""
+        ratio = math.sqrt(self._moved / self._size) if self._size else 0.0
+        if self._spot is None or not least <= ratio < math.inf or ratio / self._scale >= least:
+            return None
+        place = self._spot.resolved()
+        return {"scale": self._scale, "ratio": ratio, "where": place.where, "source": place.source}
