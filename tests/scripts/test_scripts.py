@@ -19,15 +19,7 @@ WRONG = {
     "vae_anneal_lightning.py": "a bf16 counter that counts before the model is called: the optimizer's second moment is told",
     "distill_codes.py": "a teacher whose choices are rounded, and which is asked before the step begins: nothing is said",
     "train_ddpm_dots.py": "a noise schedule made in bf16 before the loop: nothing is said",
-    "train_gpt2_static_scale.py": "a scale by hand, divided out of one part of the model only: told as one that overflows",
-    "train_maml_sines.py": "an inner loop that steps by hand on scaled gradients: nothing is said",
-    "train_house_tabular.py": "columns with an offset stored in bf16 before the loop: nothing is said",
     "train_deep_denoiser.py": "a signal that dies on both ways: every matrix gets as little",
-    "train_ddpm_points.py": "0 / 0 of the loop, in a table that is taken for the batch",
-    "fit_waveform.py": "coordinates stored in bf16 before the loop: nothing is said",
-    "train_move_predictor.py": "every loss is infinite, and the loop skips such: no backward pass is seen",
-    "train_char_mlp.py": "second moments in fp16 under a name of their own: nothing is said",
-    "accel_spectra.py": "micro-batches cleared by the bare model under Accelerate: nothing is said",
 }
 
 
