@@ -86,3 +86,25 @@ def test_what_was_rounded_to_the_edge_before_is_not_said_of_fp32(dtype: torch.dt
     (told,) = watcher.diagnoses()
     assert told.precision_caused is precision
     assert precision is False or (told.cause, told.culprit, told.confidence) == ("undefined_operation", "op:div", 0.8)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(torch.bfloat16, "catastrophic_cancellation"), (torch.float32, "")])
+def test_a_table_that_was_rounded_to_what_it_is_taken_from(dtype: torch.dtype, told: str) -> None:
+    """Shares that survive so many days: 1 - x is what dies, and in bf16 nothing dies on the first ones."""
+    torch.manual_seed(0)
+    alive = torch.exp(-0.0005 * (1 + torch.arange(2000.0)) ** 1.1).to(dtype)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    watcher = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    for i in range(4):
+        with watcher.step(i):
+            day = torch.arange(16) * 100
+            odds = alive[day] / (1 - alive[day])
+            share = (odds / (1 + odds)).float()
+            loss = (share * model(torch.randn(16, 4)).squeeze(-1).square()).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    watcher.close()
+    assert [one.cause for one in watcher.diagnoses()] == [told] * bool(told)
+    assert all(one.precision_caused for one in watcher.diagnoses())

@@ -15,7 +15,6 @@ from . import EXPECTED, HERE, said_of
 WRONG = {
     "contrastive_pairs.py": "a part that runs without gradients at one step, and was there before: nothing is said",
     "h_season.py": "healthy enough: weights and averages in bf16 end 30 % above FP32, told as averages that stand still",
-    "ddpm_weighted.py": "a table stored in bf16 before the loop, whose 1 - x is 0: told as undefined, precision not known",
     "vae_anneal_lightning.py": "a bf16 counter that counts before the model is called: the optimizer's second moment is told",
     "distill_codes.py": "a teacher whose choices are rounded, and which is asked before the step begins: nothing is said",
     "train_ddpm_dots.py": "a noise schedule made in bf16 before the loop: nothing is said",

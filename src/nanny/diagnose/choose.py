@@ -102,6 +102,7 @@ HAZARD_RULES = (
     _rule("overflow", "fp16 product", "product_overflow_fp16"),
     _rule("overflow", "fp16", "activation_overflow_fp16", "what a layer puts out"),
     _rule("singular_backward", "backward", "singular_gradient", "forward was finite, its derivative is not"),
+    _rule("singular_backward", "fell_together", "catastrophic_cancellation", "a table was rounded to what it is taken from"),
     _rule("singular_backward", "from_data", "data_nan", "made of the batch alone"),
     _rule("singular_backward", "only_gradients", "singular_gradient", "the loss is finite, the gradients are not"),
     _rule("singular_backward", "partial", "undefined_operation", "a function outside its domain"),

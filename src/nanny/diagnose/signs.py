@@ -548,7 +548,7 @@ def first_bad_of(exam: Examination) -> FirstBad:
         step=exam.step,
         dtype=hazard.dtype if hazard is not None else "",
         in_reference=False  # it did not fit when it was stored
-        if hazard is not None and hazard.numbers.get("flushed")
+        if hazard is not None and (hazard.numbers.get("flushed") or hazard.numbers.get("fell_together"))
         else None  # the twin began with what low precision had already made of it
         if stored
         else other is not None

@@ -16,6 +16,7 @@ from ..watch.places import Spot
 from ..watch.tensors import short_dtype
 from .measure import Extent, extent, rms_of
 from .records import Operand, Suspect
+from .stored import fell_together
 from .tags import Ledger, Tag, TaggedOp
 
 _MOSTLY_WRONG = 0.5
@@ -147,7 +148,7 @@ def note_nonfinite(
     if step.name in SOFTMAXES and span.nan and isinstance(step.op.args[1], int):
         bad.numbers = {"masked_rows": _masked_rows(step)}
     if in_reference and step.name in PARTIAL and any(_stored_over_the_edge(ledger, step, t, real) for t in step.inputs):
-        bad.numbers = {**bad.numbers, "stored": True}
+        bad.numbers = {**bad.numbers, "stored": True, "fell_together": any(fell_together(ledger, t) for t in step.inputs)}
 
 
 def _stored_over_the_edge(ledger: Ledger, step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ..core.formats import format_of
-from ..core.ops import JOINS, MOVES, SAME_VALUE
+from ..core.ops import DIFFERENCES, JOINS, MOVES, SAME_VALUE
 from ..watch.tensors import has_storage, short_dtype
 from .measure import extent
 from .tags import Ledger, Stored, TaggedOp
 
 _MOST = 1 << 16  # elements that are looked at
 _FEW = 16
+_NEAR = 4  # spacings
 _FORMATS = (torch.bfloat16, torch.float16)
 
 
@@ -35,9 +36,9 @@ def stored_in(ledger: Ledger, tensor: Tensor) -> Stored | None:
     if ledger.role(tensor)[0] not in ("given", "input"):
         return None
     if tensor.dtype in _FORMATS:
-        return Stored(tensor.detach(), tensor.dtype)
+        return Stored(tensor.detach(), tensor.dtype, tensor.detach())
     dtype = next((d for d in _FORMATS if tensor.dtype == torch.float32 and torch.equal(tensor.to(d).float(), tensor)), None)
-    return Stored(tensor.detach(), dtype) if dtype is not None and _is_rounded(tensor.detach(), dtype) else None
+    return Stored(tensor.detach(), dtype, tensor.detach()) if dtype is not None and _is_rounded(tensor, dtype) else None
 
 
 def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
@@ -46,9 +47,12 @@ def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
         return None
     if step.name in SAME_VALUE | MOVES:
         known = stored_in(ledger, step.inputs[0])
-        if known is None or (known.stretch != 1 and step.name not in SAME_VALUE):
+        if known is None or (not _is_raw(known) and step.name not in SAME_VALUE):
             return None
-        return replace(known, values=real.detach()) if known.stretch == 1 else known
+        return replace(known, values=real.detach()) if _is_raw(known) else known
+    if step.name in DIFFERENCES and len(step.inputs) == 1 and step.scalars:
+        known = stored_in(ledger, step.inputs[0])
+        return replace(known, taken_from=step.scalars[0]) if known is not None and _is_raw(known) else None
     if step.name != "mul":
         return None
     known = next((s for t in step.inputs[:2] if (s := stored_in(ledger, t)) is not None), None)
@@ -96,7 +100,7 @@ def coarse_columns(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
     if table.dim() != 2 or len(table) < _FEW or shift.numel() > table.shape[1] or id(table) in step.written:
         return
     known = stored_in(ledger, table)
-    if known is None or known.stretch != 1:
+    if known is None or not _is_raw(known):
         return
     values, form = table.detach().double(), format_of(known.dtype)
     left, apart = (x.double().square().mean(0).sqrt() for x in (real.detach(), _spacings(values, known.dtype)))
@@ -121,6 +125,21 @@ def coarse_columns(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
             "of": all_,
         },
     )
+
+
+def fell_together(ledger: Ledger, tensor: Tensor) -> bool:
+    """1 - x of a table that comes close to 1, in steps of its format, and is exactly 1 at several places: they were not equal."""
+    known = stored_in(ledger, tensor)
+    if known is None or known.taken_from is None or not _is_rounded(known.whole, known.dtype):
+        return False
+    edge = known.taken_from
+    away = (known.whole.double() - edge).abs() / (2 * format_of(known.dtype).unit_roundoff * abs(edge) or 1.0)  # in spacings
+    return int((away == 0).sum()) > 1 and int(((away > 0) & (away <= _NEAR)).sum()) > 1
+
+
+def _is_raw(known: Stored) -> bool:
+    """Moved at most."""
+    return known.stretch == 1 and known.taken_from is None
 
 
 def _spacings(values: Tensor, dtype: torch.dtype) -> Tensor:

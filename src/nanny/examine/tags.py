@@ -32,7 +32,9 @@ class Stored:
 
     values: Tensor  # as they came, moved since
     dtype: torch.dtype
+    whole: Tensor  # the table that they are from
     stretch: float = 1.0  # they were multiplied by at most so much since
+    taken_from: float | None = None  # x became this number minus x, or x minus it
 
 
 @dataclass(frozen=True)

@@ -109,9 +109,13 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         source = "numbers that were stored in 16 bits before the step"
     target = suspect.place.is_outside and bool(set(suspect.next[:1]) & LOSS_OPS)  # else it is the program's own arithmetic
     of_data = target and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
+    what, together = "NaN" if suspect.nan else "infinities", bool(suspect.numbers.get("fell_together"))
     return hazard_of(
         suspect,
-        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} out of {source}, in FP32 as well",
+        f"{suspect.op} makes {what} out of {source}, of which several fell on the same one"
+        if together
+        else f"{suspect.op} makes {what} out of {source}, in FP32 as well",
+        "fell_together" if together else "",
         "from_data" if loaded or of_data else "",
         "infinite_data" if loaded else "",
         "only_gradients" if only_gradients else "",
