@@ -181,3 +181,24 @@ def test_weights_that_the_loop_moves_itself_by_gradients_of_a_scaled_loss(divide
             scaler.update()
 
     assert [one.cause for one in watched(loop)] == told
+
+
+def test_weights_that_begin_at_zero_may_be_moved_by_more_than_they_are():
+    """Plain SGD by hand on a scaled loss, with the scale in the learning rate."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+
+    def loop() -> None:
+        for _ in range(12):
+            x = torch.randn(32, 6)
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(x)
+            (nn.functional.mse_loss(out.float(), x[:, :1]) * 512.0).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.1 / 512.0 * p.grad
+                    p.grad = None
+
+    assert watched(loop) == []

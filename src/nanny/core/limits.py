@@ -222,8 +222,7 @@ class Limits:
     damage_phase: float = _limit(0.1, "whole-numbers", "radians: sine and cosine are off by up to 0.1")
     damage_entropy: float = _limit(0.1, "attention", "scores of std 10 over 256 keys have 0.08")
     damage_bias: float = _limit(0.5, "attention", "mean error over its spread; 0.007 for 10,000 honest roundings")
-    damage_update: float = _limit(8.0, "adam", "a choice: an update so many times as long as in FP32 is no rounding")
-    update_of_weights: float = _limit(1.0, "updates", "an update as long as the weights themselves replaces them")
+    damage_update: float = _limit(8.0, "adam", "a choice: times an update of FP32, or the weights themselves")
     damage_decay: float = _limit(9e-4, "updates", "a choice: a decay that takes more than a thousand steps is not missed soon")
 
     # diagnosis

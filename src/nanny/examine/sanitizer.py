@@ -563,7 +563,7 @@ class Sanitizer:
                 "unscaled_by_torch": self._unscaled,
                 "divided_by_hand": self._divided_by,
                 "left_scaled": self._left_scaled(),
-                "stepped_by_hand": self._updates.fact(self._limits.update_of_weights),
+                "stepped_by_hand": self._updates.fact(self._limits.damage_update),
                 "stored_infinity": self._ledger.stored_infinity,
                 "left_out": self._left_out or self._memory_left_out(),
                 "failed": self._failure,

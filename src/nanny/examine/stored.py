@@ -43,7 +43,7 @@ def stored_in(ledger: Ledger, tensor: Tensor) -> Stored | None:
 
 def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
     """Of a result: the numbers were copied, moved, or multiplied by constants."""
-    if step.spot.place.phase == "backward" or not step.inputs or step.written or step.name in JOINS:
+    if step.spot.place.phase == "backward" or not step.inputs or step.written or step.name in JOINS or real.numel() > _MOST:
         return None
     if step.name in SAME_VALUE | MOVES:
         known = stored_in(ledger, step.inputs[0])
@@ -93,11 +93,13 @@ def unexplained(ledger: Ledger, wanted: Tensor) -> None:
 
 def coarse_columns(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
     """Rows of a table minus the same numbers in each: columns of which that leaves no more than their spacing."""
+    if step.name != "sub" or step.spot.place.phase == "backward":
+        return
     args = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
-    if step.name != "sub" or len(args) < 2 or step.spot.place.phase == "backward" or args[0].shape != real.shape:
+    if len(args) < 2 or args[0].shape != real.shape:
         return
     table, shift = args
-    if table.dim() != 2 or len(table) < _FEW or shift.numel() > table.shape[1] or id(table) in step.written:
+    if table.dim() != 2 or len(table) < _FEW or id(table) in step.written or (shift.dim() == 2 and len(shift) > 1):
         return
     known = stored_in(ledger, table)
     if known is None or not _is_raw(known):
