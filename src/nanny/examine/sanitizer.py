@@ -51,6 +51,7 @@ from ..core.formats import format_of
 from ..core.limits import Limits
 from ..core.ops import bare_op
 from ..watch.aside import ModuleHooks
+from ..watch.float_traps import Untrapped
 from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
 from ..watch.op_facts import written_by
@@ -269,7 +270,8 @@ class Sanitizer:
         if self._failure or self._left_out:
             return
         try:
-            work(*args)
+            with Untrapped():
+                work(*args)
         except BaseException as error:
             if is_programs_own(error):
                 raise

@@ -28,6 +28,7 @@ from ..measure.transfer import PendingRead
 from ..watch import events
 from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
+from ..watch.float_traps import Untrapped
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
 from ..watch.ranks import (
     LocalGradients,
@@ -138,7 +139,8 @@ class Recorder:
         self._busy = here
         started = perf_counter()
         try:
-            with torch._C.DisableTorchFunction():  # tensors of a class that counts or refuses calls are not asked by us
+            # tensors of a class that counts or refuses calls are not asked by us
+            with Untrapped(), torch._C.DisableTorchFunction():
                 return work(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
             self.failed(error)

@@ -18,12 +18,14 @@ a mode is on, it is off (aside.py): those who look are told that they were `inte
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from ..core.finding import NannyError
 from ..core.ops import CALL_OTHERS
 from . import aside
+from .float_traps import Untrapped
 from .op_facts import other_gradient, written_by
 from .storages import key_of
 from .tensors import RECORDING_MODES, has_storage, in_backward, tensors_in
@@ -280,16 +283,42 @@ def leave(consumer: Consumer) -> None:
     if stream in _joined.values():
         return
     aside.leave(stream)
-    # in another thread's stack nothing can be taken away: its stream then looks no more, and serves the next who joins
     if stream in streams:
         streams.remove(stream)
         stream.pop()  # unless it was opened where torch puts the modes back by itself (inference mode, backward)
+    elif stream._thread == threading.main_thread().ident:
+        _left_elsewhere.append(stream)
+        _ask_main_thread(_take_away, None)
+    # else nothing can be taken from the stack of another thread: its stream looks no more, and serves the next who joins
+
+
+_left_elsewhere: deque[_OpStream] = deque()
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _take_away(_: Any) -> int:
+    """Python calls it in the main thread, between two instructions of the program."""
+    with suppress(BaseException):  # a callback of C has nobody to raise to
+        stream = _left_elsewhere.popleft()
+        if stream not in _joined.values() and stream.is_on():  # it is not while one of its operations runs
+            _of_thread.streams.remove(stream)
+            stream.pop()
+    return 0
+
+
+_ask_main_thread = ctypes.pythonapi.Py_AddPendingCall
 
 
 def return_to_program() -> None:
     """Switches on again what stepped aside for a compiled function: for hooks, which are called outside of one."""
     for stream in getattr(_of_thread, "streams", ()):
         stream.return_now()
+
+
+def leave_program(why: str) -> None:
+    """Switches off, until `return_to_program`, what this thread has on."""
+    for stream in getattr(_of_thread, "streams", ()):
+        stream.go_aside(why)
 
 
 def is_set_aside() -> bool:
@@ -408,9 +437,11 @@ def _keys_alone(func: Any, outside: _Keys, excluded: _Keys, whole: bool) -> _Key
 class _Unseen:
     """What is computed here reaches no mode, subclass or autocast. Entered twice per operation: no contextlib."""
 
-    __slots__ = ("_functions", "_keys")
+    __slots__ = ("_functions", "_keys", "_traps")
 
     def __enter__(self) -> None:
+        self._traps = Untrapped()
+        self._traps.__enter__()
         excluded = _C._dispatch_tls_local_exclude_set()
         raw = excluded.raw_repr()
         keys = _unseen.get(raw)
@@ -428,6 +459,7 @@ class _Unseen:
     def __exit__(self, *_: object) -> None:
         self._keys.__exit__(None, None, None)
         self._functions.__exit__(None, None, None)
+        self._traps.__exit__()
 
 
 @contextmanager

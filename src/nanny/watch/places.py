@@ -24,7 +24,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from sys import _getframe  # that of now: programs replace it
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ from ..core.finding import warn
 from . import events
 from .aside import ModuleHooks
 from .names import parts_of, plain_name, unwrapped
-from .op_stream import is_programs_own, return_to_program
+from .op_stream import is_programs_own, leave_program, return_to_program
 
 # Private names of torch, each in use by torch itself; tests/watch/test_places.py fails if one goes.
 _counter = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
@@ -45,6 +45,7 @@ _task = torch._C._current_graph_task_id
 _node = torch._C._current_autograd_node
 
 _NO_TASK = -1
+_WITHOUT_BUILTINS = "the function of a module has no __builtins__, and torch cannot show what is called from there"
 _MOST_KEPT = 1 << 17  # operations and module calls that are remembered for backward: some hundred steps of a common model
 _LARGEST_SOURCE = 16 << 20
 _LONGEST_SOURCE = 300  # characters of a line that is shown
@@ -138,6 +139,8 @@ class Places:
             try:
                 return_to_program()
                 work(*given)
+                if self._open and _is_without_builtins(self._open[-1][0]):
+                    leave_program(_WITHOUT_BUILTINS)
             except BaseException as error:
                 if is_programs_own(error):
                     raise
@@ -338,6 +341,17 @@ class _Updates(events.PartListener):
 def _known(names: dict[int, _Named], thing: Any) -> bool:
     named = names.get(id(thing))
     return named is not None and named.thing() is thing
+
+
+# classes of the program may answer for themselves
+_mro_of, _dictionary_of = type.__dict__["__mro__"].__get__, type.__dict__["__dict__"].__get__
+
+
+def _is_without_builtins(module: nn.Module) -> bool:
+    """torch imports what it needs to call a mode in the name of the running function, which raises where that has none."""
+    owners = (object.__getattribute__(module, "__dict__"), *map(_dictionary_of, _mro_of(type(module))))
+    forward = next((owner["forward"] for owner in owners if "forward" in owner), None)
+    return type(forward) is FunctionType and "__builtins__" not in forward.__globals__
 
 
 def _is_model(module: nn.Module) -> bool:
