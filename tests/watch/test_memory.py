@@ -25,6 +25,16 @@ def test_where_little_is_left_half_of_it_is_taken(monkeypatch):
     assert budget(monkeypatch, 10 << 30, 100 << 20).allowed(held=7) == 7 + (50 << 20)
 
 
+def test_where_less_than_enough_is_left_there_is_a_shortage_and_what_is_kept_counts_as_free(monkeypatch):
+    tight = budget(monkeypatch, 10 << 30, ENOUGH - 1)
+    assert not tight.shortage
+    tight.allowed(held=0)
+    assert tight.shortage == "only 127 MiB of memory are free"
+    tight.allowed(held=1)
+    assert tight.shortage == ""
+    assert memory.shortage(CPU)
+
+
 def test_what_the_step_makes_is_the_programs_and_the_most_counts(monkeypatch):
     tight = budget(monkeypatch, 1 << 30, 1 << 40)
     x = torch.zeros(1 << 20)

@@ -162,6 +162,7 @@ def test_who_is_left_from_another_thread_sees_nothing_more():
     thread = threading.Thread(target=names.__exit__)
     thread.start()
     thread.join()
+    assert torch._C._len_torch_dispatch_stack() == 0  # Python was asked to take it away in this thread
     torch.ones(2, dtype=torch.bfloat16) + 1
     assert names.operations == 0
     with watching(after):

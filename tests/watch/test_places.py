@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import sys
+import types
 from collections import Counter
 
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from nanny.watch.op_stream import watching
 from nanny.watch.places import Places
 
 
@@ -270,3 +272,34 @@ def test_code_that_claims_to_come_from_a_pipe_has_a_line_but_no_text(tmp_path):
         made["double"](torch.ones(2))
     ((_, place),) = [found for found in ops.seen if found[0] == "mul"]
     assert (place.line, place.source) == (2, "")
+
+
+def test_in_a_function_without_builtins_nobody_looks_and_behind_it_again():
+    """torch imports in the name of the function that runs, to call a mode, and that raises where it has no builtins."""
+
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return (self.fc(x) * x).digamma().erfinv()
+
+    Bare.forward = types.FunctionType(Bare.forward.__code__, {})
+    seen, why = [], []
+
+    class Looking:
+        on_trouble = None
+
+        def before(self, op):
+            seen.append(op.name)
+
+        def interrupted(self, reason):
+            why.append(reason)
+
+    model = nn.Sequential(Bare(), nn.ReLU())
+    with Places(model), watching(Looking()):
+        model(torch.ones(2, 4))
+    assert seen.count("relu") == 1
+    assert not {"digamma", "erfinv"} & set(seen)
+    assert "__builtins__" in why[0]

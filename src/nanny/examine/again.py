@@ -28,6 +28,7 @@ from ..watch.aside import can_uncompile, foreign_module_hooks, uncompiled
 from ..watch.calls import ModelCall, same_bits
 from ..watch.digests import Digests, first_difference
 from ..watch.effects import Effect, can_be_guarded, no_effects
+from ..watch.memory import shortage
 from ..watch.names import is_compiled
 from ..watch.op_facts import is_collective, is_pure, is_view_op
 from ..watch.op_stream import Op, Stopped, watching
@@ -401,6 +402,9 @@ def _obstacle(calls: Sequence[ModelCall]) -> str:
         return "hooks of the program's own handle what is saved for backward"
     if foreign_module_hooks():
         return "the program has hooks on all modules, which would run a second time"
+    parameter = next(calls[0].module.parameters(), None)
+    if parameter is not None and (short := shortage(parameter.device)):
+        return short
     for module in (part for call in calls for part in call.module.modules()):
         if is_compiled(module) and not can_uncompile():
             return "part of the model is compiled"

@@ -211,6 +211,7 @@ class Sanitizer:
         self._opened.callback(self._shadows.__exit__, None, None, None)
         self._shadows.__enter__()
         self._opened.callback(self._remedies.close)
+        self._mind_memory()
 
     def close(self) -> Examination:
         """Ends the examination; a second call changes nothing."""
@@ -395,6 +396,8 @@ class Sanitizer:
         if held > self._allowed:
             self._shadows.start_over()
         self._made_at_check = self._shadows.bytes_made
+        if self._budget.shortage:
+            self._stop(self._budget.shortage)
 
     def _memory_left_out(self) -> str:
         if self._shadows.restarts:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .storages import StorageMap
 
 SHARE = 0.4  # of what the program itself has used at most; what is computed to compare comes on top for a moment
-ENOUGH = 128 << 20  # this much needs no thought: 0.4 of a process that has imported torch
+ENOUGH = 128 << 20  # this much needs no thought: 0.4 of a process that has imported torch; where less is free, nothing is kept
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -24,6 +24,7 @@ class MemoryBudget:
         self._before = used_bytes(device)
         self._own: StorageMap[int] = StorageMap()
         self._most_own = 0
+        self.shortage = ""  # why nothing may be computed beside it, as last asked for what is allowed
 
     def note(self, made: Tensor) -> None:
         if self._own.find(made) is None:
@@ -34,7 +35,18 @@ class MemoryBudget:
         if self._most is not None:
             return self._most
         self._most_own = max(self._most_own, self._before + sum(self._own.values()))
-        return min(max(ENOUGH, int(SHARE * self._most_own)), held + free_bytes(self._device) // 2)
+        free = free_bytes(self._device)
+        self.shortage = _too_little(held + free)
+        return min(max(ENOUGH, int(SHARE * self._most_own)), held + free // 2)
+
+
+def shortage(device: torch.device) -> str:
+    """Why nothing may be computed beside a program; empty: it may."""
+    return _too_little(free_bytes(device))
+
+
+def _too_little(free: int) -> str:
+    return f"only {free >> 20} MiB of memory are free" if free < ENOUGH else ""
 
 
 def used_bytes(device: torch.device) -> int:
