@@ -31,8 +31,9 @@ from nanny import cli
 
 from .files import ODD_TEXT, all_files, spoil_file, spoil_text
 
-SECONDS = 40  # a command that takes longer hangs; the slowest whole one takes two, and six on a busy machine
-KILLED_AFTER = 90  # if it hangs where no signal reaches
+SECONDS = 40  # of the processor: a command that takes more hangs; the slowest whole one takes two
+WAITS = 5  # times as long by the clock: the machine may be busy with others
+KILLED_AFTER = 300  # if it hangs where no signal reaches
 # which of the files an argument of this name is usually about; any other name gets any file
 USUAL = {
     "db": ("nanny_logs", "nanny_logs/metrics.db"),
@@ -273,15 +274,19 @@ def _alarm(seconds: float) -> Iterator[None]:
     def ring(*args: Any) -> None:
         raise Hang
 
-    old = signal.signal(signal.SIGALRM, ring)
+    timers = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, seconds * WAITS))
+    old = [(number, signal.signal(number, ring)) for number, _, _ in timers]
     faulthandler.dump_traceback_later(KILLED_AFTER, exit=True, file=sys.__stderr__)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    for _, timer, length in timers:
+        signal.setitimer(timer, length)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        for _, timer, _ in timers:
+            signal.setitimer(timer, 0)
         faulthandler.cancel_dump_traceback_later()
-        signal.signal(signal.SIGALRM, old)
+        for number, handler in old:
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
