@@ -23,6 +23,7 @@ from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sam
 from ..diagnose.evidence import RunFacts
 from ..store.packing import BITS, REDUCTION
 from ..store.writer import RunWriter
+from ..watch.ranks import has_group
 
 EVERY_STEP_UNTIL = 10_000  # gradients of each step are kept this long, then of every tenth and around every error
 THIN = 10
@@ -31,7 +32,7 @@ RING = 50
 
 def run_info(trace_interval: int) -> RunInfo:
     """This process, as it introduces itself to the store."""
-    together = dist.is_available() and dist.is_initialized()
+    together = has_group()
     return RunInfo(
         started=time.time(),
         argv=tuple(sys.argv),

@@ -29,6 +29,7 @@ from ..watch.nonfinite import NonfiniteOrigins, Origin
 from ..watch.op_facts import long_name
 from ..watch.op_stream import Stopped, join, leave
 from ..watch.places import Places, Spot
+from ..watch.ranks import has_group
 from ..watch.tensors import short_dtype
 from .compare import OpComparison
 from .gap import Tolerance
@@ -451,6 +452,6 @@ def fault_of(origin: Origin) -> OpFault:
 
 
 def _rank() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if has_group():
         return torch.distributed.get_rank()
     return int(os.environ.get("RANK", "0") or 0)

@@ -306,7 +306,10 @@ def _take_away(_: Any) -> int:
     return 0
 
 
-_ask_main_thread = ctypes.pythonapi.Py_AddPendingCall
+try:
+    _ask_main_thread: Any = ctypes.pythonapi.Py_AddPendingCall
+except Exception:  # noqa: BLE001 - a program may forbid to ask, by whatever error
+    _ask_main_thread = lambda *_: None  # noqa: E731
 
 
 def return_to_program() -> None:

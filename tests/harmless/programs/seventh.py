@@ -3,17 +3,22 @@ without a backward pass, losses that differentiate themselves, scales and sums k
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
 import logging
 import math
+import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from multiprocessing import shared_memory
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed
 import torch.utils.benchmark
 from torch import nn
 from torch.nn import functional as F
@@ -787,3 +792,187 @@ def named_anew(seed: int) -> Program:
         return loss
 
     return Program([model], [optimizer], step, steps=5)
+
+
+# ---- code that catches everything, and a process that is not what it says ----
+
+
+@program("seventh_forward_catches_whatever_is_raised", "seventh surroundings")
+def catches(seed: int) -> Program:
+    """A second run that is stopped inside must not take the other way and leave its traces."""
+    told, failures = open("told.txt", "w"), []  # noqa: SIM115
+
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            try:
+                told.write("once\n")
+            except BaseException as error:  # noqa: BLE001
+                failures.append(type(error).__name__)
+                os.write(told.fileno(), b"otherwise\n")
+            return self.last(x)  # type: ignore[no-any-return]
+
+    model = Stubborn()
+
+    def outcome() -> Any:
+        told.close()
+        with open("told.txt") as lines:
+            return [lines.read(), failures]
+
+    return training(model, lambda i: model(_sick(i)).square().mean(), steps=5, extra=outcome)
+
+
+@torch.library.custom_op("seventh::counted", mutates_args=())
+def _counted(x: torch.Tensor) -> torch.Tensor:
+    _counts.append(len(_counts))
+    return x * 2
+
+
+_counts: list[int] = []
+_counted.register_autograd(lambda ctx, grad: grad * 2)
+
+
+@program("seventh_operator_behind_a_net", "seventh surroundings")
+def behind_a_net(seed: int) -> Program:
+    _counts.clear()
+    nets = [0]
+
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return _counted(self.inner(x))  # type: ignore[no-any-return]
+            except Exception:  # noqa: BLE001
+                nets[0] += 1
+                return self.inner(x) + 1  # type: ignore[no-any-return]
+
+    model = Careful()
+    return training(model, lambda i: model(_sick(i)).square().mean(), steps=5, extra=lambda: [_counts, nets])
+
+
+@program("seventh_weights_differ_between_training_and_evaluation", "seventh updates")
+def schedule_free(seed: int) -> Program:
+    """An optimizer with `train()` and `eval()`, which exchange the weights for their average and back."""
+
+    class Averaging(torch.optim.SGD):
+        training = True
+
+        @torch.no_grad()
+        def exchange(self, to_training: bool) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                average = self.state[parameter].setdefault("average", parameter.clone())
+                if self.training != to_training:
+                    kept = parameter.clone()
+                    parameter.copy_(average)
+                    average.copy_(kept)
+            self.training = to_training
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            super().step(closure)
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    self.state[parameter].setdefault("average", parameter.clone()).lerp_(parameter, 0.3)
+
+    model = mlp()
+    optimizer = Averaging(model.parameters(), 0.05)
+
+    def step(i: int) -> Any:
+        optimizer.zero_grad()
+        loss = model(_sick(i, 4)).square().mean()
+        loss.backward()
+        optimizer.step() if i != 4 else None
+        optimizer.exchange(False)
+        model.eval()
+        with torch.no_grad():
+            seen = model(batch(i)).square().mean()
+        model.train()
+        optimizer.exchange(True)
+        return [loss, seen]
+
+    return Program([model], [optimizer], step, steps=6)
+
+
+def _pretends(name: str, *patches: tuple[Any, str, Any], variables: dict[str, str] | None = None) -> None:
+    @program(f"seventh_{name}", "seventh surroundings")
+    def pretending(seed: int) -> Program:
+        model = mlp()
+        made = training(model, lambda i: model(_sick(i)).square().mean(), steps=5)
+
+        def loop(watch: Any) -> None:
+            with contextlib.ExitStack() as stack:
+                for owner, attribute, value in patches:
+                    stack.enter_context(mock.patch.object(owner, attribute, value))
+                stack.enter_context(mock.patch.dict(os.environ, variables or {}))
+                for i in range(5):
+                    with watch.step(i):
+                        value = made.step(i)
+                    made.see(value)
+
+        made.loop = loop
+        return made
+
+
+_pretends("cuda_is_said_to_be_there", (torch.cuda, "is_available", lambda: True), (torch.cuda, "device_count", lambda: 8))
+_pretends("a_group_is_said_to_be_there", (torch.distributed, "is_initialized", lambda: True))
+_pretends("one_of_four_by_its_variables", variables={"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+_pretends("autocast_cannot_be_asked", (torch, "is_autocast_enabled", lambda *_: 1 / 0))
+
+
+@program("seventh_libraries_of_c_are_forbidden", "seventh surroundings")
+def no_libraries(seed: int) -> Program:
+    """A sandbox that refuses to load libraries of C or to ask for their functions, from before the tool's first step on."""
+    model, asked, forbids = mlp(), [], [True]  # type: tuple[Any, list[str], list[bool]]
+
+    def audit(event: str, args: Any) -> None:
+        if forbids[0] and event in ("ctypes.dlopen", "ctypes.dlsym"):
+            raise PermissionError("no libraries here")
+
+    made = training(model, lambda i: model(_sick(i)).square().mean(), steps=5, extra=lambda: asked)
+
+    def loop(watch: Any) -> None:
+        sys.addaudithook(audit)
+        try:
+            for i in range(5):
+                with watch.step(i):
+                    value = made.step(i)
+                made.see(value)
+        finally:
+            forbids[0] = False
+
+    made.loop = loop
+    return made
+
+
+@program("seventh_generators_compute_when_they_are_closed", "seventh loops")
+def closing(seed: int) -> Program:
+    """Left halfway in a forward; their `finally` runs operations of torch when the last name of them goes."""
+    model, closed = mlp(), []  # type: tuple[Any, list[Any]]
+
+    def stream(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        try:
+            while True:
+                x = torch.tanh(x) * 1.5
+                yield x
+        finally:
+            closed.append(float(x.detach().nan_to_num(7).norm()))
+
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+            self.open: Any = None
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.open = stream(self.inner(x))
+            next(self.open)
+            return next(self.open)  # type: ignore[no-any-return]
+
+    whole = Reading()
+    return training(whole, lambda i: whole(_sick(i)).square().mean(), steps=5, extra=lambda: closed)
