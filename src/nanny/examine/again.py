@@ -14,7 +14,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -149,7 +149,7 @@ def smaller_scale(calls: Sequence[ModelCall], models: NamedModels, step: int) ->
 
 
 def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: _Again) -> dict[str, Any]:
-    with Places(models) as places:
+    with closing(Places(models).open()) as places:
         third = _Again(calls, second.root, second.scale, places)
         third.run()
     same, found = first_difference(second.digests, third.digests)

@@ -308,8 +308,11 @@ class Sanitizer:
         if self._is_open:
             self._dirty.add(name)
             self._accumulated[name] += 1
-            if many_processes():  # now: next, those of the others are added to it, and they have no twins here
-                self._guarded(self._measure_gradients)
+            self._guarded(self._measure_before_others)
+
+    def _measure_before_others(self) -> None:
+        if many_processes():  # now: next, those of the others are added to it, and they have no twins here
+            self._measure_gradients()
 
     def _on_input(self, module: nn.Module, args: Any) -> None:
         prefix = self._roots.get(id(module))

@@ -123,12 +123,14 @@ class _OpStream(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        shown = None
+        shown, has_parts = None, False
         try:
-            shown = self._before(func, types, args, kwargs) if self.consumers else None
+            if self.consumers:
+                shown = self._before(func, types, args, kwargs)
+                has_parts = bool(types and self.consumers) and all(map(_has_parts, types))
         except BaseException as error:  # noqa: BLE001 - what is not ours is raised again
             self._failed(error)
-        if types and self.consumers and all(map(_has_parts, types)):
+        if has_parts:
             return NotImplemented  # its class answers, with operations on the parts: those are looked at
         out = _run(func, args, kwargs) if isinstance(func, OpOverload) else func(*args, **kwargs)
         if shown is not None:

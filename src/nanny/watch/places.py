@@ -167,17 +167,24 @@ class Places:
     def open(self) -> Places:
         if not self._is_open:
             self._is_open = True
-            self._start()
-            self._seen = _counter()
-            guard = self._guarded
-            self._hooks = ModuleHooks(
-                lambda: register_module_forward_pre_hook(guard(self._enter)),
-                lambda: register_module_forward_hook(guard(self._leave), always_call=True),
-            )
-            self._hooks.open()
-            self._updates = _Updates(guard(self._begin_update), guard(self._end_update))
-            events.listen(self._updates)
+            try:
+                self._open_hooks()
+            except BaseException:
+                self.close()
+                raise
         return self
+
+    def _open_hooks(self) -> None:
+        self._start()
+        self._seen = _counter()
+        guard = self._guarded
+        self._hooks = ModuleHooks(
+            lambda: register_module_forward_pre_hook(guard(self._enter)),
+            lambda: register_module_forward_hook(guard(self._leave), always_call=True),
+        )
+        self._hooks.open()
+        self._updates = _Updates(guard(self._begin_update), guard(self._end_update))
+        events.listen(self._updates)
 
     def close(self) -> None:
         self._is_open = False
