@@ -296,10 +296,10 @@ def _quiet() -> Iterator[io.StringIO]:
 
 def _error(error: BaseException) -> dict[str, Any]:
     """Type, message and the deepest line of a program: the same with and without a tool."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}programs{os.sep}" in f.filename]
-    place = f"{pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    deepest = traceback.extract_tb(error.__traceback__)[-1:]
-    where = [f"{'/'.join(f.filename.split('/')[-3:])}:{f.lineno}" for f in deepest]
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [f"{pathlib.Path(file).name}:{line}" for file, line in frames if f"{os.sep}programs{os.sep}" in file]
+    place = own[-1] if own else ""
+    where = [f"{'/'.join(file.split('/')[-3:])}:{line}" for file, line in frames[-1:]]
     return {"kind": type(error).__name__, "message": str(error)[:300], "place": place, "raised_in": where}
 
 

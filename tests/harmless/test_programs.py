@@ -5,11 +5,12 @@ KNOWN_HARM lists what breaks this promise today. Such a test must fail: once it 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from .harness import SETTINGS, differing, harms, harms_of, known_harm, plain_record, run_program
+from .harness import HERE, SETTINGS, differing, harms, harms_of, known_harm, plain_record, run_program
 from .program import BUILDS, load_programs
 
 load_programs()
@@ -84,6 +85,16 @@ def test_program_is_unharmed(name: str, setting: str) -> None:
 def test_known_harm_names_programs_and_settings() -> None:
     assert {name for name, _ in KNOWN} <= set(BUILDS)
     assert {setting for _, setting in KNOWN} <= set(SETTINGS)
+
+
+def test_what_the_readme_names_is_there() -> None:
+    text = (HERE / "README.md").read_text().partition("## What was broken once")[2]
+    named = re.findall(r"`([^` ]+)`", text)
+    files = {name for name in named if "/" in name or name.endswith(".py")}
+    places = (HERE, HERE.parent, HERE.parent.parent)
+    assert {name for name in files if not any((place / name).exists() for place in places)} == set()
+    assert set(named) - files - {"code"} <= set(BUILDS)
+    assert len(set(named) - files) > 20
 
 
 def test_a_difference_is_seen() -> None:
