@@ -72,7 +72,9 @@ NUMBERS = (
     *("9223372036854775808", "2147483648", "1e308", "-0", "1e6"),
 )
 ODD_FLAGS = ("--help", "--no-such-flag", "--db", "--format", "--=", "-x", "--db=--")
-BESIDES = re.compile(r"nanny: (running the code in|.*: skipped|.*read as latin-1|.*was checked|.*findings (are gone|written))")
+BESIDES = re.compile(
+    r"nanny: (running the code in|正在运行|.*: skipped|.*read as latin-1|.*was checked|.*findings (are gone|written))"
+)
 
 
 class Hang(BaseException):
