@@ -18,7 +18,7 @@ from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..measure import transfer
 from ..watch.tensors import is_readable, short_dtype
-from ..watch.variables import assignment_of
+from ..watch.variables import assignments_behind_backward
 
 MOST_NODES = 100_000
 MOST_BACK = 8
@@ -57,7 +57,7 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
             name = parameters.get(id(poisoned[0]), "")
             return Autopsy(op=_op(node), after=name, weight=name, **seen)
         if _has_no_maker(node, role):
-            return _of_program(bad, _op(node), seen)
+            return _of_program(_op(node), seen)
         maker = _latest(node, good)
         if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
             return _about(maker, parameters, seen, good)
@@ -91,8 +91,8 @@ def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | No
     return None
 
 
-def _of_program(bad: Tensor, met_by: str, seen: Mapping[str, Any]) -> Autopsy:
-    made = assignment_of(bad)
+def _of_program(met_by: str, seen: Mapping[str, Any]) -> Autopsy:
+    made = next(assignments_behind_backward(), None)
     if made is None:
         return Autopsy(op=met_by, from_data=True, is_factor=True, **seen)
     return Autopsy(op=met_by, is_factor=True, variable=made.variable, file=made.file, line=made.line, source=made.source, **seen)

@@ -10,6 +10,7 @@ the next one waits until there is time for a whole one.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 import weakref
@@ -33,6 +34,7 @@ from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import compiles_backward, many_processes
 from ..watch.tensors import being_traced, in_backward
+from ..watch.variables import assignments_behind_backward
 from .recorder import Recorder
 
 FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
@@ -42,7 +44,8 @@ SECOND_SECONDS = 3.0  # if the first took less, the second step is examined too,
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
-MOST_AGAIN = 2  # bad steps that are made again
+MOST_AGAIN = 2  # bad steps that are made again,
+MOST_LINES = 3  # and lines of the loop, for each
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 MOST_OWED = 2  # examinations that are made up for: the loss scale hid from them what rounding did to the gradients
 
@@ -266,16 +269,12 @@ class Examiner:
             self._again += 1
             self._recorder.hears_calls = self._again < MOST_AGAIN or bool(self._recorder.compiled)
         started = _now()
+        step = capture.record.step
         try:
-            step, scale = capture.record.step, weakly(self._scale)
-            tries = self._tries and not planned
             with contextlib.nullcontext() if live is None else live.paused():
-                seen = examine_again(made, self._recorder.models, step, scale, tries, root, compare=not planned)
-                self._deliver(replace(seen, trials=(*seen.trials, *(self._tried(made, root) if tries else ()))))
-            self._is_replaced = live is not None
-            is_explained = planned or seen.first_bad is not None
-        except NotAgain as error:
-            self.not_again, is_explained = str(error), planned
+                is_explained = self._make_calls_again(made, root, planned, step)
+                if not is_explained and root is not None:
+                    is_explained = self._make_lines_again(step)
         finally:
             if live is None:
                 self.turn.release()
@@ -288,6 +287,28 @@ class Examiner:
             self._recorder.seconds -= seconds  # examinations have an account of their own
         if not is_explained:
             self.plan.owe_next(self._position)
+
+    def _make_calls_again(self, made: Sequence[ModelCall], root: torch.Tensor | None, planned: bool, step: int) -> bool:
+        tries = self._tries and not planned
+        try:
+            seen = examine_again(made, self._recorder.models, step, weakly(self._scale), tries, root, compare=not planned)
+            self._deliver(replace(seen, trials=(*seen.trials, *(self._tried(made, root) if tries else ()))))
+        except NotAgain as error:
+            self.not_again = str(error)
+            return planned
+        self._is_replaced = self._sanitizer is not None
+        return planned or seen.first_bad is not None
+
+    def _make_lines_again(self, step: int) -> bool:
+        """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""
+        for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
+            with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
+                call = ModelCall(line.as_module(), (), line.inputs)
+                seen = examine_again([call], self._recorder.models, step, try_remedies=self._tries, compare=False)
+                if seen.first_bad is not None:
+                    self._deliver(seen)
+                    return True
+        return False
 
     def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
         """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""

@@ -1,89 +1,200 @@
-"""The line of the program that made a bad tensor of good ones, where no graph tells it: asked once, when a loss is bad.
+"""The line of the program that made a bad tensor of good ones, where no call of a model did: asked once, when a loss is bad.
 
-Variables are read where reading them leaves no trace: of a script's own level, and since Python 3.13 of functions too. Before,
-a look at a function's variables writes into what `locals()` once gave to the program.
+    for made in assignments_behind_backward():   # the earliest first
+        made.variable, made.line
+        made.as_module(), made.inputs            # what stands right of `=`, to be done again
+
+Before Python 3.13 a look at the variables of a function leaves a dictionary with the function, which would keep them alive and is
+what `locals()` gives: it is emptied again, and where the program's own code asks for it nothing is looked at.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .places import is_users_own, near
-from .storages import key_of
-from .tensors import has_storage, is_readable, tensors_in
+from .tensors import is_readable, tensors_in
 
 _MOST_FRAMES = 24
 _LARGEST_FILE = 1 << 20
-_READS_FUNCTIONS = sys.version_info >= (3, 13)
+_ASK_FOR_VARIABLES = {"locals", "vars", "dir", "eval", "exec"}
+_CONTEXTS = (torch.autocast, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
+_Assignment = ast.Assign | ast.AnnAssign
 
 
-class MadeBy(NamedTuple):
-    """An assignment: `adv = ...`."""
+@dataclass(frozen=True)
+class MadeBy:
+    """An assignment, `adv = ...`, whose result is bad, while all tensors that it names are finite."""
 
     variable: str
-    file: str
+    path: str
     line: int
     source: str
+    value: ast.expr
+    contexts: tuple[ast.expr, ...]  # of those around it that change what is computed: autocast, no_grad
+    variables: Mapping[str, Any]
+    outside: dict[str, Any]  # the variables of its module
+
+    @property
+    def file(self) -> str:
+        return near(self.path)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        names = {node.id for part in (self.value, *self.contexts) for node in ast.walk(part) if isinstance(node, ast.Name)}
+        return {name: self.variables[name] for name in sorted(names & self.variables.keys())}
+
+    def as_module(self) -> nn.Module:
+        """A call of it with `inputs` computes the value once more."""
+        body: ast.stmt = ast.Return(self.value)
+        for context in reversed(self.contexts):
+            body = ast.With([ast.withitem(context)], [body])
+        parameters = ast.arguments([], [ast.arg(name) for name in ("self", *self.inputs)], None, [], [], None, [])
+        function: ast.stmt = ast.FunctionDef("forward", parameters, [body], [])
+        if sys.version_info >= (3, 12):
+            function.type_params = []  # type: ignore[attr-defined]
+        code = compile(ast.fix_missing_locations(ast.Module([function], [])), self.path, "exec", dont_inherit=True)
+        forward = next(one for one in code.co_consts if isinstance(one, CodeType))
+        module = nn.Module()
+        object.__setattr__(module, "forward", types.MethodType(types.FunctionType(forward, self.outside), module))
+        return module
 
 
-def assignment_of(bad: Tensor) -> MadeBy | None:
-    """The one that gave a variable this bad value, if all tensors that it names are finite now."""
+def assignments_behind_backward() -> Iterator[MadeBy]:
+    """Of the frames below in which a bad loss is differentiated; the earliest first."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None or sys.gettrace() is not None:
             break
-        if is_users_own(frame.f_code.co_filename) and (frame.f_code.co_name == "<module>" or _READS_FUNCTIONS):
-            found = _assignment(frame.f_code, frame.f_lineno, dict(frame.f_locals), frame.f_globals, bad)
-            if found is not None:
-                file = frame.f_code.co_filename
-                return MadeBy(_target(found), near(file), found.lineno, linecache.getline(file, found.lineno).strip())
+        if is_users_own(frame.f_code.co_filename):
+            variables = _variables(frame)
+            if variables is not None:
+                yield from _assignments(frame, variables)
         frame = frame.f_back
-    return None
 
 
-def _assignment(
-    code: CodeType, now: int, variables: Mapping[str, Any], others: Mapping[str, Any], bad: Tensor
-) -> ast.Assign | ast.AnnAssign | None:
-    names = [name for name, value in variables.items() if isinstance(value, Tensor) and _is_same(value, bad)]
-    if not names:
+def _variables(frame: FrameType) -> dict[str, Any] | None:
+    code = frame.f_code
+    if sys.version_info >= (3, 13) or not code.co_flags & inspect.CO_OPTIMIZED:
+        return dict(frame.f_locals)
+    if _ASK_FOR_VARIABLES & set(code.co_names):
         return None
-    made = [node for node in _statements(code) if node.value is not None and _target(node) in names and node.lineno <= now]
-    last = max(made, key=lambda node: node.lineno, default=None)
-    if last is None or last.value is None:
-        return None
-    read = [n.id for n in ast.walk(last.value) if isinstance(n, ast.Name)]
-    known = [t for name in read for t in tensors_in(variables.get(name, others.get(name)))]
-    return last if known and all(not is_readable(t) or bool(t.isfinite().all()) for t in known) else None
+    left = frame.f_locals
+    found = dict(left)
+    if sys.getrefcount(left) == 3:  # the frame, the name here, the question: nobody else has it
+        left.clear()
+    return found
 
 
-def _statements(code: CodeType) -> list[ast.Assign | ast.AnnAssign]:
+def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[MadeBy]:
+    code, now, others = frame.f_code, frame.f_lineno, frame.f_globals
+    body = _body(code)
+    at = next((node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")), None)
+    if at is None:
+        return
+
+    def known(name: str) -> list[Tensor]:
+        return tensors_in(variables.get(name, others.get(name)))
+
+    behind, wanted = [], _names(at)
+    for node in reversed(list(_statements(body))):
+        if isinstance(node, _Assignment) and node.value is not None and node.lineno <= now and wanted & _targets(node):
+            behind.append(node)
+            wanted |= _names(node.value)
+    for node in reversed(behind):
+        assert node.value is not None
+        made = [t for name in sorted(_targets(node)) for t in known(name)]
+        read = [t for name in sorted(_names(node.value) - _targets(node)) for t in known(name)]
+        again = _names(node.value) & _targets(node)  # `w = w / s`: what it was before is gone
+        if made and read and not again and not all(map(_is_good, made)) and all(map(_is_good, read)):
+            file = code.co_filename
+            yield MadeBy(
+                sorted(_targets(node))[0],
+                file,
+                node.lineno,
+                linecache.getline(file, node.lineno).strip(),
+                node.value,
+                tuple(_contexts(body, node, variables, others)),
+                variables,
+                others,
+            )
+
+
+def _body(code: CodeType) -> list[ast.stmt]:
+    """The statements of a function or of a module."""
     text = "".join(linecache.getlines(code.co_filename))
     if len(text) > _LARGEST_FILE:
         return []
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError):
         return []
-    last = max((line for *_, line in code.co_lines() if line is not None), default=0)
-    first = 0 if code.co_name == "<module>" else code.co_firstlineno
-    kinds = (ast.Assign, ast.AnnAssign)
-    return [node for node in ast.walk(tree) if isinstance(node, kinds) and first <= node.lineno <= last]
+    if code.co_name == "<module>":
+        return tree.body
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node.body
+    return []
 
 
-def _target(node: ast.Assign | ast.AnnAssign) -> str:
-    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-    return target.id if isinstance(target, ast.Name) else ""
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """As they are written, those inside others too, but not those of functions and classes."""
+    for node in body:
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _statements(getattr(node, part, []))
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
-    if one is other:
+def _contexts(body: list[ast.stmt], node: ast.stmt, *scopes: Mapping[str, Any]) -> Iterator[ast.expr]:
+    for around in _statements(body):
+        if isinstance(around, ast.With) and _spans(around, node.lineno):
+            for item in around.items:
+                kind = item.context_expr.func if isinstance(item.context_expr, ast.Call) else None
+                if kind is not None and _resolved(kind, *scopes) in _CONTEXTS:
+                    yield item.context_expr
+
+
+def _resolved(node: ast.expr, *scopes: Mapping[str, Any]) -> Any:
+    """What a dotted name stands for; modules alone are looked into, which answer without running the program's code."""
+    if isinstance(node, ast.Name):
+        return next((scope[node.id] for scope in scopes if node.id in scope), None)
+    if isinstance(node, ast.Attribute):
+        owner = _resolved(node.value, *scopes)
+        found = vars(owner).get(node.attr) if isinstance(owner, types.ModuleType) else None
+        return torch.autocast if isinstance(found, type) and issubclass(found, torch.autocast) else found
+    return None
+
+
+def _spans(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _targets(node: _Assignment) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = [one for target in targets for one in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])]
+    return {part.id for part in parts if isinstance(part, ast.Name)}
+
+
+def _is_good(tensor: Tensor) -> bool:
+    """Neither NaN nor +Inf; -Inf is what masks are made of."""
+    if not tensor.is_floating_point() or not is_readable(tensor):
         return True
-    return has_storage(one) and has_storage(other) and key_of(one) == key_of(other) and torch.Size(one.shape) == other.shape
+    return not bool((tensor.isnan() | tensor.isposinf()).any())

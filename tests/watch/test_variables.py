@@ -1,0 +1,117 @@
+"""The line of a loop that made a bad tensor, and that nobody notices who looks for it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanny import MixedPrecisionNanny
+from nanny.watch.variables import MadeBy, assignments_behind_backward
+
+
+@torch.no_grad()
+def assigned(scores: Tensor) -> Tensor:
+    shares = torch.exp(scores / 0.05).t()
+    return (shares / shares.sum()).t()
+
+
+def backward(loss: Tensor) -> list[MadeBy]:
+    """What is found by whoever is called with a loss."""
+    assert loss.numel() == 1
+    return list(assignments_behind_backward())
+
+
+def test_the_earliest_line_that_made_a_bad_number_of_good_ones_is_named() -> None:
+    x = torch.linspace(-1, 1, 5)
+    counts = torch.tensor([3, 1, 2, 0, 4])
+    mask = torch.full((5,), float("-inf"))
+    unrelated = torch.log(x)  # NaN that nobody uses
+    rate, other = x / counts, mask + x
+    rate = rate * 2
+    total = rate.sum() + other.exp().sum()
+    assert not bool(unrelated.isfinite().all())
+    (found,) = backward(total)
+    assert (found.variable, found.source) == ("other", "rate, other = x / counts, mask + x")
+    assert found.inputs.keys() == {"x", "counts", "mask"}
+    first, second = found.as_module()(**found.inputs)
+    assert not bool(first.isfinite().all())
+    assert torch.equal(second, other)
+
+
+def test_what_is_around_a_line_is_around_it_again() -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        product = (weight @ weight) / 0
+    total = product.sum()
+    (made,) = backward(total)
+    again = made.as_module()(**made.inputs)
+    assert (again.dtype, again.requires_grad) == (torch.bfloat16, False)
+
+
+def looked_at(kept: list[weakref.ref[Any]]) -> Iterator[None]:
+    batch = torch.zeros(3)
+    ratio = batch / batch
+    kept.append(weakref.ref(ratio))
+    assert [made.variable for made in backward(ratio.sum())] == ["ratio"]
+    del ratio
+    yield
+
+
+def test_a_variable_that_was_looked_at_ends_when_the_program_lets_it_go() -> None:
+    kept: list[weakref.ref[Any]] = []
+    running = looked_at(kept)
+    next(running)
+    gc.collect()
+    assert kept[0]() is None
+
+
+def test_what_locals_gave_to_a_program_is_not_touched() -> None:
+    batch = torch.zeros(3)
+    before = locals()
+    ratio = batch / batch
+    assert backward(ratio.sum()) == []
+    assert "ratio" not in before
+
+
+class Assigner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x)
+        return out
+
+
+@pytest.mark.parametrize("low", [True, False])
+def test_what_a_function_without_gradients_broke_is_told_with_its_operation_and_line(low: bool) -> None:
+    torch.manual_seed(0)
+    model = Assigner()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, examine="auto", trace_interval=10**9)
+    batches = torch.randn(40, 16, 8)
+    drawn = torch.get_rng_state()
+    for i in range(40):
+        with nanny.step(i):
+            with torch.autocast("cpu", dtype=torch.float16, enabled=low):
+                scores = model(batches[i]).float() * (0.1 if i < 33 else 1.0)
+                wanted = assigned(scores.half() if low else scores)
+            loss = -(wanted.float() * F.log_softmax(scores, -1)).sum(-1).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    nanny.close()
+    assert torch.equal(torch.get_rng_state(), drawn)
+    found = nanny.diagnoses()
+    if not low:
+        assert not found
+        return
+    assert (found[0].cause, found[0].step, found[0].precision_caused) == ("exp_overflow_fp16", 33, True)
+    assert found[0].source == "shares = torch.exp(scores / 0.05).t()"
