@@ -146,7 +146,7 @@ def loop_rules(name: str, short: Short, steps: int) -> None:
 
         return call
 
-    for call in ("begin", "before_backward", "before_step", "after_step", "cleared", "finish"):
+    for call in ("begin", "before_backward", "before_step", "before_update", "after_step", "cleared", "finish"):
         setattr(looks, call, timed(getattr(looks, call)))
     for i in range(100 + steps):
         if i == 100:

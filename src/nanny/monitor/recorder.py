@@ -657,6 +657,7 @@ class Recorder:
         capture = self.capture
         if capture is not None:
             capture.updated = True
+            self.invariants.before_update(optimizer, mine)
         if capture is None or not mine:
             return
         if self._in_scaler_step is not optimizer:

@@ -86,10 +86,12 @@ class Invariants:
             watched.others[id(optimizer)] = weakref.ref(optimizer)
         else:
             self._calls.before_step(self.step, watched.stepping(optimizer), mine, has_closure)
-        if has_closure and mine:
-            return
+
+    def before_update(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
+        """The gradients are complete: behind the closure, where there is one."""
+        watched = self.watched
         if mine:
-            self._movement.before_step(optimizer, mine)
+            self._movement.before_update(optimizer, mine)
         if watched.is_close:
             self._movement.look_for_unowned()
             if mine:

@@ -51,8 +51,8 @@ class Movement:
         if self._watched.is_close and self._watched.parameters.keys() - self._watched.owned():
             self._reached |= leaves_of(root, self._watched.parameters)
 
-    def before_step(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
-        self._stop.before_step(optimizer)
+    def before_update(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
+        self._stop.before_update(optimizer)
         if self._watched.is_due or self._frozen_moves:
             self._look_at_frozen(mine)
 
@@ -205,7 +205,7 @@ class Standstill:
     def begin(self) -> None:
         self.has_news = self._is_low = False
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def before_update(self, optimizer: Optimizer) -> None:
         rates = (lr_of(group) for group in optimizer.param_groups)
         if all(rate <= COLLAPSED * self._highest for rate in rates):
             self._is_low = self._is_low or self._high_at != self._watched.position
