@@ -69,6 +69,7 @@ class ModelCall:
         self._catching: list[Any] = []
         self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
         inputs = self.inputs
+        self._passed = [weakref.ref(t) for t in tensors_in((args, kwargs))]
         self._versions = _versions(inputs)
         self._random = torch.default_generator.get_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -102,6 +103,11 @@ class ModelCall:
     @property
     def inputs(self) -> list[Tensor]:
         return tensors_in(map_leaves(self._given, _still_there))
+
+    @property
+    def passed(self) -> list[Tensor]:
+        """The program's own tensors, where it still has them."""
+        return [own if (own := ref()) is not None else held for ref, held in zip(self._passed, self.inputs)]
 
     @property
     def is_intact(self) -> bool:
