@@ -1,4 +1,4 @@
-"""The house keeps its order: no ring of imports, one meaning per name of a type, files that one can read."""
+"""The house keeps its order: one meaning per name of a type, files that one can read. Of imports, import-linter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -16,30 +14,6 @@ LONGEST = 800  # lines of one file
 SEVERAL = {"NannyCallback"}  # Lightning and transformers each look for their own class; both are documented under this name
 
 FILES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in sorted(SOURCE.rglob("*.py"))}
-
-
-@cache
-def trees() -> dict[str, ast.Module]:
-    return {name.removesuffix(".__init__"): ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
-
-
-def imported(name: str) -> Iterator[str]:
-    """The modules that one imports: at its top, late inside a function, or for its types."""
-    is_package = f"{name}.__init__" in FILES
-    for node in ast.walk(trees()[name]):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = name.split(".")[: len(name.split(".")) - node.level + is_package] if node.level else []
-            home = ".".join([*above, *([node.module] if node.module else [])])
-            names = [f"{home}.{alias.name}" for alias in node.names]
-            yield from (path if path in trees() else home for path in names)
-
-
-def test_no_module_imports_itself_through_others() -> None:
-    graph = {name: {other for other in imported(name) if other in trees() and other != name} for name in trees()}
-    assert graph["nanny.diagnose.choose"] >= {"nanny.core.ops", "nanny.diagnose.signs"}  # the graph is not empty
-    TopologicalSorter(graph).prepare()  # CycleError names the ring
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
@@ -53,8 +27,8 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 def test_a_type_name_means_one_thing() -> None:
     homes = defaultdict(list)
-    for module, tree in trees().items():
-        for name in defined(tree):
+    for module, path in FILES.items():
+        for name in defined(ast.parse(path.read_text(encoding="utf-8"))):
             homes[name].append(module)
     homes = {name: found for name, found in homes.items() if not name.startswith("_") and name not in SEVERAL}
     assert {name: found for name, found in homes.items() if len(found) > 1} == {}
