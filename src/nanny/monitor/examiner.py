@@ -274,7 +274,7 @@ class Examiner:
             with contextlib.nullcontext() if live is None else live.paused():
                 is_explained = self._make_calls_again(made, root, planned, step)
                 if not is_explained and root is not None:
-                    is_explained = self._make_lines_again(step)
+                    is_explained = self._make_lines_again(made, step)
         finally:
             if live is None:
                 self.turn.release()
@@ -299,15 +299,18 @@ class Examiner:
         self._is_replaced = self._sanitizer is not None
         return planned or seen.first_bad is not None
 
-    def _make_lines_again(self, step: int) -> bool:
+    def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> bool:
         """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""
         for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
-            with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
-                call = ModelCall(line.as_module(), (), line.inputs)
-                seen = examine_again([call], self._recorder.models, step, try_remedies=self._tries, compare=False)
-                if seen.first_bad is not None:
-                    self._deliver(seen)
-                    return True
+            for calls in dict.fromkeys((tuple(made), ())):  # behind the calls, so that what they gave has its twins
+                with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
+                    call = ModelCall(line.as_module(), (), line.inputs)
+                    models = self._recorder.models
+                    seen = examine_again([*calls, call], models, step, try_remedies=self._tries, compare=False)
+                    if seen.first_bad is not None:
+                        self._deliver(seen)
+                        return True
+                    break
         return False
 
     def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
