@@ -126,7 +126,7 @@ def test_one_that_is_not_rounded_is_no_fault(tmp_path: Path) -> None:
 
 def test_the_line_of_the_loop_that_made_nan_without_gradients_is_named(tmp_path: Path) -> None:
     found = said_of(ADVANTAGE, tmp_path)
-    assert (found["cause"], found["culprit"], found["step"]) == ("undefined_operation", "loop:advantage", 12)
+    assert (found["cause"], found["culprit"], found["step"]) == ("undefined_operation", "op:std", 12)
     assert "returns.std()" in found["source"]
     assert found["precision_caused"] is False
 

@@ -30,6 +30,7 @@ from ..core.ops import (
     LOSS_OPS,
     MATMULS,
     NORMALISATIONS,
+    OF_TOO_FEW,
     PARTIAL,
     PRODUCTS,
     RECURRENT,
@@ -209,7 +210,7 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
         return "saturated_probability_loss"
     told = at.source == "examination" or not signs.amp_dtype  # else what went in may have been rounded to the edge before
     if told and at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
-        if at.op in PARTIAL | {"mul"} and (at.nan or at.op not in PRODUCTS):
+        if at.op in PARTIAL | {"mul"} and (at.nan or at.op not in PRODUCTS | OF_TOO_FEW):
             return "undefined_operation"  # 0 times the -inf of a logarithm, too
         if not at.nan and at.op not in SOFTMAXES:
             return "float32_overflow"

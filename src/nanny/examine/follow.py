@@ -329,6 +329,9 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     tiny = _tiny_constant(ledger, step, real)
     if inherited is not None and tiny is None:
         return inherited
+    overflowed = next((t.bad for t in step.tags if t.bad is not None and t.reference_bad is None and not t.quiet), None)
+    if overflowed is not None:
+        return overflowed  # divided by an infinity
     return ledger.suspect(step, "zeros").note(
         dtype=short_dtype(real.dtype),
         count=real.numel(),

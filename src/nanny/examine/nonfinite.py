@@ -187,7 +187,7 @@ def _masked_throughout(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
 
 
 def first_bad(suspects: Iterable[Suspect]) -> FirstBad | None:
-    made = [s for s in suspects if s.trouble == "nonfinite"]
+    made = [s.first() if s.first().trouble == "nonfinite" else s for s in suspects if s.trouble == "nonfinite"]
     if not made:
         return None
     first = min(made, key=lambda s: s.order)
