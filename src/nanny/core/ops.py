@@ -77,9 +77,7 @@ SINGULAR_AT_ZERO = DIVISIONS | LOGARITHMS | {"pow"}  # no value, or no finite on
 BOUNDED = _family("sqrt rsqrt pow acos asin acosh atanh")
 CALL_OTHERS = _family("trilinear linalg_pinv")  # kernels that call operations which autocast casts, and are not cast themselves
 OF_TOO_FEW = SPREADS | _family("mean")  # NaN for one number, or for none
-PARTIAL = (
-    SINGULAR_AT_ZERO | BOUNDED | OF_TOO_FEW | _family("ctc_loss")
-)  # not all arguments have a finite result, in any format
+PARTIAL = SINGULAR_AT_ZERO | BOUNDED | OF_TOO_FEW | _family("ctc_loss")  # not all arguments have a finite result, in any format
 # Forward is defined and the derivative is not; those that meet that point most often first.
 NO_SLOPE = (
     NORMS | _family("sqrt std acos asin acosh linalg_eigh linalg_svd"),

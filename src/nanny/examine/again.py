@@ -25,7 +25,7 @@ from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr
 
 from ..core.examination import Examination, Trial
 from ..watch.aside import can_uncompile, foreign_module_hooks, uncompiled
-from ..watch.calls import ModelCall, same_bits
+from ..watch.calls import LineCall, ModelCall, same_bits
 from ..watch.digests import Digests, first_difference
 from ..watch.effects import Effect, can_be_guarded, no_effects
 from ..watch.memory import shortage
@@ -229,6 +229,8 @@ class _Again:
                 with self._as_written(), torch._C._EnableTorchFunction(), no_effects():  # for the program's own classes
                     for call in self._calls:
                         self.results.append(call.make_again(*self._inputs(call)))
+                        if sanitizer is not None and isinstance(call, LineCall):
+                            sanitizer.note_result(self.results[-1])
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
                 with no_effects():
                     self._backward(sanitizer)

@@ -69,6 +69,7 @@ class Suspect:
     repeats: int = 1  # how often this source line ran in this module during the step
     residual: bool = False  # the smaller addend was computed from the larger one
     differentiable: bool = True  # gradients were asked for
+    of_graph: bool = False  # and go through it
     forward: str = ""  # in backward: the forward operation whose derivative is computed
     after: frozenset[str] = frozenset()  # operations that it descends from, the recent ones
     wide_angle: bool = False  # the angle that it is taken of was made in FP32

@@ -321,7 +321,12 @@ class Sanitizer:
             self._guarded(self._note_inputs, prefix, args)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._is_open and id(module) in self._ends:
+        if id(module) in self._ends:
+            self.note_result(output)
+
+    def note_result(self, output: Any) -> None:
+        """What is bad in it counts, as what models give does."""
+        if self._is_open:
             self._guarded(self._note_outputs, output)
 
     def _note_outputs(self, output: Any) -> None:

@@ -236,6 +236,7 @@ class Ledger:
             after=frozenset(self.names[o - 1] for t in step.tags for o in t.ancestors),
             repeats=step.repeats,
             differentiable=torch.is_grad_enabled(),
+            of_graph=torch.is_grad_enabled() and any(t.requires_grad for t in step.inputs),
             forward=running_derivative() if step.spot.place.phase == "backward" else "",
             spot=step.spot,
         )

@@ -29,7 +29,7 @@ from ..core.examination import Examination, Trial
 from ..examine.again import NotAgain, examine_again, run_twice, smaller_scale, without_bad_rows
 from ..examine.sanitizer import Sanitizer
 from ..examine.tags import Preamble
-from ..watch.calls import MOST_CALLS, ModelCall
+from ..watch.calls import MOST_CALLS, LineCall, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import compiles_backward, many_processes
@@ -304,7 +304,8 @@ class Examiner:
         for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
             for calls in dict.fromkeys((tuple(made), ())):  # behind the calls, so that what they gave has its twins
                 with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
-                    call = ModelCall(line.as_module(), (), line.inputs)
+                    with torch.set_grad_enabled(line.has_graph):
+                        call = LineCall(line.as_module(), (), line.inputs)
                     models = self._recorder.models
                     seen = examine_again([*calls, call], models, step, try_remedies=self._tries, compare=False)
                     if seen.first_bad is not None:

@@ -130,7 +130,11 @@ class ModelCall:
             settings.enter_context(torch.set_grad_enabled(self._grad))
             for device, dtype, enabled in self._autocast:
                 settings.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-            return self.module(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
+            return self._again(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
+
+    @property
+    def _again(self) -> Callable[..., Any]:
+        return self.module
 
     def over(self, out: Any) -> None:
         """What it gave is known, and the gradients that it will get are caught when backward comes by, if anybody wants them."""
@@ -167,6 +171,14 @@ class ModelCall:
         """Did it give the same bits? None: nobody has kept the first result."""
         pairs = [(b, a) for b, a in zip(self.results(), tensors_in(again)) if b is not None]
         return all(same_bits(b, a) for b, a in pairs) if pairs else None
+
+
+class LineCall(ModelCall):
+    """A line of the loop that is put into a module to be made again; who listens to modules does not hear of it."""
+
+    @property
+    def _again(self) -> Callable[..., Any]:
+        return self.module.forward
 
 
 def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Sequence[Tensor | None]) -> None:

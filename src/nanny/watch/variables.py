@@ -45,6 +45,7 @@ class MadeBy:
     contexts: tuple[ast.expr, ...]  # of those around it that change what is computed: autocast, no_grad
     variables: Mapping[str, Any]
     outside: dict[str, Any]  # the variables of its module
+    has_graph: bool
 
     @property
     def file(self) -> str:
@@ -56,7 +57,7 @@ class MadeBy:
         return {name: self.variables[name] for name in sorted(names & self.variables.keys())}
 
     def as_module(self) -> nn.Module:
-        """A call of it with `inputs` computes the value once more."""
+        """Its forward, called with `inputs`, computes the value once more."""
         body: ast.stmt = ast.Return(self.value)
         for context in reversed(self.contexts):
             body = ast.With([ast.withitem(context)], [body])
@@ -128,6 +129,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[Mad
                 tuple(_contexts(body, node, variables, others)),
                 variables,
                 others,
+                any(t.requires_grad for t in made),
             )
 
 

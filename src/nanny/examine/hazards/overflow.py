@@ -91,7 +91,8 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
     if _sum_times_constant(suspect, step):
         yield "sum_times_constant"
     if suspect.place.is_outside:
-        yield "outside"
+        if suspect.of_graph:
+            yield "outside"  # in the criterion; what is made of data, or measured, is none
         # the norm of gradients, in the loop's own code: an infinite one clips every gradient to zero
         if op in REDUCTIONS | PRODUCTS and any(o.role == "gradient" for o in suspect.operands):
             yield "of_gradients"
