@@ -110,8 +110,18 @@ def closure_of_a_new_optimizer_each_time() -> None:
         solve(model, optimizer)
 
 
+def teacher_and_then_student() -> None:
+    teacher, student = nn.Linear(2, 1), nn.Linear(2, 1)
+    of_teacher, of_student = torch.optim.SGD(teacher.parameters(), 0.1), torch.optim.SGD(student.parameters(), 0.1)
+    for i in range(ITERATIONS):
+        x = torch.randn(3, 2)
+        model, optimizer = (teacher, of_teacher) if i < ITERATIONS // 2 else (student, of_student)
+        model(x).sum().backward()
+        optimizer.step()
+
+
 PROGRAMS = [plain, accumulated, skipped, gan_that_makes_its_fakes_anew, gan_that_uses_its_fakes_twice, masters_in_fp32]
-PROGRAMS += [evaluated_in_between, closure, closure_of_a_new_optimizer_each_time]
+PROGRAMS += [evaluated_in_between, closure, closure_of_a_new_optimizer_each_time, teacher_and_then_student]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

@@ -67,7 +67,7 @@ class StepClock(events.PartListener):
         self._unhook: Callable[[], Any] | None = None
         self._thread: int | None = None
         self.step = (first or 0) - 1
-        self._has_begun = False
+        self._begun = 0  # steps
         for model in models or ():
             self._add(model)
 
@@ -124,18 +124,21 @@ class StepClock(events.PartListener):
             return
         if self._is_elsewhere():
             return
+        is_another = not known and self._begun > 1 and self._is_over()  # steps were whole without it: another training begins
         if not known:
             self._find(module)
         if not torch.is_grad_enabled():
             return
         if module.training:
             self._called.add(id(module))
-        if self._is_over() if self._closure is None else self._closure == "first":
+        if is_another:
+            self._optimizers.clear()  # those of the training before count again when they step again
+        if is_another or (self._is_over() if self._closure is None else self._closure == "first"):
             self._called = {id(module)}
             self._stepped.clear()
             self._closure = self._closure and "later"
             self._has_stepped, self._stepped_twice, self._backwards = False, False, 0
-            self._has_begun = True
+            self._begun += 1
             self.step += 1
             hooks = set(_global_forward_pre_hooks)
             self._begin(module)
@@ -146,7 +149,7 @@ class StepClock(events.PartListener):
     def _find(self, module: nn.Module) -> None:
         alive = _modules_and_optimizers()
         whole = _outermost(module, alive)
-        if self._first is None and not self._has_begun:
+        if self._first is None and not self._begun:
             self.step = max([_steps_taken(o) for o in alive if isinstance(o, Optimizer) and _has_any_of(o, whole)], default=0) - 1
         if self._found is not None and not _knows(self._whole, whole):
             self._found(whole, self._new_prefix(whole) if self._whole else "")
@@ -181,7 +184,7 @@ class StepClock(events.PartListener):
                     self._find(model)
 
     def _is_over(self) -> bool:
-        if not self._has_begun:
+        if not self._begun:
             return True
         known = list(self._optimizers)
         if not known and self._has_stepped:
