@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,7 +26,11 @@ def _become(module: str, words: list[str], cwd: str, environment: dict[str, str]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (multiprocessing has put /dev/null there)
     sys.argv = [module, *words]
     sys.path.insert(0, cwd)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        threading._shutdown()  # as an interpreter ends, and multiprocessing does not
+        atexit._run_exitfuncs()
 
 
 def run_command(

@@ -153,6 +153,8 @@ def note_nonfinite(
 
 def _stored_over_the_edge(ledger: Ledger, step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:
     """It breaks at numbers from 16 bits that are nearer to the edge than these lie apart: rounding may have put them there."""
+    if step.name in SINGULAR_AT_ZERO and fell_together(ledger, tensor):
+        return _breaks_where_zero(step, tensor, value)
     spacing = ledger.spacing(tensor)
     if not spacing or (tensor.dtype == torch.bfloat16 and ledger.tags.find(tensor) is None):
         return False  # bfloat16 itself flushes nothing: a zero was a zero

@@ -53,6 +53,9 @@ def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
     if step.name in DIFFERENCES and len(step.inputs) == 1 and step.scalars:
         known = stored_in(ledger, step.inputs[0])
         return replace(known, taken_from=step.scalars[0]) if known is not None and _is_raw(known) else None
+    if step.name == "sqrt":  # what was 0 is 0
+        known = stored_in(ledger, step.inputs[0])
+        return known if known is not None and known.taken_from is not None else None
     if step.name != "mul":
         return None
     known = next((s for t in step.inputs[:2] if (s := stored_in(ledger, t)) is not None), None)
