@@ -152,14 +152,18 @@ def test_of_several_hazards_the_earliest_that_does_most_harm_comes_first():
 
 
 @pytest.mark.parametrize(
-    ("falls", "seen_at", "told"),
-    [(0.8, [2], 0), (0.8, [7], 1), (0.8, [2, 3, 4, 5], 1), (1.0, [2], 1)],
+    ("falls", "otherwise", "seen_at", "told"),
+    [(0.8, 0.01, [2], 0), (0.8, 0.3, [2], 1), (0.8, 0.01, [7], 1), (0.8, 0.01, [2, 3, 4, 5], 1), (1.0, 0.01, [2], 1)],
 )
-def test_what_was_constant_for_a_while_is_no_fault_of_a_run_that_learns(falls: float, seen_at: list[int], told: int):
+def test_what_was_constant_for_a_while_is_no_fault_of_a_run_that_learns(
+    falls: float, otherwise: float, seen_at: list[int], told: int
+):
     wrong = replace(hazard("scale_imbalance_absorption", 0.3), kind="absorption", op="mul")
     losses = [falls**s for s in range(8)]
     exams = tuple(
-        Examination(s, amp_dtype="bfloat16", loss=losses[s], gradient_error=0.3, hazards=(wrong,) if s in seen_at else ())
+        Examination(s, amp_dtype="bfloat16", loss=losses[s], gradient_error=0.3, hazards=(wrong,))
+        if s in seen_at
+        else Examination(s, amp_dtype="bfloat16", loss=losses[s], gradient_error=otherwise)
         for s in range(8)
     )
     assert len(diagnoses_of(Evidence(RunFacts(steps=8), {"loss": curve(losses)}, examinations=exams))) == told

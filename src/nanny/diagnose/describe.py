@@ -91,8 +91,8 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     worst = max(h.consequence for _, h in found)
     exam, hazard = next((e, h) for e, h in sorted(found, key=lambda p: (p[0].step, p[1].order)) if h.consequence >= 0.25 * worst)
     seen = len({e.step for e, _ in found})
-    if worst < signs.limits.damage_consequence and seen < max(2.0, 0.5 * len(signs.evidence.examinations)):
-        return  # little, and not always: what healthy runs show now and then
+    if worst < signs.limits.damage_consequence and (signs.learns or seen < max(2.0, 0.5 * len(signs.evidence.examinations))):
+        return  # little, and not always or in vain: a gradient that is 0 but for rounding is wrong at each step of a healthy run
     if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
         return
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
@@ -120,6 +120,9 @@ _STORED = ("coarse_target", "coarse_input")  # the twin begins with it: its grad
 
 def _passes(signs: Signs, found: Sequence[tuple[Examination, Hazard]]) -> bool:
     """What is nearly constant in some batches is mostly rounding there: no fault, if the loss falls and it is gone again."""
+    errors = [e.gradient_error for e in signs.evidence.examinations if e.gradient_error is not None]
+    if 2 * sum(error < signs.limits.damage_consequence for error in errors) < len(errors):
+        return False  # mostly the gradients are not those of FP32
     last = signs.clean_exams[-1].step if signs.clean_exams else math.inf
     gone = all(h.kind in ("amplification", "absorption") and e.step < last for e, h in found)
     return gone or all(h.kind == "amplification" for _, h in found)

@@ -283,19 +283,10 @@ class Signs:
     @cached_property
     def learns(self) -> bool:
         """The loss has come down from where it began."""
-        return self._fell(1 / 4)
-
-    @cached_property
-    def learns_from_the_start(self) -> bool:
-        """And from before any update: a loss that the first ones lifted, and that comes down to where it began, does not."""
-        return self.learns and self._fell(0)
-
-    def _fell(self, first: float) -> bool:
-        """The last quarter of the losses beside this share of the first ones, two of them at least."""
         _, values = self.evidence.curve("loss")
         values = values[np.isfinite(values)]
-        quarter, head = (max(least, int(share * len(values))) for least, share in ((1, 1 / 4), (2, first)))
-        return len(values) >= 4 and float(np.median(values[-quarter:])) < 0.95 * float(np.median(values[:head]))
+        quarter = max(1, len(values) // 4)
+        return len(values) >= 4 and float(np.median(values[-quarter:])) < 0.95 * float(np.median(values[:quarter]))
 
     @cached_property
     def growth(self) -> Growth | None:

@@ -52,7 +52,7 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
 def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
     """No runaway, since norms or clipping hold it; but the first updates replaced the weights, and nothing is learned."""
     thrown, (_, rates) = signs.thrown, signs.evidence.curve("lr")
-    if thrown is None or signs.learns_from_the_start or signs.harmed or not len(rates):
+    if thrown is None or signs.learns or signs.harmed or not len(rates):
         return
     before, after, ratio = thrown
     yield Diagnosis(
