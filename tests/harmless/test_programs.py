@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from .harness import harms, harms_of
+from .program import load_programs
 
 QUICK = (
     "accumulation_one_step_per_micro_batch",
@@ -48,6 +49,12 @@ QUICK = (
 )
 
 
+@pytest.fixture(scope="module")
+def programs() -> None:
+    load_programs()  # not by every worker that only collects
+
+
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("name", QUICK)
 def test_representative_program_is_unharmed(name: str) -> None:
     assert harms_of("default", name) == []
