@@ -285,8 +285,11 @@ class Signs:
         """The loss has come down from where it began."""
         _, values = self.evidence.curve("loss")
         values = values[np.isfinite(values)]
+        if len(values) < 4:
+            return False
         quarter = max(1, len(values) // 4)
-        return len(values) >= 4 and float(np.median(values[-quarter:])) < 0.95 * float(np.median(values[:quarter]))
+        (first, of_first), (last, of_last) = (_middle(part) for part in (values[:quarter], values[-quarter:]))
+        return last < 0.95 * first and first - last > 3 * math.hypot(of_first, of_last) / math.sqrt(quarter)
 
     @cached_property
     def growth(self) -> Growth | None:
@@ -510,6 +513,12 @@ class Signs:
     @property
     def amp_dtype(self) -> str:
         return self.facts.latest.amp_dtype or next((e.amp_dtype for e in self.evidence.examinations if e.amp_dtype), "")
+
+
+def _middle(values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """The median, and how far a usual value is from it; a few that were far off at the start change neither."""
+    median = float(np.median(values))
+    return median, 1.48 * float(np.median(np.abs(values - median)))
 
 
 def _of_factor(autopsy: Autopsy, step: int) -> FirstBad:
