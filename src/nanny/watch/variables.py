@@ -28,6 +28,8 @@ from .tensors import is_readable, tensors_in
 
 _MOST_FRAMES = 24
 _LARGEST_FILE = 1 << 20
+_MOST_TENSORS = 256
+_LOOKED_INTO = (Tensor, tuple, list, dict)  # other collections may read files, or run the program's code
 _ASK_FOR_VARIABLES = {"locals", "vars", "dir", "eval", "exec"}
 _CONTEXTS = (torch.autocast, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
 _Assignment = ast.Assign | ast.AnnAssign
@@ -105,8 +107,10 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[Mad
     if at is None:
         return
 
-    def known(name: str) -> list[Tensor]:
-        return tensors_in(variables.get(name, others.get(name)))
+    def known(names: set[str]) -> list[Tensor] | None:
+        values = [variables.get(name, others.get(name)) for name in sorted(names)]
+        found = tensors_in([value for value in values if isinstance(value, _LOOKED_INTO)])
+        return found if len(found) <= _MOST_TENSORS else None
 
     behind, wanted = [], _names(at)
     for node in reversed(list(_statements(body))):
@@ -115,8 +119,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[Mad
             wanted |= _names(node.value)
     for node in reversed(behind):
         assert node.value is not None
-        made = [t for name in sorted(_targets(node)) for t in known(name)]
-        read = [t for name in sorted(_names(node.value) - _targets(node)) for t in known(name)]
+        made, read = known(_targets(node)), known(_names(node.value) - _targets(node))
         again = _names(node.value) & _targets(node)  # `w = w / s`: what it was before is gone
         if made and read and not again and not all(map(_is_good, made)) and all(map(_is_good, read)):
             file = code.co_filename
