@@ -92,7 +92,7 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     exam, hazard = next((e, h) for e, h in sorted(found, key=lambda p: (p[0].step, p[1].order)) if h.consequence >= 0.25 * worst)
     seen = len({e.step for e, _ in found})
     if worst < signs.limits.damage_consequence and (signs.learns or seen < max(2.0, 0.5 * len(signs.evidence.examinations))):
-        return  # little, and not always or in vain: a gradient that is 0 but for rounding is wrong at each step of a healthy run
+        return  # little, and now and then, or in a run that learns: a gradient that is 0 but for rounding is always wrong
     if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
         return
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
