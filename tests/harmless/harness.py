@@ -323,7 +323,8 @@ def _digest(name: str) -> str:
 
     files = [inspect.getfile(program.BUILDS[name]), *(HERE / own for own in ("harness.py", "leftovers.py", "program.py"))]
     texts = [pathlib.Path(file).read_bytes() for file in files]
-    return hashlib.sha256(b"".join([*texts, _version("torch").encode(), sys.version.encode()])).hexdigest()[:16]
+    surroundings = [_version("torch"), sys.version, *sys.path]  # some programs look at the paths they are found on
+    return hashlib.sha256(b"".join([*texts, *(word.encode() for word in surroundings)])).hexdigest()[:16]
 
 
 class Server:
