@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import run_command
 from torch import Tensor, nn
 
 from nanny import MixedPrecisionNanny
@@ -129,3 +131,64 @@ def test_what_a_function_without_gradients_broke_is_told_with_its_operation_and_
         return
     assert (found[0].cause, found[0].step, found[0].precision_caused) == ("exp_overflow_fp16", 33, True)
     assert found[0].source.startswith("shares = torch.exp(scores / 0.05).t()")
+
+
+def two_in_a_row() -> list[MadeBy]:
+    x = torch.linspace(-1, 1, 5)
+    drawn = torch.rand(5)
+    shifted = x.half() + drawn
+    roots = (shifted - 2).sqrt()
+    return backward(roots.sum())
+
+
+def test_what_a_line_reads_is_done_again_before_it() -> None:
+    (found,) = two_in_a_row()
+    (source,) = found.sources  # `x` and `drawn` were made of no tensor
+    assert source.variable == "shifted"
+    assert torch.equal(source.as_module()(**source.inputs), source.result)
+
+
+def teach(scale: float) -> MixedPrecisionNanny:
+    """A student learns from the probabilities of a teacher, which are 0 in fp16 from step 30 on."""
+    torch.manual_seed(0)
+    teacher, model = nn.Linear(8, 16), nn.Linear(8, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, trace_interval=10**9)
+    batches = torch.randn(40, 4, 8)
+    for i in range(40):
+        with torch.autocast("cpu", dtype=torch.float16):
+            with torch.no_grad():
+                wanted = torch.softmax(teacher(batches[i]) * (scale if i >= 30 else 1.0), dim=-1)
+            with nanny.step(i):
+                said = torch.log_softmax(model(batches[i]), dim=-1)
+                loss = (said.exp() * (said - wanted.log())).sum(-1).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    nanny.close()
+    return nanny
+
+
+def test_what_was_rounded_before_the_step_is_followed_to_the_line_that_made_it() -> None:
+    assert not teach(2.0).diagnoses()
+    first = teach(8.0).diagnoses()[0]
+    assert (first.cause, first.step, first.precision_caused) == ("saturated_probability_loss", 30, True)
+    assert first.source.startswith("loss = (said.exp() * (said - wanted.log()))")
+    assert any(trial.change == "on_logits" and trial.outputs_finite for trial in first.tried)
+    assert teach(40.0).diagnoses()[0].cause == "undefined_operation"  # in FP32 some of them are 0 as well
+
+
+def test_statements_may_share_a_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for step in range(4):\n"
+        "    x = torch.ones(8, 4)\n"
+        "    weight = torch.log(x[:, :1] - 2)\n"
+        "    loss = (model(x) * weight).mean()\n"
+        "    optimizer.zero_grad(); loss.backward(); optimizer.step()\n"
+    )
+    run_command("nanny", "run", str(script), cwd=tmp_path)
+    assert b"train.py:6" in run_command("nanny", "diagnose", cwd=tmp_path).stdout

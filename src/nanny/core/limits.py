@@ -249,7 +249,7 @@ class Limits:
         1e-4, "depth", "rms of the first third over that of the last; 0.2 with ReLU, 4e-9 with 12 sigmoids"
     )
     biases_alone: float = _limit(
-        1e-3, "depth", "a choice: gradients of all matrices over those of all vectors; usual are 1 to 100"
+        1e-3, "depth", "a choice: gradients of all matrices but one over those of all vectors; usual are 1 to 100"
     )
     thrown_weights: float = _limit(2.0, "own-history", "a choice: the norm of all weights doubles, and nothing is learned")
     thrown_update: float = _limit(

@@ -199,6 +199,8 @@ def _in_its_module(at: FirstBad, signs: Signs) -> str:
         return "product_overflow_fp16"  # of two quantities; a criterion squares one
     if at.hint == "product_overflow_fp16" and at.op == "mul" and signs.layers_in(at.culprit) > 1:
         return "activation_overflow_fp16"  # a gate: two projections of the same layer multiplied
+    if at.hint == "saturated_probability_loss" and at.in_reference and at.op in PARTIAL:
+        return "undefined_operation"  # some of the probabilities are 0 in FP32 too
     return at.hint
 
 

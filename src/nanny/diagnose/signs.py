@@ -379,7 +379,10 @@ class Signs:
 
     @cached_property
     def biases_alone(self) -> tuple[str, float, int] | None:
-        """(first matrix, gradient of all matrices beside that of all vectors, examined steps) where only vectors learn."""
+        """(first matrix, gradient of all matrices but one beside that of all vectors, examined steps) where only vectors learn.
+
+        The last matrix gets a gradient from what biases alone have made.
+        """
         vectors = self.facts.vectors
         seen: list[float] = []
         for exam in self.clean_exams:
@@ -387,7 +390,7 @@ class Signs:
             matrices = [size for name, size in sizes.items() if name not in vectors]
             others = sum(size for name, size in sizes.items() if name in vectors)
             if len(matrices) >= self.limits.fade_layers and others > 0:
-                seen.append(math.sqrt(sum(matrices) / others))
+                seen.append(math.sqrt(sum(sorted(matrices)[:-1]) / others))
         names = [name for name in self.facts.parameters if name not in vectors]
         if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names or self.thrown is not None:
             return None

@@ -35,7 +35,7 @@ from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
 from ..watch.ranks import many_processes
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.tensors import map_leaves, tensors_in
+from ..watch.tensors import map_leaves, outside_program, tensors_in
 from .sanitizer import Sanitizer
 
 NamedModels = Sequence[tuple[nn.Module, str]]
@@ -70,7 +70,7 @@ def examine_again(
     facts = {**examination.facts, "again": True}
     if second.compiled:
         facts["uncompiled"] = True
-    elif any(call.gave(result) is False for call, result in zip(calls, second.results)):
+    elif any(call.gave(result) is False for call, result in zip(calls, second.results) if not isinstance(call, LineCall)):
         facts["other_bits"] = True
     if lost := _tiny_probabilities(calls, second.results):
         facts["tiny_probabilities"] = lost
@@ -245,14 +245,17 @@ class _Again:
     def _inputs(self, call: ModelCall) -> tuple[Any, ...]:
         """What another call gave is what it gives now; and backward ends where the call began."""
         rows = self.leave_out.get(id(call))
-        if rows is None and all(t.grad_fn is None for t in call.inputs):
+        if rows is None and all(t.grad_fn is None and self._as_now(t) is t for t in call.inputs):
             return ()
 
         def given(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
+            now = self._as_now(value)
             if value.grad_fn is not None and not value.is_inference():
-                value = self._as_now(value).detach().requires_grad_()
+                value = now.detach().requires_grad_()
+            elif now is not value:
+                value = now.detach()
             if rows is None or not value.dim() or len(value) != len(rows):
                 return value
             return value[~rows]
@@ -260,10 +263,11 @@ class _Again:
         return tuple(map_leaves((call.args, call.kwargs), given))
 
     def _as_now(self, before: Tensor) -> Tensor:
-        for call, result in zip(self._calls, self.results):
-            position = call.position_of(before)
-            if position is not None:
-                return tensors_in(result)[position]
+        with outside_program():
+            for call, result in zip(self._calls, self.results):
+                position = call.position_of(before)
+                if position is not None and (not isinstance(call, LineCall) or call.gave(result)):
+                    return tensors_in(result)[position]
         return before
 
     def _backward(self, sanitizer: Sanitizer | None) -> None:

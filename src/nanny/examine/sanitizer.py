@@ -433,7 +433,13 @@ class Sanitizer:
             place = self._places.here()
             if place.module == "Parameter":
                 role, name = "gradient", place.site
+            elif role == "parameter" and not self._is_learned(name):
+                role = ""  # a copy that the loop keeps: no update by a gradient
             self._states.keep(tensor, before, role or ("optimizer" if place.phase == "optimizer" else ""), name)
+
+    def _is_learned(self, name: str) -> bool:
+        parameter = self._owners[name]()
+        return parameter is None or parameter.requires_grad
 
     def _note_loss(self, op: Operation) -> None:
         """Autograd makes the gradient of a loss with `ones_like`."""

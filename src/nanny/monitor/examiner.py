@@ -33,8 +33,8 @@ from ..watch.calls import MOST_CALLS, LineCall, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import compiles_backward, many_processes
-from ..watch.tensors import being_traced, in_backward
-from ..watch.variables import assignments_behind_backward
+from ..watch.tensors import being_traced, in_backward, tensors_in
+from ..watch.variables import MadeBy, assignments_behind_backward
 from .recorder import Recorder
 
 FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
@@ -145,6 +145,17 @@ def modes_may_change() -> bool:
     return not torch.is_inference_mode_enabled() and not in_backward() and not being_traced()
 
 
+def _line_call(line: MadeBy) -> LineCall:
+    with torch.set_grad_enabled(line.has_graph):
+        call = LineCall(line.as_module(), (), line.inputs)
+    call.over(line.result)
+    return call
+
+
+def _gave(call: ModelCall, result: Any) -> bool:
+    return any(call.position_of(tensor) is not None for tensor in tensors_in(result))
+
+
 def _release(opened: list[Sanitizer]) -> None:
     """Whatever became of the examination: nothing of it stays switched on."""
     try:
@@ -163,7 +174,7 @@ class Examiner:
     def __init__(
         self,
         recorder: Recorder,
-        on_examination: Callable[[Examination], None],
+        on_examination: Callable[..., None],
         always: bool = False,
         try_remedies: bool = True,
     ) -> None:
@@ -186,6 +197,7 @@ class Examiner:
         self._again = self._twice = 0
         self._preamble: Preamble | None = None  # of the step that begins, if the one before was examined
         self._is_ahead = False  # what is open looks at what the loop makes for a step that has not begun
+        self._from_before: Examination | None = None  # of lines of a bad step, those before it included
         self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._afterwards = False  # this step is examined when its backward pass is over
         self._explained: int | None = None  # the last step whose first bad number an examination has told
@@ -274,7 +286,10 @@ class Examiner:
             with contextlib.nullcontext() if live is None else live.paused():
                 is_explained = self._make_calls_again(made, root, planned, step)
                 if not is_explained and root is not None:
-                    is_explained = self._make_lines_again(made, step)
+                    seen = self._make_lines_again(made, step)
+                    is_explained = seen is not None
+                    if seen is not None:
+                        self._deliver(seen)
         finally:
             if live is None:
                 self.turn.release()
@@ -299,20 +314,19 @@ class Examiner:
         self._is_replaced = self._sanitizer is not None
         return planned or seen.first_bad is not None
 
-    def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> bool:
+    def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> Examination | None:
         """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""
         for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
-            for calls in dict.fromkeys((tuple(made), ())):  # behind the calls, so that what they gave has its twins
+            before = [one for one in line.sources if not any(_gave(call, one.result) for call in made)]
+            # behind the calls and the lines before it, so that what they gave has its twins
+            for calls, lines in itertools.compress(((made, before), (made, ()), ((), ())), (before, True, made)):
                 with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
-                    with torch.set_grad_enabled(line.has_graph):
-                        call = LineCall(line.as_module(), (), line.inputs)
-                    models = self._recorder.models
-                    seen = examine_again([*calls, call], models, step, try_remedies=self._tries, compare=False)
+                    again = [*calls, *map(_line_call, (*lines, line))]
+                    seen = examine_again(again, self._recorder.models, step, try_remedies=self._tries, compare=False)
                     if seen.first_bad is not None:
-                        self._deliver(seen)
-                        return True
+                        return seen
                     break
-        return False
+        return None
 
     def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
         """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""
@@ -320,6 +334,9 @@ class Examiner:
             return
         self._twice += 1
         started = _now()
+        if root is not None and self._recorder.capture is not None:
+            with sanitizer.paused():
+                self._from_before = self._make_lines_again(made, self._recorder.capture.record.step)
         with contextlib.suppress(NotAgain), sanitizer.paused():
             found = {} if root is None else run_twice(made, self._recorder.models, root)
             if found:
@@ -420,7 +437,8 @@ class Examiner:
         examination = self.close(at_any_price)
         if examination is not None and not self._is_replaced:
             self._explained = examination.step if examination.first_bad is not None else None
-            self._deliver(examination)
+            self._deliver(examination, self._from_before)
+        self._from_before = None
 
     @property
     def is_open(self) -> bool:

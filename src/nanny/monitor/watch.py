@@ -287,10 +287,13 @@ class MixedPrecisionNanny:
                 self._failed(error)
             return None
 
-    def _examined(self, examination: Examination) -> None:
+    def _examined(self, examination: Examination, from_before: Examination | None = None) -> None:
+        """`from_before`: of the same step, made again together with the lines of the loop before it."""
         assert self._examiner is not None
         try:
             examination = judged(examination)
+            if from_before is not None and any(h.is_of_before for h in examination.hazards):
+                examination = judged(from_before)
         except Exception as error:
             if self._strict:
                 raise

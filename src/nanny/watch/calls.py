@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .names import is_compiled, unwrapped
 from .op_stream import has_other_modes
-from .tensors import being_traced, in_backward, map_leaves, tensors_in
+from .tensors import being_traced, has_storage, in_backward, map_leaves, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 MOST_EVALUATED = 64  # calls in evaluation mode whose parts are looked at
@@ -117,7 +117,8 @@ class ModelCall:
     def position_of(self, tensor: Tensor) -> int | None:
         """Which of its outputs this is, if nobody has written into it since."""
         for i, (ref, (_, version)) in enumerate(zip(self.outputs, self._numbers)):
-            if ref() is tensor:
+            output = ref()
+            if output is tensor or (output is not None and _are_one(output, tensor)):
                 return i if tensor._version == version else None
         return None
 
@@ -190,6 +191,13 @@ def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Se
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
     return [t._version for t in tensors if not t.is_inference()]
+
+
+def _are_one(one: Tensor, other: Tensor) -> bool:
+    """Detached or not."""
+    if not (has_storage(one) and has_storage(other) and one.shape == other.shape and one.dtype == other.dtype):
+        return False
+    return one.numel() > 0 and one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

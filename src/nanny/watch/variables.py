@@ -3,6 +3,7 @@
     for made in assignments_behind_backward():   # the earliest first
         made.variable, made.line
         made.as_module(), made.inputs            # what stands right of `=`, to be done again
+        made.sources                             # the assignments of what it names, to be done again before
 
 Before Python 3.13 a look at the variables of a function leaves a dictionary with the function, which would keep them alive and is
 what `locals()` gives: it is emptied again, and where the program's own code asks for it nothing is looked at.
@@ -29,6 +30,7 @@ from .tensors import is_readable, tensors_in
 _MOST_FRAMES = 24
 _LARGEST_FILE = 1 << 20
 _MOST_TENSORS = 256
+_MOST_SOURCES = 4
 _LOOKED_INTO = (Tensor, tuple, list, dict)  # other collections may read files, or run the program's code
 _ASK_FOR_VARIABLES = {"locals", "vars", "dir", "eval", "exec"}
 _CONTEXTS = (torch.autocast, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
@@ -37,7 +39,7 @@ _Assignment = ast.Assign | ast.AnnAssign
 
 @dataclass(frozen=True)
 class MadeBy:
-    """An assignment, `adv = ...`, whose result is bad, while all tensors that it names are finite."""
+    """An assignment, `adv = ...`, whose result is bad, while all tensors that it names are finite; or one before it."""
 
     variable: str
     path: str
@@ -48,6 +50,11 @@ class MadeBy:
     variables: Mapping[str, Any]
     outside: dict[str, Any]  # the variables of its module
     has_graph: bool
+    sources: tuple[MadeBy, ...] = ()
+
+    @property
+    def result(self) -> Any:
+        return self.variables.get(self.variable, self.outside.get(self.variable))
 
     @property
     def file(self) -> str:
@@ -103,37 +110,59 @@ def _variables(frame: FrameType) -> dict[str, Any] | None:
 def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[MadeBy]:
     code, now, others = frame.f_code, frame.f_lineno, frame.f_globals
     body = _body(code)
-    at = next((node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")), None)
-    if at is None:
-        return
+    at = [node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")]  # several with `;`
 
     def known(names: set[str]) -> list[Tensor] | None:
         values = [variables.get(name, others.get(name)) for name in sorted(names)]
         found = tensors_in([value for value in values if isinstance(value, _LOOKED_INTO)])
         return found if len(found) <= _MOST_TENSORS else None
 
-    behind, wanted = [], _names(at)
+    behind: list[_Assignment] = []
+    wanted = set().union(*map(_names, at))
     for node in reversed(list(_statements(body))):
         if isinstance(node, _Assignment) and node.value is not None and node.lineno <= now and wanted & _targets(node):
             behind.append(node)
-            wanted |= _names(node.value)
-    for node in reversed(behind):
+            wanted |= _read_by(node)
+    behind.reverse()
+
+    def made_by(node: _Assignment, sources: tuple[MadeBy, ...] = ()) -> MadeBy:
         assert node.value is not None
-        made, read = known(_targets(node)), known(_names(node.value) - _targets(node))
-        again = _names(node.value) & _targets(node)  # `w = w / s`: what it was before is gone
-        if made and read and not again and not all(map(_is_good, made)) and all(map(_is_good, read)):
-            file = code.co_filename
-            yield MadeBy(
-                sorted(_targets(node))[0],
-                file,
-                node.lineno,
-                linecache.getline(file, node.lineno).strip(),
-                node.value,
-                tuple(_contexts(body, node, variables, others)),
-                variables,
-                others,
-                any(t.requires_grad for t in made),
-            )
+        return MadeBy(
+            sorted(_targets(node))[0],
+            code.co_filename,
+            node.lineno,
+            linecache.getline(code.co_filename, node.lineno).strip(),
+            node.value,
+            tuple(_contexts(body, node, variables, others)),
+            variables,
+            others,
+            any(t.requires_grad for t in known(_targets(node)) or ()),
+            sources,
+        )
+
+    def sources_of(last: _Assignment) -> tuple[MadeBy, ...]:
+        """Those of what it reads, and of what that reads; the nearest ones, as they are written."""
+        found, wanted = [], _read_by(last)
+        for node in reversed(behind[: behind.index(last)]):
+            tensors = known(_targets(node)) if wanted & _targets(node) and len(_targets(node)) == 1 else None
+            if tensors and known(_read_by(node)) and _kept_what_it_read(node) and any(map(torch.is_floating_point, tensors)):
+                found.append(made_by(node))
+                wanted |= _read_by(node)
+        return tuple(reversed(found[:_MOST_SOURCES]))
+
+    for node in behind:
+        made, read = known(_targets(node)), known(_read_by(node) - _targets(node))
+        if made and read and _kept_what_it_read(node) and not all(map(_is_good, made)) and all(map(_is_good, read)):
+            yield made_by(node, sources_of(node))
+
+
+def _read_by(node: _Assignment) -> set[str]:
+    return set() if node.value is None else _names(node.value)
+
+
+def _kept_what_it_read(node: _Assignment) -> bool:
+    """Not `w = w / s`: what it was before is gone."""
+    return not _read_by(node) & _targets(node)
 
 
 def _body(code: CodeType) -> list[ast.stmt]:

@@ -259,8 +259,8 @@ def _biases_alone(signs: Signs) -> Iterator[Diagnosis]:
         culprit=name.rpartition(".")[0] or name,
         confidence=LIKELY,
         evidence=(
-            f"the gradients of all weight matrices together are at most {ratio:.1e} of those of the biases, in {exams} examined "
-            "steps; FP32 gives the same",
+            f"the gradients of all weight matrices but one together are at most {ratio:.1e} of those of the biases, in {exams} "
+            "examined steps; FP32 gives the same",
             "the loss does not fall",
         ),
         chain=("weights begin at 0, or so small that the signal dies", "no matrix gets a gradient", "only biases learn"),
