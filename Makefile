@@ -10,7 +10,7 @@ TORCH := torch==2.13.0
 # Where .ci/locks has hashes for this Python, every file but torch itself is taken by its hash; elsewhere the newest that fits.
 LOCKED := $(shell $(PYTHON) -c "import sys; print(sys.platform == 'linux' and sys.version_info[:2] in ((3, 11), (3, 12)))")
 
-.PHONY: demo test test-all test-matrix test-wheel lint bench bench-peers docs site dist browser clean
+.PHONY: demo test test-landing test-all test-matrix test-wheel lint bench bench-peers docs site dist browser clean
 # Where bytecode is forbidden, each of hundreds of processes would compile the sources, and pytest rewrite every test, anew.
 PYTEST := $(BIN)/python -m compileall -q src/nanny; PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
@@ -46,6 +46,9 @@ demo: $(USABLE)
 
 test: $(READY) browser
 	$(PYTEST)
+
+test-landing: $(READY) browser
+	$(PYTEST) -m 'not slow'
 
 test-all: $(READY) browser
 	$(PYTEST) -m 'slow or not slow'

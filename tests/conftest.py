@@ -18,28 +18,36 @@ settings.register_profile("shared machine", suppress_health_check=[HealthCheck.t
 settings.load_profile("shared machine")
 
 
+# `make test` leaves out what is marked landing or slow, CI what is marked slow, `make test-all` nothing.
+LEFT_OUT = {"not slow and not landing": r"(slow|landing)\b", "not slow": r"slow\b"}
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A file of slow tests alone is not even read in `make test`: each worker would import what they need."""
-    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+    """A file whose tests are all left out is not even read: each worker would import what they need."""
+    left_out = LEFT_OUT.get(config.option.markexpr)
+    if left_out is None or collection_path.suffix != ".py":
         return None
-    return (
-        re.search(r"^pytestmark = pytest\.mark\.slow\b", collection_path.read_text(encoding="utf-8"), re.MULTILINE) is not None
-        or None
-    )
+    text = collection_path.read_text(encoding="utf-8")
+    return re.search(rf"^pytestmark = pytest\.mark\.{left_out}", text, re.MULTILINE) is not None or None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`representative(n)` on a test or a module: n of its cases, evenly spread, run in `make test`, all in `make test-all`."""
-    groups: dict[str, list[pytest.Item]] = {}
+    """On a test or a module: `representative(n)` leaves n of its cases, evenly spread, to CI, and `quick(n)` n of those to
+    `make test`."""
+    _spread(items, "representative", pytest.mark.slow)
+    _spread(items, "quick", pytest.mark.landing)
+
+
+def _spread(items: list[pytest.Item], name: str, others: pytest.MarkDecorator) -> None:
+    groups: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        for node, mark in item.iter_markers_with_node("representative"):
-            name = node.nodeid if node is not item else item.nodeid.partition("[")[0]
-            groups.setdefault(f"{mark.args[0]} {name}", []).append(item)
-    for group, members in groups.items():
-        kept = int(group.partition(" ")[0])
+        for node, mark in item.iter_markers_with_node(name):
+            where = node.nodeid if node is not item else item.nodeid.partition("[")[0]
+            groups.setdefault((where, mark.args[0]), []).append(item)
+    for (_, kept), members in groups.items():
         quick = [item for item in members if item.get_closest_marker("slow") is None]
         chosen = {i * len(quick) // kept for i in range(kept)}
         for i, item in enumerate(quick):
             if i not in chosen:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(others)

@@ -141,6 +141,7 @@ def test_every_rule_and_cause_is_a_resource(project):
     assert {r.name for r in resources} >= {name for name, _ in all_names()}
 
 
+@pytest.mark.landing
 def test_starting_and_asking_about_runs_does_not_import_torch(project):
     code = (
         "import sys, anyio; from pathlib import Path; from mcp import Client; from nanny.agent.server import build_server;"
@@ -169,6 +170,7 @@ def test_standard_output_carries_the_protocol_alone(project):
     assert [json.loads(line)["id"] for line in lines] == [1]
 
 
+@pytest.mark.landing
 def test_a_server_killed_in_a_call_is_an_error_for_the_client_and_harms_no_run(project):
     store = project / "nanny_logs" / "metrics.db"
     before = store.read_bytes()
@@ -334,6 +336,7 @@ def test_the_store_named_at_the_start_may_lie_elsewhere(project, tmp_path):
     assert result.structured_content["run"] == 2
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize(
     ("tool", "arguments", "says"),
     [
@@ -397,6 +400,7 @@ def test_code_is_executed_only_if_the_server_was_told_so(project):
         assert not tool.annotations.read_only_hint
 
 
+@pytest.mark.landing
 def test_diff_runs_the_users_model_in_a_process_of_its_own(tmp_path):
     import torch
 

@@ -57,6 +57,7 @@ def test_a_file_that_only_asks_for_a_dtype_is_not_walked():
     assert [trace.name for trace in seen.traces] == ["<module>", "wide"]
 
 
+@pytest.mark.landing
 def test_no_finding_of_the_fixtures_is_lost(monkeypatch):
     texts = [path.read_text() for folder in ("fixtures", "layouts") for path in sorted((HERE / folder).rglob("*.py"))]
     texts = [text for text in texts if says_half(text)]

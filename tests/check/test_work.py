@@ -72,6 +72,7 @@ def counted(text: str, kind: str = "python") -> tuple[int, Report]:
     return seen, report
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "make", [chain, calls, branches, comprehensions, formulas, steps, methods, scalers_in_loops], ids=lambda make: make.__name__
 )

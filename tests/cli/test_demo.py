@@ -27,6 +27,7 @@ def told(tmp_path_factory):
     return folder / "demo", out.getvalue()
 
 
+@pytest.mark.landing
 def test_the_source_shows_the_first_mistake_and_is_mended(told):
     folder, text = told
     before = text.partition("=== 2.")[0]

@@ -36,6 +36,7 @@ def bare_python(tmp_path):
     return str(tmp_path / "bare" / "bin" / "python")
 
 
+@pytest.mark.landing
 def test_versions_are_those_in_use(report):
     assert report["nanny"] == nanny.__version__
     assert report["torch"]["version"] == report["packages"]["torch"] == torch.__version__

@@ -165,6 +165,7 @@ def test_what_is_said_is_chinese_where_it_is_asked_for(command, folder):
     assert [line for line in ours if english_in(line)] == []
 
 
+@pytest.mark.landing
 def test_the_doctor_speaks_chinese():
     report = doctor.examine()
     report["problems"] = [{"what": "numpy is not installed", "fix": "pip install numpy"}]

@@ -41,6 +41,7 @@ def test_the_shared_core_loads_neither_torch_nor_numpy():
     assert loaded_by("import " + ", ".join(LIGHT)) == set()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("folder", ["core", "store", "diagnose", "runs", "show", "check", "web", "agent"])
 def test_whatever_works_on_stored_records_does_not_load_torch(folder):
     package = pytest.importorskip(f"nanny.{folder}")

@@ -126,6 +126,7 @@ def test_what_is_not_finite_is_the_darkest_row_in_grey(tmp_path, capsys):
     assert abs(small - large) > 60
 
 
+@pytest.mark.landing
 def test_names_that_are_formulas_tags_or_chinese_are_drawn_as_they_are(tmp_path, capsys):
     names = ["$\\frac{1}{", "</text><script>alert(1)</script>", "编码器.层", "x" * 5000, "a&b\"'"]
     store = record(tmp_path, Recipe(dict.fromkeys(names, (0.0, -8.0))))
@@ -154,6 +155,7 @@ def test_pictures_name_the_first_culprit(tmp_path, capsys):
         assert f"first culprit (dashed): NAN_OUTPUT at step {CULPRIT.step} in {CULPRIT.site}" in _text(tmp_path / f"{name}.svg")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("quantity", ["absmax", "headroom", "flushed", "norm", "lost"])
 @pytest.mark.parametrize("kind", ["output", "grad"])
 def test_every_quantity_that_is_on_record_can_be_mapped(tmp_path, capsys, quantity, kind):
@@ -166,6 +168,7 @@ def test_every_quantity_that_is_on_record_can_be_mapped(tmp_path, capsys, quanti
         assert (code, len(files)) == (0, 1)
 
 
+@pytest.mark.landing
 def test_lost_updates_and_errors_of_examined_steps_can_be_mapped(tmp_path, capsys):
     writer = RunWriter(tmp_path, RunInfo(started=1.0, amp_dtype="bfloat16"))
     writer.add_sites([Site("update", "w", "bfloat16", (8,)), Site("grad", "w", "bfloat16", (8,))])

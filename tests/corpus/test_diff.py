@@ -12,6 +12,7 @@ from corpus.marks import question
 from corpus.ordinary.networks import reward
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("program", [question("diff", p) for p in asked("diff", "planted")])
 def test_a_planted_fault_is_blamed_first(program: Program):
     assert mistake("diff", program, built(program), program.dtypes[0]) == ""

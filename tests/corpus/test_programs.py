@@ -25,6 +25,7 @@ def truths(programs: list[Program]) -> list[object]:
     return [pytest.param(p, id=p.name, marks=[] if p.name in QUICK["truth"] else [pytest.mark.slow]) for p in programs]
 
 
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("program", truths([p for p in PROGRAMS if p.shows]))
 def test_a_program_does_what_it_claims(program: Program):
     run = play(built(program), program.steps)
@@ -32,6 +33,7 @@ def test_a_program_does_what_it_claims(program: Program):
     assert program.shows(run), f"losses {run.losses}, skipped {sum(run.skipped)}, still {sorted(run.still)}"
 
 
+@pytest.mark.quick(15)
 @pytest.mark.parametrize("program", truths([p for p in PLANTED if p.shows]))
 def test_precision_is_to_blame_where_the_record_says_so(program: Program):
     """The same program in FP32 trains; or it does not, and precision is innocent."""

@@ -23,6 +23,7 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.representative(10)
 @pytest.mark.parametrize(("program", "variant"), QUESTIONS["diagnose"])
 def test_a_variant_has_the_same_diagnosis(program: Program, variant: Variant):
@@ -38,6 +39,7 @@ def test_a_variant_has_the_same_hazard(program: Program, variant: Variant):
         assert mistake("examine", any_kind, training, variant.dtype, name) == ""
 
 
+@pytest.mark.quick(5)
 @pytest.mark.representative(10)
 @pytest.mark.parametrize(("program", "variant"), QUESTIONS["diff"])
 def test_a_variant_has_the_same_first_culprit(program: Program, variant: Variant):

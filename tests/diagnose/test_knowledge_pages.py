@@ -33,6 +33,7 @@ def test_both_languages_say_the_same(name):
     assert len(re.findall(r"[\u4e00-\u9fff]", chinese.text)) > 150
 
 
+@pytest.mark.quick(25)
 @pytest.mark.parametrize("name", sorted(causes()))
 def test_the_programs_of_a_page_do_what_it_says(name):
     """Both end with an assert: the fault happens in the first, not in the second."""

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from nanny import MixedPrecisionNanny
 from nanny.diagnose.records import Diagnosis
 
+pytestmark = pytest.mark.quick(5)
+
 
 def watched(loop: Callable[[], None]) -> list[Diagnosis]:
     """Under the monitor as `nanny run` has it: nobody says where steps begin."""

@@ -131,6 +131,7 @@ def test_a_schedule_that_moves_on_at_skipped_steps(skipped: int, moves: bool, to
     assert len({f.code for f in found}) == told
 
 
+@pytest.mark.landing
 def test_a_loop_that_refuses_every_step_on_bad_gradients_has_a_scale_that_is_too_high():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))

@@ -21,6 +21,7 @@ class Squares(nn.Module):
         return self.last(hidden * hidden * 1e5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_an_overflow_beside_flushed_zeros_is_an_overflow(seed):
     torch.manual_seed(seed)

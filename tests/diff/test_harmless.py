@@ -33,6 +33,7 @@ def same(a, b):
     return states and grads and a[2] == b[2] and a[3] == b[3] and torch.equal(a[4], b[4])
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("policy", ["native", "cuda", "full"])
 @pytest.mark.parametrize("training", [True, False])
 def test_mode_buffers_gradients_hooks_and_random_state_are_left_as_they_were(policy, training):

@@ -14,6 +14,7 @@ from nanny.diff.separate_runs import separate_run
 from nanny.diff.settings import DiffSettings
 
 
+@pytest.mark.quick(1)
 @pytest.mark.representative(4)
 @pytest.mark.parametrize("policy", ["native", "cuda", "full"])
 @pytest.mark.parametrize("name", ["transformer", "convnet", "vision", "variational"])

@@ -34,6 +34,7 @@ def state_after(name: str, dtype: torch.dtype, examine: bool) -> list[torch.Tens
     return [*program.model.state_dict().values(), *grads, torch.get_rng_state()]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "name", ["fused_attention_and_checkpointing", "convnet", "diffusion_of_vectors", "adversarial_pair", "lstm"]
 )

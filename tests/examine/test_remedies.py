@@ -161,6 +161,7 @@ def _trained(tmp_path: Path | None, **options: Any) -> tuple[MixedPrecisionNanny
     return nanny, told
 
 
+@pytest.mark.landing
 def test_nobody_notices_that_remedies_were_tried() -> None:
     (tried, seen), (_, alone) = _trained(None), _trained(None, try_remedies=False)
     assert tried.diagnoses()[0].tried

@@ -36,6 +36,7 @@ def assert_none(wrong: list) -> None:
     assert not wrong, f"{len(wrong)} went wrong:\n" + "\n".join(shown)
 
 
+@pytest.mark.landing
 def test_some_malformed_inputs(playground):
     assert_none(run_many(playground, 1, QUICK, sorted(set(cli.COMMANDS) - SLOW_TO_LOAD)))
 

@@ -216,6 +216,7 @@ def plain() -> Iterator[Any]:
 OWN = own_functions()
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", QUICK)
 def test_training_stands_when_one_of_these_raises(name: str, plain: Any) -> None:
     owner, attribute = OWN[name]

@@ -15,6 +15,7 @@ PARTS = {"operations": 24, "modules": 6, "optimizers": 3}
 KNOWN = known_harm()
 
 
+@pytest.mark.landing
 def test_a_few_operations_are_unharmed_by_every_watcher() -> None:
     tally = try_cases("quick", lambda name: True, ("float32",), WATCHERS)
     assert tally.problems == []

@@ -205,6 +205,7 @@ def test_bins_at_the_borders_of_fp32():
     assert seen == {ZERO_BIN: 2, BELOW_BIN: 1, FIRST_BIN: 2, LAST_BIN: 2, NONFINITE_BIN: 2}
 
 
+@pytest.mark.landing
 @pytest.mark.representative(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
 def test_sixteen_million_elements_are_summed_without_drift(dtype):

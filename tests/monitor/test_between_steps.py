@@ -113,6 +113,7 @@ def said_of(program: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.landing
 def test_a_batch_that_is_rounded_before_its_step_is_compared_with_what_it_was(tmp_path: Path) -> None:
     found = said_of(POSITIONS.replace("FAULT", ""), tmp_path)
     assert found["cause"] == "position_precision_loss"
@@ -124,6 +125,7 @@ def test_one_that_is_not_rounded_is_no_fault(tmp_path: Path) -> None:
     assert said_of(POSITIONS.replace("FAULT", ".float() * 0 + place"), tmp_path) == {}
 
 
+@pytest.mark.landing
 def test_the_line_of_the_loop_that_made_nan_without_gradients_is_named(tmp_path: Path) -> None:
     found = said_of(ADVANTAGE, tmp_path)
     assert (found["cause"], found["culprit"], found["step"]) == ("undefined_operation", "op:std", 12)

@@ -83,6 +83,7 @@ def run(
     return nanny, true
 
 
+@pytest.mark.quick(4)
 @pytest.mark.representative(10)
 @pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("bad", [set(), {2, 4}], ids=["clean", "overflow"])
@@ -334,6 +335,7 @@ def test_skips_far_more_often_than_growth_explains_are_a_warning_then_an_error()
     assert max(f.severity for f in said(many, "SKIP_RATE")) is Severity.ERROR
 
 
+@pytest.mark.landing
 def test_a_sawtooth_of_growth_and_back_off_is_healthy():
     """growth_interval=20: the scale doubles, overflows at once, is halved, for ever."""
     found = scaled_run(GradScaler("cpu", init_scale=1024.0, growth_interval=20), lambda s: s % 21 == 20, 230)

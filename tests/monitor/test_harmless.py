@@ -99,6 +99,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.representative(5)
 @pytest.mark.parametrize("interval", [1, 7])
 @pytest.mark.parametrize("amp", [None, BF16, FP16], ids=["fp32", "bf16", "fp16"])
@@ -652,6 +653,7 @@ def test_a_copy_made_while_watched_can_be_trained_unwatched(tmp_path):
 # torch.compile
 
 
+@pytest.mark.landing
 def test_a_compiled_model_is_watched_without_an_extra_graph(tmp_path):
     from torch._dynamo.utils import counters
 

@@ -245,6 +245,7 @@ class Lora(nn.Module):
         return self.base(x) + self.b(self.a(x))
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("amp", [None, BF16, FP16], ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("kind", ["branches", "lora"])
 def test_zero_initialised_branches_and_lora(kind, amp):

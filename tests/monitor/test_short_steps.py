@@ -147,6 +147,7 @@ def test_steps_in_which_nothing_happens_are_judged_together(patient, monkeypatch
     assert all(len(several) <= 1 or several[0] > FIRST_AT_ONCE - 2 for several in judged)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("trouble", "code"),
     [
@@ -164,6 +165,7 @@ def test_trouble_is_told_when_the_next_step_begins(patient, trouble, code):
     assert (found.step, told[code]) == (TROUBLE, TROUBLE + 1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "trouble", [{}, {"gradient": 1e3, "lasting": True}, {"gradient": 1e-9, "lasting": True}, {"lr": 0.9}, {"lr": 0.0}]
 )

@@ -50,6 +50,7 @@ def test_the_share_of_lost_updates_is_the_one_that_can_be_counted(tmp_path):
     assert scalar(tmp_path, "unchanged_share")[0] == pytest.approx(same / total, rel=1e-6)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("lr", [1e-6, 1e-9, 0.0])
 def test_fp32_weights_are_silent_at_any_learning_rate(lr):
     model = mlp()
@@ -99,6 +100,7 @@ def test_adam_on_fp16_parameters_has_an_eps_of_zero():
     assert eps.limit == 2.0**-25
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("way", ["larger_eps", "fused", "autocast", "bf16"])
 def test_adam_is_fine_with_a_larger_eps_or_fused_or_under_autocast_or_in_bf16(way):
     dtype = {"autocast": torch.float32, "bf16": BF16}.get(way, FP16)
@@ -120,6 +122,7 @@ def test_an_eps_larger_than_the_gradients_dominates():
     assert dominates.value < 1
 
 
+@pytest.mark.landing
 def test_the_default_eps_does_not_dominate_an_ordinary_training():
     model = mlp()
     assert not said(train(model, optimizer=Adam(model.parameters(), lr=1e-3), steps=32, interval=10), "EPS_DOMINATES")

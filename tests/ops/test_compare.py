@@ -20,6 +20,7 @@ def names(tool):
     return [fault.op.rpartition(".")[2] for fault in tool.faults]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("make", [language, images, series])
 @pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 def test_healthy_training_has_no_error_and_the_same_losses_and_random_numbers(make, amp, capsys):
@@ -104,6 +105,7 @@ def test_an_ill_conditioned_sum_is_no_error():
     assert tool.faults == []
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("amp", [None, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("name", "site"),

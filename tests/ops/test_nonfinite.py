@@ -42,6 +42,7 @@ class Call(nn.Module):
         return self.function(x)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("make", [language, images, series])
 @pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16], ids=["fp32", "bf16", "fp16"])
 def test_healthy_training_is_silent_and_undisturbed(make, amp, capsys):

@@ -202,6 +202,7 @@ def train(folder: Path, *, dtype: torch.dtype | None = None, pure: bool = False,
     writer.close()
 
 
+@pytest.mark.landing
 def test_real_bf16_autocast_stays_with_fp32_and_weights_kept_in_bf16_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def graphs():
     torch._dynamo.reset()
 
 
+@pytest.mark.landing
 def test_a_compiled_model_gets_the_graph_that_it_gets_alone_and_compiles_once(graphs):
     net = model()
     compiled = torch.compile(net, backend=graphs, fullgraph=True)

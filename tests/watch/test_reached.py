@@ -127,6 +127,7 @@ def test_a_lock_is_an_obstacle_where_others_may_hold_it() -> None:
         other.join()
 
 
+@pytest.mark.landing
 def test_the_code_of_a_library_of_models_is_no_obstacle() -> None:
     transformers = pytest.importorskip("transformers")
     from transformers.activations import ACT2FN

@@ -124,6 +124,7 @@ PROGRAMS = [plain, accumulated, skipped, gan_that_makes_its_fakes_anew, gan_that
 PROGRAMS += [evaluated_in_between, closure, closure_of_a_new_optimizer_each_time, teacher_and_then_student]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_every_program_has_as_many_steps_as_iterations(program: Callable[[], None]):
     begun = []
@@ -133,6 +134,7 @@ def test_every_program_has_as_many_steps_as_iterations(program: Callable[[], Non
     assert not events.is_heard(clock)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_the_monitor_counts_alike(program: Callable[[], None], tmp_path):
     nanny = MixedPrecisionNanny(None, output_dir=tmp_path, live=False, strict=True)

@@ -270,6 +270,7 @@ def test_changes_carry_the_same_numbers_as_the_whole_page(tmp_path):
     assert changes_since(path, 1, 39)["kinds"] == {}
 
 
+@pytest.mark.landing
 def test_changes_of_a_large_model_stay_below_100_kilobytes_or_ask_for_the_whole_page(tmp_path):
     path = record(tmp_path, Recipe(layers=many_layers(400), steps=30, trace_every=3, amp_dtype="float16", scale=1024.0))
     sizes = [len(json.dumps(changes_since(path, 1, step))) for step in (-1, 10, 28)]
@@ -307,6 +308,7 @@ def test_a_job_without_a_culprit_is_shown_by_its_first_rank(tmp_path):
     assert page_data(tmp_path, 1, live=True)["run"]["rank"] == 0
 
 
+@pytest.mark.landing
 def test_a_flood_of_findings_is_cut_but_not_its_errors(tmp_path):
     flood = [Finding("SCALE_LOW", Severity.INFO, "low " * 2000, site=f"s{i}", step=i) for i in range(1500)]
     path = record(tmp_path, dataclasses.replace(HEALTHY, findings=(*flood, *SICK.findings)))
