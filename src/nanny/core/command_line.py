@@ -76,7 +76,16 @@ def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of to the terminal")
+    parser.add_argument("-o", "--output", type=writable, metavar="FILE", help="write there instead of to the terminal")
+
+
+def writable(path: str) -> str:
+    """Asked before any work is done."""
+    folder = os.path.dirname(path) or "."
+    why = "no such folder" if not os.path.isdir(folder) else "a folder" if os.path.isdir(path) else ""
+    if why or not os.access(folder, os.W_OK):
+        raise NannyError(f"{path}: cannot be written ({why or 'not allowed'}); name another --output FILE")
+    return path
 
 
 def terminal_language(given: str | None) -> str:
