@@ -215,6 +215,18 @@ WAYS = {
         "for i in range(40):\n    o.zero_grad(); loss_of(m, *draw()).backward(); o.step()",
         ("; nn.init.zeros_(self.a.weight)", ""),
     ),
+    "nothing to train but adapters of which both factors are 0": (
+        "NO_GRADIENT_ARRIVES", 10,
+        "class Adapted(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.base = nn.Linear(6, 12).requires_grad_(False); self.a = nn.Linear(6, 2, bias=False)\n"
+        "        self.b = nn.Linear(2, 12, bias=False); nn.init.zeros_(self.b.weight); nn.init.zeros_(self.a.weight)\n"
+        "    def forward(self, x): return self.base(x) + self.b(self.a(x))\n"
+        "m = nn.Sequential(Adapted(), nn.Tanh(), nn.Linear(12, 1).requires_grad_(False))\n"
+        "o = torch.optim.Adam([p for p in m.parameters() if p.requires_grad], lr=1e-2)\n"
+        "for i in range(40):\n    o.zero_grad(); loss_of(m, *draw()).backward(); o.step()",
+        ("; nn.init.zeros_(self.a.weight)", ""),
+    ),
     "layers behind a checkpoint that is given nothing with a gradient": (
         "NO_GRADIENT_ARRIVES", 10,
         "from torch.utils.checkpoint import checkpoint\n"

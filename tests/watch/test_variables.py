@@ -192,3 +192,34 @@ def test_statements_may_share_a_line(tmp_path: Path) -> None:
     )
     run_command("nanny", "run", str(script), cwd=tmp_path)
     assert b"train.py:6" in run_command("nanny", "diagnose", cwd=tmp_path).stdout
+
+
+class LogPower(nn.Module):
+    """A front end whose eps is 0 in fp16."""
+
+    def forward(self, wave: Tensor) -> Tensor:
+        return torch.log(wave.square() @ torch.ones(8, 4) + 1e-10)
+
+
+def listen() -> MixedPrecisionNanny:
+    torch.manual_seed(0)
+    front_end, model = LogPower(), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, trace_interval=10**9)
+    for i in range(4):
+        wave = torch.zeros(6, 8)
+        with torch.autocast("cpu", dtype=torch.float16):
+            features = front_end(wave)
+            with nanny.step(i):
+                loss = model(features).float().square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    nanny.close()
+    return nanny
+
+
+def test_a_front_end_that_breaks_is_no_bad_batch() -> None:
+    first = listen().diagnoses()[0]
+    assert (first.cause, first.precision_caused) == ("eps_underflow_fp16", True)
+    assert first.source.startswith("return torch.log(wave.square()")

@@ -77,6 +77,11 @@ class Hazard:
         return self.kind == "singular_backward" and (bool(self.numbers.get("stored")) or "infinite_data" in self.traits)
 
     @property
+    def is_of_data(self) -> bool:
+        """NaN or infinities came with the batch."""
+        return self.kind == "given_nonfinite" and not {"parameter", "buffer", "gradient", "constant"} & {*self.traits}
+
+    @property
     def culprit(self) -> str:
         """The place as a diagnosis names it."""
         return self.place.site or operation(self.op)

@@ -292,8 +292,8 @@ class MixedPrecisionNanny:
         assert self._examiner is not None
         try:
             examination = judged(examination)
-            if from_before is not None and any(h.is_of_before for h in examination.hazards):
-                examination = judged(from_before)
+            if from_before is not None:
+                examination = _better(examination, judged(from_before))
         except Exception as error:
             if self._strict:
                 raise
@@ -742,3 +742,10 @@ def check_loss_scale(scaler: GradScaler) -> list[Finding]:
             log.show(finding)
     watch.told.update(f.code for f in found)
     return found
+
+
+def _better(live: Examination, from_before: Examination) -> Examination:
+    """The lines before the step count where it begins with what they broke, and where they alone show what FP32 does not have."""
+    given = any(h.is_of_before or h.is_of_data for h in live.hazards)
+    is_news = all(h.in_reference for h in live.hazards) and not all(h.in_reference for h in from_before.hazards)
+    return from_before if given or is_news else live

@@ -90,6 +90,8 @@ class Arrivals:
     def breaches(self) -> Iterator[Breach]:
         watched = self._watched
         unused_is_meant = any(getattr(model, "find_unused_parameters", False) for model, _ in watched.models)
+        if not self.arrived and self._zero:
+            yield watched.breach("no_gradient", sorted(self._zero), watched.total, watched.total, ("nowhere", "zero"))
         if unused_is_meant or not self.arrived:
             return
         if self._known is None:

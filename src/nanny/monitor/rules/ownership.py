@@ -126,12 +126,19 @@ def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observatio
         )  # fmt: skip
 
 
+_SEVERITIES = {"idle": Severity.INFO, "nowhere": Severity.ERROR}
 _WHY_NONE = {
+    "nowhere": "all of them are exactly 0, in FP32 too, and the loss is not: where two factors are 0, neither gets a gradient",
     "ran": "its module runs at every step and its output does not reach the loss with a gradient",
     "without_grad": "its module runs without gradients (no_grad)",
     "idle": "its module was never called",
     "unread": "its module was never called, and no line of the program names it but the one that makes it",
 }
+
+
+def _is_zero_in_fp32(run: RunHistory) -> bool:
+    seen = [g.reference_norm for exam in run.examinations for g in exam.gradients]
+    return bool(seen) and not any(seen)
 
 
 def _has_dead_output(traced: StepRecord | None) -> bool:
@@ -166,10 +173,12 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
             continue
         if "zero" in one.traits and _has_dead_output(run.last_trace):
             continue
+        if "nowhere" in one.traits and not (step.loss and _is_zero_in_fp32(run)):
+            continue  # no reward yet, or a format too short
         needed = run.limits.idle_steps if "idle" in one.traits else run.limits.no_gradient_steps
         if one.steps >= needed:
             yield Observation(
                 f"{named(one)}: no gradient in {counted(one.steps, 'optimizer step')}; {_WHY_NONE[one.traits[0]]}",
-                one.names[0], severity=Severity.INFO if "idle" in one.traits else None, value=float(one.count), limit=needed,
+                one.names[0], severity=_SEVERITIES.get(one.traits[0]), value=float(one.count), limit=needed,
                 evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
