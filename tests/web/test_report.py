@@ -337,6 +337,8 @@ def test_one_bad_cell_among_a_million_is_seen_and_named(tmp_path, chromium):
     with watched_page(chromium) as watched:
         watched.page.goto((tmp_path / "r.html").as_uri())
         page = watched.drawn()
+        page.click("#map")  # of many layers the map is drawn for who asks
+        page.wait_for_function("() => heat !== null && document.getElementById('heat-figure').data?.length > 1")
         assert 255 in levels(page)
         assert page.evaluate("document.getElementById('heat-figure').data[1].x.length") == 1  # and one cross on it
         cell = page.evaluate(

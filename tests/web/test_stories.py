@@ -47,7 +47,8 @@ def recorded(example: str, folder: Path, *arguments: str) -> str:
 
 
 def plain(svg: str) -> str:
-    return html.unescape(re.sub("<[^>]+>", " ", re.sub("<style>.*?</style>", "", svg, flags=re.DOTALL)))
+    """Its words in a row, wherever a line of the picture ends."""
+    return " ".join(html.unescape(re.sub("<[^>]+>", " ", re.sub("<style>.*?</style>", "", svg, flags=re.DOTALL))).split())
 
 
 def words_of(page: Any) -> str:

@@ -19,7 +19,7 @@ _JOINTS = ((" -> ", " -> "), ("; ", "；"), (": ", "："), (". ", "。"), (", ",
 FEWEST_LETTERS = 3  # in what is looked up at all
 _WITHIN = r"((?:(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
 _FIRST = _WITHIN.replace("; |", "; |: |")
-_BRACKETED = "([^()]+?)"
+_BRACKETED = r"((?:[^()]|\([^()]*\))+?)"  # a call in it has brackets of its own
 _ANYTHING = "(.+)"  # ... but what stands behind a colon may be a whole sentence
 
 
