@@ -1,6 +1,7 @@
-"""Chinese for what is said of a run, a tensor and a diff: one catalogue (`assets/zh.txt`), English line above Chinese line.
+"""What is said in two languages: one catalogue (`assets/zh.txt`), English line above Chinese line.
 
-Sentences are built in English, where their numbers are known, and looked up when they are shown: no text decides anything.
+Sentences are built in English, where their numbers are known, and looked up by it when they are shown: no text decides anything.
+What a screen says of itself has a name there, `[room.name]`, and is asked for by it: `words_of("page", "zh")`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, b
 
 # What a text is put together with, longest first: between clauses, around an addition, along a chain.
 _JOINTS = ((" -> ", " -> "), ("; ", "；"), (": ", "："), (". ", "。"), (", ", "，"), (" (", "（"))
+_NAMED = re.compile(r"\[\w+\.[^]]+\] ")
 FEWEST_LETTERS = 3  # in what is looked up at all
 _WITHIN = r"((?:(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
 _FIRST = _WITHIN.replace("; |", "; |: |")
@@ -31,14 +33,31 @@ class _Entry:
 
 
 @lru_cache(maxsize=1)
-def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
-    """Texts without gaps, and those with gaps, the most specific first."""
-    from importlib import resources  # slow to import, and who reads English needs none
+def _pairs() -> list[tuple[str, str]]:
+    from importlib import resources  # slow to import, and most of what is said in English needs none
 
     text = resources.files("nanny.show").joinpath("assets/zh.txt").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return list(zip(lines[::2], lines[1::2]))
+
+
+@lru_cache(maxsize=16)
+def words_of(room: str, lang: str) -> Mapping[str, str]:
+    """Name -> what a screen says under it."""
+    start = f"[{room}."
+    named = [
+        (*english.removeprefix(start).partition("] ")[::2], chinese) for english, chinese in _pairs() if english.startswith(start)
+    ]
+    return {name: chinese if lang == "zh" else english for name, english, chinese in named}
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
+    """Texts without gaps, and those with gaps, the most specific first."""
     whole, gapped = _remedies(), []
-    for english, chinese in zip(lines[::2], lines[1::2]):
+    for english, chinese in _pairs():
+        if _NAMED.match(english):
+            continue
         parts = re.split(r"\{\d\}", english.removesuffix("."))
         whole[english] = chinese
         whole.setdefault(english.removesuffix("."), chinese.removesuffix("。"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.numbers import number, short
 from ..core.terminal import visible
+from .translation import words_of
 
 if TYPE_CHECKING:
     from ..runs.wall import Wall
@@ -27,87 +28,19 @@ ROOM = 3  # binary orders above and below what is drawn
 MOST_ORDERS = 60
 MOST_TICKS = 6  # numbers under the axis, about
 ALL_ZERO_ORDERS = 14  # above the floor, where there is nothing but zeros to draw
+TITLE = 18  # the smallest it is written
 WIDEST = 0.02  # of the axis, for one column of samples
 _STYLE = """
 .paper{fill:#fff}.ink{fill:#1a2230}.soft{fill:#5b6675}.grid{stroke:#dfe4ea}.cell{fill:#2c6fbb}.code{fill:#f3f5f8}
 .wall{stroke:#c8451b;stroke-width:3}.hot{fill:#c8451b}.ghost{fill:none;stroke:#c8451b;stroke-width:1.6}.ran{fill:#2c6fbb}
 .band{fill:#c8451b;opacity:.10}.bad{fill:#c8451b;opacity:.25}.good{fill:#1f7a4d}.fall{stroke:#5b6675;stroke-dasharray:5 4}
 text{font-family:system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','DejaVu Sans',sans-serif}
+.halo{paint-order:stroke;stroke:#fff;stroke-width:5px}
 .mono{font-family:'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}
 @media (prefers-color-scheme:dark){
 .paper{fill:#191d23}.ink{fill:#e8ecf1}.soft{fill:#a3adba}.grid{stroke:#2c333d}.code{fill:#20262f}
-.cell,.ran{fill:#6aa8e8}.hot{fill:#ff8a5c}.wall,.ghost{stroke:#ff8a5c}.good{fill:#5cc796}}
+.cell,.ran{fill:#6aa8e8}.hot{fill:#ff8a5c}.wall,.ghost{stroke:#ff8a5c}.good{fill:#5cc796}.halo{stroke:#191d23}}
 """
-WORDS = {
-    "en": {
-        "output": "outputs of",
-        "output_grad": "gradients of the output of",
-        "grad": "gradients of",
-        "weight": "weights of",
-        "ends": "{format} ends at {value}",
-        "ends_scaled": "{format} ends at {value} at this loss scale",
-        "far": "{format} ends at {value}, {bits} bits above this picture",
-        "begins": "{format} begins at {value}",
-        "moves": "below half a spacing of {format}, {value}, a step moves nothing",
-        "update": "updates of {value}",
-        "fp32": "FP32 has {value}",
-        "impact": "step {step}",
-        "steps": "step",
-        "change": "What to change",
-        "how": "How it came",
-        "forecast": "about {steps} steps to the wall at this rate",
-        "clearance": "Clearance",
-        "closest": "{site} comes closest: {value} at step {step}, {bits} bits below the end of {format}.",
-        "drift": "It moves {bits} bits towards the end in 100 steps.",
-        "back": "It moves {bits} bits away from the end in 100 steps.",
-        "still": "It does not drift.",
-        "empty": "no layer was sampled around the culprit",
-        "zero": "every value on record is exactly 0",
-        "ran": "{op} as it ran",
-        "sure": "{percent} % sure",
-        "early": "early warning: nothing is lost yet",
-        "precision": "precision is the reason",
-        "not_precision": "FP32 would have it too",
-        "wide": "{op} in FP32",
-    },
-    "zh": {
-        "output": "输出：",
-        "output_grad": "输出的梯度：",
-        "grad": "梯度：",
-        "weight": "权重：",
-        "ends": "{format} 到 {value} 为止",
-        "ends_scaled": "在此 loss scale 下 {format} 到 {value} 为止",
-        "far": "{format} 到 {value} 为止，在本图上方 {bits} 位",
-        "begins": "{format} 从 {value} 开始",
-        "moves": "小于 {format} 的半个间距 {value}，更新即被舍去",
-        "update": "更新 {value}",
-        "fp32": "FP32 为 {value}",
-        "impact": "第 {step} 步",
-        "steps": "步",
-        "change": "如何修改",
-        "how": "经过",
-        "forecast": "按此速度约 {steps} 步后越界",
-        "clearance": "余量",
-        "closest": "{site} 最接近：第 {step} 步为 {value}，距 {format} 的上限 {bits} 位。",
-        "drift": "每 100 步向上限靠近 {bits} 位。",
-        "back": "每 100 步远离上限 {bits} 位。",
-        "still": "没有漂移。",
-        "empty": "罪魁附近没有采样的层",
-        "zero": "记录中的每个值都恰为 0",
-        "ran": "{op}：实际",
-        "sure": "把握 {percent} %",
-        "early": "预警：尚未造成损失",
-        "precision": "由低精度引起",
-        "not_precision": "与低精度无关",
-        "HEALTHY": "健康",
-        "NOT HEALTHY": "不健康",
-        "SUSPECT": "可疑",
-        "NO VERDICT": "无结论",
-        "CRASHED": "崩溃",
-        "INTERRUPTED": "已中断",
-        "wide": "{op}：FP32",
-    },
-}
 
 
 def wall_svg(
@@ -124,8 +57,8 @@ def wall_svg(
     lang: str = "en",
 ) -> str:
     """`word` is the verdict's, `title` and `subtitle` say what and where."""
-    words = WORDS[lang]
-    word = words.get(word, word)
+    words = words_of("wall", lang)
+    word = words_of("verdict", lang).get(word, word)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">',
         f"<title>{_safe(f'{word}: {title}. {subtitle}')}</title><style>{_STYLE}</style>",
@@ -144,15 +77,14 @@ def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
     width = 30 + _width(word, 22)
     yield f'<rect class="{"good" if good else "hot"}" x="36" y="28" width="{width:.0f}" height="32" rx="16"/>'
     yield f'<text x="48" y="50" font-size="18" font-weight="700" fill="#fff">{_safe(word)}</text>'
-    yield _headline(52 + width, 53, title, 1112 - width, (24, 14), "ink", bold=True)
-    yield _headline(36, 90, subtitle, 1128, (17, 13), "soft")
-
-
-def _headline(x: float, y: float, text: str, width: float, sizes: tuple[int, int], style: str, *, bold: bool = False) -> str:
-    """Smaller where it is long; cut only where the smallest is too long as well."""
-    largest, smallest = sizes
-    size = max(smallest, min(largest, int(width / _width(text, 1.04))))
-    return _text(x, y, _fitting(text, width, 1.04 * size), style, size, bold=bold)
+    room = 1112 - width
+    size = min(24, int(room / _width(title, 1.04)))
+    lines = [title] if size >= TITLE else _wrapped(title, room, 1.04 * TITLE)
+    for i, line in enumerate([*lines[:1], " ".join(lines[1:])]):  # smaller where it is long, then in two lines
+        y = 53 if len(lines) == 1 else 41 + 24 * i
+        yield _text(52 + width, y, _fitting(line, room, 1.04 * max(size, TITLE)), "ink", max(size, TITLE), bold=True)
+    small = max(13, min(17, int(1128 / max(_width(subtitle, 1.04), 1))))
+    yield _text(36, 90, _fitting(subtitle, 1128, 1.04 * small), "soft", small)
 
 
 class _Axes:
@@ -200,6 +132,9 @@ def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     yield _text(LEFT, TOP - 12, _fitting(title, RIGHT - LEFT, 16), "ink", 16)
     yield from _legend(wall, words)
     yield from _grid(axes, words)
+    if wall.impact is not None:  # below the words that it may cross
+        x = axes.x(wall.impact)
+        yield f'<line class="fall" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"/>'
     yield from _cells(wall, axes, words)
     yield from _limits(wall, axes, words)
     yield from _updates(wall, axes, words)
@@ -275,7 +210,7 @@ def _cells(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     if bad:
         yield f'<path class="bad" d="{"".join(bad)}"/>'
     if not shapes and not bad and any(wall.zeros):
-        yield _text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, words["zero"], "ink", 18, bold=True, anchor="middle")
+        yield _text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, words["zero"], "ink halo", 18, bold=True, anchor="middle")
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> str:
@@ -298,7 +233,7 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     else:
         bits = math.log2(last.ceiling) - axes.high
         label = words["far"].format(format=wall.format, value=short(last.ceiling), bits=f"{bits:.0f}")
-        yield _text(LEFT + 8, TOP + 16, label, "soft", 15)
+        yield _text(LEFT + 8, TOP + 16, label, "soft halo", 15)
     if axes.holds(math.log2(last.floor)):
         y = axes.y(math.log2(last.floor))
         yield f'<line class="wall" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
@@ -335,7 +270,6 @@ def _impact(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         return
     x = axes.x(wall.impact)
     right = x > (LEFT + RIGHT) / 2
-    yield f'<line class="fall" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"/>'
     side: Side = "end" if right else "start"
     floor = axes.y(math.log2(wall.limits[0].floor)) if wall.limits else BOTTOM
     foot = floor - 8 if BOTTOM - 30 < floor < BOTTOM else BOTTOM - 8  # the line of the floor would strike it out
@@ -376,11 +310,12 @@ def outlook(wall: Wall, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield words["impact"].format(step=wall.forecast), words["forecast"].format(steps=wall.forecast - wall.steps[1])
     near = wall.clearance
     if near is not None:
-        drift = "" if near.drift is None else words["still" if abs(near.drift) < 0.1 else "drift" if near.drift > 0 else "back"]
+        moves = near.drift or 0.0
+        way = "unknown" if near.drift is None else "still" if abs(moves) < 0.1 else "drift" if moves > 0 else "back"
         closest = words["closest"].format(
             site=wall.site, value=number(near.value), step=near.step, bits=f"{near.bits:.1f}", format=wall.format
         )
-        yield words["clearance"], f"{closest} {drift.format(bits=f'{abs(near.drift or 0):.1f}')}"
+        yield words["clearance"], f"{closest} {words[way].format(bits=f'{abs(moves):.1f}')}"
 
 
 def _source(source: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.command_line import LANGUAGES
 from ..show.html import (
     asset,
     check_language,
@@ -22,9 +23,9 @@ from ..show.html import (
     policy_element,
     script_element,
 )
+from ..show.translation import words_of
 from .arrays import CODES
 from .figures import LEVELS
-from .strings import STRINGS
 
 SCRIPTS = ("arrays.js", "views.js", "histogram.js", "tree.js", "words.js", "page.js")
 
@@ -32,7 +33,7 @@ SCRIPTS = ("arrays.js", "views.js", "histogram.js", "tree.js", "words.js", "page
 def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonce: str | None = None) -> str:
     """The page on a run. `lang` is `en`, `zh`, or None for the browser's language."""
     nonce = nonce or secrets.token_urlsafe(16)
-    config = {"live": live, "lang": check_language(lang), "strings": STRINGS, "codes": CODES, "levels": LEVELS}
+    config = {"live": live, "lang": check_language(lang), "strings": page_words(), "codes": CODES, "levels": LEVELS}
     parts = {
         "lang": lang or "en",
         "policy": "" if live else policy_element(nonce),
@@ -44,6 +45,11 @@ def render(data: Mapping[str, Any] | None, *, live: bool, lang: str | None, nonc
         "plotly": "" if live else plotly_element(),
     }
     return fill_template(asset("page.html", "nanny.web"), parts)
+
+
+def page_words() -> dict[str, dict[str, str]]:
+    """All that the page says of itself, by language and name."""
+    return {lang: {**words_of("verdict", lang), **words_of("page", lang)} for lang in LANGUAGES}
 
 
 def scripts() -> str:

@@ -6,7 +6,7 @@ import html
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,40 +14,19 @@ from ..core.numbers import duration, shortened
 from ..core.plain_json import finding_object
 from ..diagnose.verdict import finding_of
 from ..show.html import asset
-from ..show.translation import translate
+from ..show.translation import translate, words_of
 from .runlist import Job, Rank
-from .strings import STRINGS
 
 REFRESH_SECONDS = 10
 RANKS_SHOWN = 256
 Address = Callable[[Path, int], str]
-
-_WORDS = {
-    "en": {
-        "title": "Runs", "in": "in {0}", "none": "No run yet. It appears here once training has begun: nanny run train.py",
-        "run": "run", "started": "started", "status": "status", "dtype": "precision", "step": "last step", "verdict": "verdict",
-        "command": "command", "ranks": "{0} ranks", "sick": "{0} with findings", "rank": "rank {0}",
-        "found": "{0} errors, {1} warnings", "clean": "nothing found", "at": "step {0}",
-        "unread": "Not readable", "autocast": "no autocast", "loss": "loss", "tick": "compare",
-        "ticked": "compare the two that are ticked", "filter": "only runs with …", "show": "show", "sort": "newest first",
-        "sort.verdict": "worst first", "sort.step": "longest first", "ago": "{0} ago", "match": "No run has “{0}” in it.",
-    },
-    "zh": {
-        "title": "训练运行", "in": "位于 {0}", "none": "尚无运行。训练开始后会出现在这里：nanny run train.py",
-        "run": "运行", "started": "开始时间", "status": "状态", "dtype": "精度", "step": "最后一步", "verdict": "结论",
-        "command": "命令", "ranks": "{0} 个 rank", "sick": "{0} 个有发现", "rank": "rank {0}", "found": "{0} 个错误，{1} 个警告",
-        "clean": "无发现", "at": "第 {0} 步", "unread": "无法读取", "autocast": "未用 autocast", "loss": "损失", "tick": "比较",
-        "ticked": "比较勾选的两次运行", "filter": "按文字筛选 …", "show": "显示", "sort": "最新在前",
-        "sort.verdict": "最坏在前", "sort.step": "最长在前", "ago": "{0} 前", "match": "没有包含“{0}”的运行。",
-    },
-}  # fmt: skip
 
 
 def list_page(
     jobs: Sequence[Job], notes: Sequence[str], top: Path, address: Address, lang: str, sort: str = "", wanted: str = ""
 ) -> str:
     """Without any script: sorting, filtering and comparing are forms."""
-    words = _WORDS[lang]
+    words = words_of("runs", lang)
     columns = ("tick", "run", "verdict", "status", "loss", "step", "dtype", "started", "command")
     heads = "".join(f'<th scope="col">{words[key]}</th>' for key in columns)
     rows = [_row(job, top, address, lang) for job in sorted(jobs, key=_ORDERS.get(sort, _ORDERS[""]))]
@@ -78,7 +57,7 @@ _ORDERS: dict[str, Callable[[Job], Any]] = {
 }
 
 
-def _filters(words: dict[str, str], sort: str, wanted: str) -> str:
+def _filters(words: Mapping[str, str], sort: str, wanted: str) -> str:
     names = {"": words["sort"], "verdict": words["sort.verdict"], "step": words["sort.step"]}
     options = "".join(f'<option value="{k}"{" selected" if k == sort else ""}>{text}</option>' for k, text in names.items())
     search = f'name="q" value="{html.escape(wanted)}" placeholder="{words["filter"]}" aria-label="{words["filter"]}"'
@@ -104,8 +83,9 @@ def job_object(job: Job, address: str) -> dict[str, Any]:
 
 def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     run = job.first.run
-    words = _WORDS[lang]
+    words = words_of("runs", lang)
     word = job.verdict.word
+    told = words_of("verdict", lang).get(word, word)
     style = {True: "good", False: "error" if word == "NOT HEALTHY" else "warning", None: "warning"}[job.verdict.healthy]
     store = job.first.store
     name = f"{_folder(store, top)} · {run.id}" if _folder(store, top) else str(run.id)
@@ -116,8 +96,8 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     cells = [
         box,
         f'<a href="{here}">{html.escape(name)}</a>{_ranks(job, address, words)}',
-        f'<span class="strong {style}">{html.escape(STRINGS[lang].get(word, word))}</span> {_reason(job, words, lang)}',
-        html.escape(STRINGS[lang].get(f"status.{run.status}", run.status)),
+        f'<span class="strong {style}">{html.escape(told)}</span> {_reason(job, words, lang)}',
+        html.escape(words_of("page", lang).get(f"status.{run.status}", run.status)),
         f'<span class="site spark">{job.loss}</span>',
         "" if job.last_step is None else str(job.last_step),
         html.escape(run.amp_dtype or words["autocast"]),
@@ -130,7 +110,7 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     return f"<tr>{''.join(shown)}</tr>"
 
 
-def _reason(job: Job, words: dict[str, str], lang: str) -> str:
+def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
     """The cause, or the first culprit, in a line; else what the verdict says."""
     culprit = finding_of(job.verdict) or job.verdict.first
     if culprit is None:
@@ -141,7 +121,7 @@ def _reason(job: Job, words: dict[str, str], lang: str) -> str:
     return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
 
 
-def _ranks(job: Job, address: Address, words: dict[str, str]) -> str:
+def _ranks(job: Job, address: Address, words: Mapping[str, str]) -> str:
     if len(job.ranks) == 1:
         return ""
     sick = [rank for rank in job.ranks if rank.errors or rank.warnings]
@@ -151,7 +131,7 @@ def _ranks(job: Job, address: Address, words: dict[str, str]) -> str:
     return f"<details><summary>{head}</summary><ul>{items}</ul></details>"
 
 
-def _rank(rank: Rank, address: Address, words: dict[str, str]) -> str:
+def _rank(rank: Rank, address: Address, words: Mapping[str, str]) -> str:
     found = words["found"].format(rank.errors, rank.warnings) if rank.errors or rank.warnings else words["clean"]
     return f'<a href="{html.escape(address(rank.store, rank.run.id))}">{words["rank"].format(rank.run.rank)}</a> {found}'
 
