@@ -15,7 +15,7 @@ from nanny.diagnose.causes.early import crossing
 from nanny.diagnose.choose import diagnoses_of
 from nanny.diagnose.evidence import Evidence, GradientLevel, Reach, RunFacts
 from nanny.diagnose.history import RunHistory
-from nanny.diagnose.knowledge import LANGUAGES, remedy_of
+from nanny.diagnose.knowledge import LANGUAGES, confirm_of, remedy_of
 from nanny.diagnose.registry import all_causes
 from nanny.diagnose.run import diagnose, evidence_of
 from nanny.store.encode import dataclass_of, from_json, to_json
@@ -262,7 +262,7 @@ def test_gradients_that_fade_are_told_whatever_the_parameters_are_called(called)
 def test_every_cause_says_what_to_change_and_how_to_prove_it():
     for cause in all_causes().values():
         assert all(remedy_of(cause.name, language) for language in LANGUAGES), cause.name
-        assert cause.paragraph("Confirm"), cause.name
+        assert all(confirm_of(cause.name, language) for language in LANGUAGES), cause.name
         assert cause.doc.partition("\n")[0], cause.name
 
 

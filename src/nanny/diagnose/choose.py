@@ -39,7 +39,7 @@ from ..core.ops import (
     SOFTMAXES,
 )
 from .evidence import Evidence
-from .knowledge import remedy_of
+from .knowledge import confirm_of, remedy_of
 from .records import Diagnosis
 from .registry import LIKELY, POSSIBLE, all_causes, less_sure
 from .signs import Signs
@@ -333,7 +333,7 @@ def fitting(evidence: Evidence) -> list[Diagnosis]:
             family=one.family,
             precision_caused=seen.precision_caused if seen.precision_caused is not None or unknown else one.precision,
             remedy=remedy_of(one.name),
-            confirm=one.paragraph("Confirm"),
+            confirm=confirm_of(one.name) or one.paragraph("Confirm"),
         )
         for one in known.values()  # a name never contradicts the formats of the run
         for seen in one.function(signs)

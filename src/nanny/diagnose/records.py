@@ -52,13 +52,12 @@ class Diagnosis(Shown):
     def in_language(self, language: str) -> Diagnosis:
         """With the remedy and the proof as the page of the cause has them in that language, the facts by the catalogue."""
         from ..show.translation import translate
-        from .knowledge import SECTIONS, causes, remedy_of
+        from .knowledge import confirm_of, remedy_of
 
-        page = causes(language).get(self.cause) if language != "en" else None
         return replace(
             self,
             remedy="" if self.remedy_failed else remedy_of(self.cause, language),
-            confirm=self.confirm if page is None else page.sections().get(SECTIONS[language][5], "").partition("\n\n")[0],
+            confirm=confirm_of(self.cause, language) or self.confirm,
             evidence=tuple(translate(fact, language) for fact in self.evidence),
             chain=tuple(translate(link, language) for link in self.chain),
         )

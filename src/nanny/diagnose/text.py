@@ -23,13 +23,13 @@ def diagnosis_lines(one: Diagnosis) -> list[str]:
 def diagnosis_block(verdict: Verdict, cause: Diagnosis | None, prove: str = "", language: str = "en") -> list[Line]:
     """`cause`: the diagnosis of the verdict, in the reader's language; `prove`: the command that would find one."""
     if cause is not None:
-        return cause_block(cause, "warning" if verdict.word == "SUSPECT" else "error", language)
+        return cause_block(cause, "warning" if verdict.word == "SUSPECT" else "error", language, verdict.rank)
     style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
     return [Line(f"{verdict.text}.", style), *(Line(text, indent=4) for text in _without_cause(verdict, prove))]
 
 
-def cause_block(one: Diagnosis, style: str = "error", language: str = "en") -> list[Line]:
-    return [*_block(one, style, language)]
+def cause_block(one: Diagnosis, style: str = "error", language: str = "en", rank: int | None = None) -> list[Line]:
+    return [*_block(one, style, language, rank)]
 
 
 def render_cause(one: Diagnosis, colour: bool = False) -> str:
@@ -43,10 +43,13 @@ def _without_cause(verdict: Verdict, prove: str) -> list[str]:
     return [*seen, *([f"to find out: {prove}"] if prove else [])]
 
 
-def _block(one: Diagnosis, style: str, language: str) -> Iterator[Line]:
+def _block(one: Diagnosis, style: str, language: str, rank: int | None) -> Iterator[Line]:
     yield Line(f"{one.cause}: {one.culprit}", style)
     when = f"step {one.step}" if one.step is not None else ""
-    yield Line(f"   {', '.join(f for f in (when, one.where, certainty(one), BLAME[one.precision_caused]) if f)}", "strong", 3)
+    process = "" if rank is None else f"rank {rank}"
+    yield Line(
+        f"   {', '.join(f for f in (when, process, one.where, certainty(one), BLAME[one.precision_caused]) if f)}", "strong", 3
+    )
     yield Line("")
     if one.source:
         yield from (
@@ -73,6 +76,7 @@ def render_markdown(verdict: Verdict, one: Diagnosis | None, title: str = "", pr
     where = f" ({one.where})" if one.where else ""
     out += [f"## {one.cause}: `{one.culprit}`", ""]
     when = f"step {one.step}{where}, " if one.step is not None else ""
+    when += "" if verdict.rank is None else f"rank {verdict.rank}, "
     out += [f"{when}{certainty(one)}, {BLAME[one.precision_caused]}.", ""]
     out += ["```python", one.source, "```", ""] if one.source else []
     out += [*(f"- {fact}" for fact in one.evidence), ""]

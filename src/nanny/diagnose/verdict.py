@@ -31,6 +31,7 @@ class Verdict:
     reason: str
     diagnosis: Diagnosis | None = None
     first: Finding | None = None  # what was noticed first
+    rank: int | None = None  # the one process in which it began, if it began in one
 
     @property
     def text(self) -> str:
@@ -63,7 +64,7 @@ def verdict_of(
     wrong = first is not None and first.severity is Severity.ERROR
     if diagnosis is not None:
         certain = not diagnosis.early and (wrong or diagnosis.confidence >= LIKELY)
-        return Verdict(False, "NOT HEALTHY" if certain else "SUSPECT", cause_in_words(diagnosis, rank), diagnosis, first)
+        return Verdict(False, "NOT HEALTHY" if certain else "SUSPECT", cause_in_words(diagnosis, rank), diagnosis, first, rank)
     if first is not None and is_from_others(first):
         return Verdict(False, "NOT HEALTHY", f"bad gradients came from another rank at step {first.step}", None, first)
     if first is not None:

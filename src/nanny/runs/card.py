@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..core.command_line import LANGUAGES
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
-from ..show.translation import translate
-from ..show.wall import WORDS, outlook, wall_svg
+from ..show.translation import translate, words_of
+from ..show.wall import outlook, wall_svg
 from .source import title_of
 from .summary import Summary
 from .wall import Wall, wall_of
@@ -23,7 +23,7 @@ def cards(summary: Summary, wall: Wall) -> dict[str, str]:
 
 def outlooks(wall: Wall) -> dict[str, list[tuple[str, str]]]:
     """By language, what the picture foretells in words: the clearance of a healthy run, or when it would end."""
-    return {lang: list(outlook(wall, WORDS[lang])) for lang in LANGUAGES}
+    return {lang: list(outlook(wall, words_of("wall", lang))) for lang in LANGUAGES}
 
 
 def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
@@ -34,20 +34,21 @@ def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
         wall,
         word=verdict.word,
         good=verdict.healthy is True,
-        title=translate(verdict.reason, lang) if one is None else one.cause if page is None else page.title,
-        subtitle=translate(title_of(source), lang) if one is None else _place(one, lang),
+        title=translate(verdict.reason, lang) if one is None else one.cause if page is None else page.title.rstrip(".。"),
+        subtitle="" if one is None else _place(one, verdict.rank, lang),
         source="" if one is None else one.source,
-        change="" if one is None else one.remedy,
+        change="" if one is None else one.remedy.replace("`", ""),
         chain=() if one is None else one.chain,
         footer=f"nanny · {translate(title_of(source), lang)}",
         lang=lang,
     )
 
 
-def _place(one: Diagnosis, lang: str) -> str:
-    words = WORDS[lang]
+def _place(one: Diagnosis, rank: int | None, lang: str) -> str:
+    words = words_of("wall", lang)
     file = one.where.replace("\\", "/").rpartition("/")[2]
     sure = words["early"] if one.early else words["sure"].format(percent=f"{100 * one.confidence:.0f}")
     when = "" if one.step is None else words["impact"].format(step=one.step)
     blame = "" if one.precision_caused is None else words["precision" if one.precision_caused else "not_precision"]
-    return " · ".join(fact for fact in (one.culprit, when, file, one.cause, sure, blame) if fact)
+    process = "" if rank is None else f"rank {rank}"
+    return " · ".join(fact for fact in (one.culprit, when, process, file, one.cause, sure, blame) if fact)

@@ -77,3 +77,10 @@ def remedy_of(cause: str, language: str = "en") -> str:
     """What to change, as the page of the cause has it; "" for what has no page."""
     page = causes(language).get(current_name(cause))
     return page.remedy if page is not None else ""
+
+
+def confirm_of(cause: str, language: str = "en") -> str:
+    """The experiment that proves it, as the page of the cause has it."""
+    page = causes(language).get(current_name(cause))
+    said = "" if page is None else page.sections().get(SECTIONS[language][5], "").partition("\n\n")[0]
+    return ("" if language == "zh" else " ").join(said.split("\n"))

@@ -14,7 +14,7 @@ from ...core.numbers import counted, duration, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
 from ...diagnose.trials import trial_in_words
-from ...diagnose.verdict import Verdict, severity_counts
+from ...diagnose.verdict import Verdict, finding_of, severity_counts
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
@@ -58,7 +58,7 @@ def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
 
 def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     """What to type next; on the page itself, not how to get it."""
-    lead, culprit = summary.lead, summary.culprit
+    lead, culprit = summary.lead, finding_of(summary.verdict) or summary.culprit  # the cause's own place, if there is one
     source = lead.source
     if summary.verdict.healthy is not False:
         if lead.steps is None:
