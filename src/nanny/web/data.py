@@ -130,7 +130,10 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
 def _focus(summary: Summary, wall: Wall) -> dict[str, Any]:
     """Where the page opens and `show` leads: the culprit of the verdict, as the picture at its head draws it."""
     step = wall.impact if summary.diagnosis is None else summary.diagnosis.step
-    where = {"step": step, "kind": wall.kind or None, "site": _cut(wall.site) or None}
+    one, first = summary.diagnosis, summary.culprit
+    culprit = one.culprit if one is not None else first.site if first is not None else ""
+    own = bool(wall.site) and any(f"{a}.".startswith(f"{b}.") for a, b in ((wall.site, culprit), (culprit, wall.site)) if b)
+    where = {"step": step, "kind": wall.kind or None, "site": _cut(wall.site) or None, "own": own}
     said = "" if wall.expected is None else number(wall.expected)
     return finite({**where, "format": wall.format, "op": wall.op, "expected": wall.expected, "said": said})
 

@@ -72,12 +72,12 @@ async function makeTree() {
     }
   };
   gather(root, 0);
-  const culprit = page.focus.kind === kind && page.focus.site !== null ? all.find((node) => node.path === page.focus.site) : null;
+  const culprit = page.focus.kind === kind && page.focus.own ? all.find((node) => node.path === page.focus.site) : null;
   const first = all.filter((node) => node.row >= 0 && facts[node.row].bad !== null).sort((a, b) => facts[a.row].bad - facts[b.row].bad || a.row - b.row)[0];
-  const born = page.verdict.healthy === false && culprit ? culprit : first;
+  const born = page.verdict.healthy === false && culprit ? culprit : first; // an optimizer or a batch has no row of its own
   const open = new Set((all.length <= TREE_OPEN ? all : root.kids.length <= 4 ? root.kids : []).filter((node) => node.kids.length));
   for (let node = born?.parent; node; node = node.parent) open.add(node);
-  tree = { kind, matrix, facts, root, all, gradients, errors, born, open, active: null, strips: new Map(), shown: [] };
+  tree = { kind, matrix, facts, root, all, gradients, errors, born, culprit, open, active: null, strips: new Map(), shown: [] };
 }
 
 // Bits to the end of the chosen format at the closest approach; what is not finite has none.
@@ -143,8 +143,9 @@ function treeRow(node, i) {
   const look = bits < 1 ? "error" : bits < 4 ? "warning" : "";
   const room = bits === -Infinity ? t("bad") : bits === Infinity ? "-" : t("bits", bits.toFixed(1));
   const born = node === tree.born, inside = !born && !open && holds(node, tree.born), from = kids && !open ? node.bad : own.bad;
-  const mark = born ? `◆ ${t(tree.born.bad === null ? "tree.culprit" : "tree.born", page.focus.step ?? own.bad)}` : inside ? `◆ ${t("tree.inside")}`
-    : from !== null ? `✕ ${t("tree.from", from)}` : "";
+  const since = tree.culprit ? page.focus.step ?? own.bad : own.bad;
+  const [sign, said, brief] = born ? ["◆", t(node.bad === null ? "tree.culprit" : "tree.born", since), t("step", since)]
+    : inside ? ["◆", t("tree.inside"), t("tree.inside.brief")] : from !== null ? ["✕", t("tree.from", from), t("step", from)] : ["", "", ""];
   const gradient = tree.gradients.get(node.path), error = tree.errors.get(node.path);
   const cell = (className, ...content) => make("span", { role: "gridcell", class: className }, ...content);
   const name = flat ? node.path : node.label;
@@ -160,7 +161,7 @@ function treeRow(node, i) {
   cell(`number ${look}`, room), cell("quiet", node.row < 0 ? "" : shortType(tree.matrix.dtypes[node.row])),
   cell("number", gradient === undefined ? "" : valueText(gradient)),
   cell("number", error === undefined ? "" : isFiniteCode(error) ? (log2Of(error) > 0 ? "> 100 %" : percent(2 ** log2Of(error))) : valueText(error)),
-  cell(`mark ${born || inside || from !== null ? "error" : ""}`, mark));
+  cell(`mark ${sign ? "error" : ""}`, `${sign} `, make("span", { class: "roomy" }, said), make("span", { class: "brief", "aria-hidden": "true" }, brief)));
 }
 
 const shortType = (name) => ({ float16: "fp16", bfloat16: "bf16", float32: "fp32", float64: "fp64" }[name] ?? name ?? "");

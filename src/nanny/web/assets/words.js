@@ -75,7 +75,7 @@ function culpritCard(index) {
   const earlier = page.findings.findIndex((other) => other.severity === "warning" && other.step !== null && other.step < f.step);
   return make("div", { class: `culprit by-${f.severity}` },
     make("div", { class: "quiet" }, t(isError ? "first culprit" : "first warning")),
-    make("div", { class: "what" }, make("span", { class: f.severity }, f.code), f.site ? t("in layer") : "",
+    make("div", { class: "what" }, make("span", { class: f.severity }, f.code), f.site ? ` ${t("in layer")} ` : "",
       f.site ? make("span", { class: "site", title: f.site }, shortened(f.site, 160)) : null, ` ${when}`,
       times ? make("span", { class: "quiet" }, times) : null),
     make("p", { class: "said" }, rich(said(f.message)), f.where ? ` (${f.where})` : ""),
@@ -85,8 +85,9 @@ function culpritCard(index) {
     make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: showCulprit } }, t("show"))));
 }
 
-// Messages put names between backticks.
-const rich = (text) => text.split("`").map((part, i) => (i % 2 ? make("code", {}, part) : part));
+// Messages put names between backticks; a line may not end inside a number.
+const rich = (text) => text.split("`").flatMap((part, i) => (i % 2 ? make("code", {}, part) : whole(part)));
+const whole = (text) => text.split(/(\d[\d.,]*e[-+]\d+|\d[\d.,]* %)/).map((part, i) => (i % 2 ? make("span", { class: "whole" }, part) : part));
 
 function showInPlots(index) {
   choose(index);
@@ -152,7 +153,7 @@ function drawDiagnoses() {
     return make("div", { class: "diagnosis" },
       make("p", { class: "quiet" }, make("b", {}, d.cause), ` · ${facts.filter(Boolean).join(" · ")}`),
       d.source ? make("pre", { class: "source" }, d.source) : null,
-      d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, said(link)))) : null,
+      d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, rich(said(link))))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
       d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
       d.confirm ? make("p", {}, `${t("confirm")}: `, rich(said(d.confirm))) : null,
@@ -346,7 +347,8 @@ function drawWhatif() {
   const { whatif } = page;
   document.getElementById("whatif").hidden = !whatif.formats;
   if (!whatif.formats) return;
-  const word = (f) => (f.unknown ? ["not known", "warning", "?"] : f.survives ? (f.with_losses ? ["survives losses", "warning", "▲"] : ["survives", "good", "✓"]) : ["dies", "error", "✕"]);
+  const word = (f) => (f.unknown ? ["not known", "warning", "?"] : !f.survives ? [f.own ? "died" : "dies", "error", "✕"]
+    : f.with_losses ? ["survives losses", "warning", "▲"] : [f.own ? "survived" : "survives", "good", "✓"]);
   const many = (text) => whatif.formats.filter((f) => f.remarks.includes(text)).length > 1;
   const common = [...new Set(whatif.formats.flatMap((f) => f.remarks.filter(many)))];
   const rows = whatif.formats.map((f) => {
@@ -354,7 +356,7 @@ function drawWhatif() {
     const why = f.reasons.length ? f.reasons : [f.verdict];
     return make("tr", {}, make("td", { class: "strong", "data-head": t("format") }, title), make("td", { class: `${look} whole`, "data-head": t("outcome") }, `${sign} ${t(key)}`),
       make("td", { "data-head": t("best scale") }, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
-      make("td", {}, why.map((text) => make("div", {}, said(text))), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, said(text)))));
+      make("td", {}, why.map((text) => make("div", {}, rich(said(text)))), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, rich(said(text))))));
   });
   const note = whatif.note === "long" ? t("whatif.long") : said(whatif.note);
   fill("whatif", make("h2", {}, t("whatif")), note ? make("p", { class: "quiet" }, note, " ", make("code", {}, whatif.command)) : null,
@@ -367,14 +369,15 @@ function drawComparison() {
   const c = page.comparison;
   document.getElementById("comparison").hidden = !c;
   if (!c) return;
+  const heads = ["layer", "kind", "parts at", "reference", "this run", "ratio"];
   const rows = c.layers.slice(0, 20).map((p) => make("tr", { class: "pick", on: { click: () => showPlace(p.step, p.name) } },
-    make("td", { class: "site" }, shortened(p.name, 80)), make("td", {}, t(`k.${p.kind}`)), make("td", { class: "number" }, p.step),
-    make("td", { class: "number" }, short(p.a)), make("td", { class: "number" }, short(p.b)), make("td", { class: "number" }, short(p.ratio))));
+    [shortened(p.name, 80), t(`k.${p.kind}`), p.step, short(p.a), short(p.b), short(p.ratio)]
+      .map((text, i) => make("td", { class: i > 1 ? "number" : i ? "" : "site", "data-head": t(heads[i]) }, text))));
   const [first, ...rest] = c.lines;
   fill("comparison", make("h2", {}, t("compare", c.other.id)),
-    make("p", { class: c.parts ? "error strong" : "good strong" }, said(first)), rest.map((line) => make("p", { class: "quiet" }, said(line))),
-    rows.length ? make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
-      ["layer", "kind", "parts at", "reference", "this run", "ratio"].map((key) => make("th", {}, t(key))))),
+    make("p", { class: c.parts ? "error strong" : "good strong" }, rich(said(first))), rest.map((line) => make("p", { class: "quiet" }, rich(said(line)))),
+    rows.length ? make("div", { class: "scroll" }, make("table", { class: "cards" }, make("thead", {}, make("tr", {},
+      heads.map((key) => make("th", { scope: "col" }, t(key))))),
       make("tbody", {}, rows))) : null,
     c.layers_parted > 20 ? make("p", { class: "quiet" }, t("more", c.layers_parted - 20)) : null);
 }
