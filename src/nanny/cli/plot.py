@@ -194,7 +194,7 @@ def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> I
     """Whose histogram to draw: what was asked for, else the first culprit, else the site closest to the end of FP16."""
     there = set(reader.kinds(source.db, source.run.id))
     kinds = [kind for kind in ((args.kind,) if args.kind else KINDS) if kind in there]
-    sites = {kind: [site.name for site in reader.sites(source.db, source.run.id, kind)] for kind in kinds}
+    sites = {kind: [site.name for site in source.sites(kind)] for kind in kinds}
     if args.layer:
         holding = next((kind for kind in kinds if any(args.layer in name for name in sites[kind])), "")
         name = chosen_name(args.layer, sites[holding] if holding else [name for names in sites.values() for name in names])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def short(value: float | int | None, digits: int = 3) -> str:
@@ -69,6 +69,16 @@ def factor(ratio: float) -> str:
     times = ratio if grown else 1 / ratio
     word = "larger" if grown else "smaller"
     return f"{times:.3g} times {word}" if times >= 2 else f"{abs(ratio - 1) * 100:.2g} % {word}"
+
+
+def median(values: Collection[float]) -> float:
+    """As numpy's, which imports masked arrays for it: a tenth of what `nanny summary` takes."""
+    import numpy as np  # who has values has it, and who only writes words has not
+
+    ordered = np.sort(np.asarray(values, np.float64))  # NaN come last
+    if not len(ordered) or ordered[-1] != ordered[-1]:
+        return math.nan
+    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
 
 
 def duration(seconds: float) -> str:

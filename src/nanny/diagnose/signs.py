@@ -18,6 +18,7 @@ from ..core.examination import Examination, FirstBad, Hazard, Place
 from ..core.finding import NannyError
 from ..core.formats import FP16, format_of
 from ..core.limits import Limits
+from ..core.numbers import median
 from ..core.ops import LOGARITHMS
 from ..core.step import Autopsy, Growth, StepRecord
 from .evidence import Evidence, RunFacts
@@ -243,18 +244,18 @@ class Signs:
             return None
         i, known = int(jumps[0]), dict(zip(at.tolist(), norms.tolist()))
         earlier = [known[s] for s in steps[max(0, i - 20) : i].tolist() if s in known]
-        if len(earlier) < _SETTLED or not earlier[-1] < self.limits.grad_ratio * float(np.median(earlier)):
+        if len(earlier) < _SETTLED or not earlier[-1] < self.limits.grad_ratio * median(earlier):
             return None
         step = int(steps[i])
         if self._rate_rose(step) or not self.carried_away(step, self.limits.runaway_loss, sure=True):
             return None
-        return Outlier(step, float(losses[i]), float(peaks[i]), earlier[-1], float(np.median(earlier)))
+        return Outlier(step, float(losses[i]), float(peaks[i]), earlier[-1], median(earlier))
 
     def _rate_rose(self, step: int) -> bool:
         """The learning rate of the update before this step was above what it had been."""
         steps, rates = self.evidence.curve("lr")
         before = rates[steps < step]
-        return len(before) > 1 and float(before[-1]) > 2 * float(np.median(before[-_SETTLED:]))
+        return len(before) > 1 and float(before[-1]) > 2 * median(before[-_SETTLED:])
 
     def carried_away(self, step: int, times: float = 0.0, sure: bool = False) -> bool:
         """The weights became far larger than they were at this step, or are not finite. `sure`: not if nobody measured them."""
@@ -367,9 +368,9 @@ class Signs:
         if len(rms) < self.limits.fade_layers:
             return None
         third = len(rms) // 3
-        head = float(np.median([r for _, r, _ in rms[:third]]))
-        tail = float(np.median([r for _, r, _ in rms[-third:]]))
-        middle = float(np.median([r for _, r, _ in rms[third:-third]]))
+        head = median([r for _, r, _ in rms[:third]])
+        tail = median([r for _, r, _ in rms[-third:]])
+        middle = median([r for _, r, _ in rms[third:-third]])
         if not head < middle < tail or head > self.limits.fade_ratio * tail:
             return None
         if self.thrown is not None:
@@ -464,7 +465,7 @@ class Signs:
     def gradient_error(self) -> float:
         """Median over the examined steps whose loss and gradients are finite."""
         errors = [e.gradient_error for e in self.clean_exams if e.gradient_error is not None and math.isfinite(e.gradient_error)]
-        return float(np.median(errors)) if errors else 0.0
+        return median(errors) if errors else 0.0
 
     def hazards(self, cause: str) -> Iterator[tuple[Examination, Hazard]]:
         began = self.outlier.step if self.outlier is not None else self.steps_too_long.start if self.steps_too_long else math.inf
@@ -520,8 +521,8 @@ class Signs:
 
 def _middle(values: np.ndarray[Any, Any]) -> tuple[float, float]:
     """The median, and how far a usual value is from it; a few that were far off at the start change neither."""
-    median = float(np.median(values))
-    return median, 1.48 * float(np.median(np.abs(values - median)))
+    middle = median(values)
+    return middle, 1.48 * median(np.abs(values - middle))
 
 
 def _of_factor(autopsy: Autopsy, step: int) -> FirstBad:
@@ -599,7 +600,7 @@ def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     known = values[at]
     if len(at) < 2 or (len(at) < 3 and len(values) == len(at)):
         return None
-    base = min(float(np.median(known[: max(3, len(known) // 8)])), float(known[0]))  # it may have grown before the third step
+    base = min(median(known[: max(3, len(known) // 8)]), float(known[0]))  # it may have grown before the third step
     peak = int(np.argmax(known))
     if known[peak] < factor * base:
         return None
@@ -608,7 +609,7 @@ def _growth(values: np.ndarray, factor: float) -> tuple[int, int] | None:
     broke = not np.isfinite(values[at[peak] + 1 :]).all()
     rise = next((i for i in range(start + 1, peak) if known[i] >= 0.5 * known[peak]), peak)
     settled = start >= 4 and rise - start <= 1
-    if settled and not broke and float(np.median(known[-max(3, len(known) // 4) :])) < 0.7 * known[peak]:
+    if settled and not broke and median(known[-max(3, len(known) // 4) :]) < 0.7 * known[peak]:
         return None  # one jump from a settled level that is being learnt away: another task, a strange batch
-    stays = peak >= len(known) - 2 or broke or float(np.median(known[peak:])) > factor**0.5 * base
+    stays = peak >= len(known) - 2 or broke or median(known[peak:]) > factor**0.5 * base
     return (int(at[start]), int(at[peak])) if stays else None

@@ -128,7 +128,7 @@ def ratio_matrix(a: Source, b: Source, kind: str) -> Matrix | None:
     columns = Columns(pair.steps, groups_of(len(pair.steps), MOST_COLUMNS))
     starts = columns.bounds[:-1]
     worst = np.stack([start + distance[start:end].argmax(0) for start, end in zip(starts, columns.bounds[1:])])
-    sites = [plain_name(site.name) for site in reader.sites(b.db, b.run.id, kind)]
+    sites = [plain_name(site.name) for site in b.sites(kind)]
     rows = {name: i for i, (name, _) in enumerate(pair.names)}
     keys = np.full((len(sites), len(starts)), ABSENT, np.float32)
     at = np.zeros((len(sites), len(starts)), np.uint16)

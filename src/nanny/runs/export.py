@@ -123,7 +123,7 @@ def _finding_rows(source: Source) -> Rows:
 
 def _sample_rows(source: Source, kind: str, stats: Sequence[str]) -> Rows:
     """Only what was measured; a statistic that a step does not have is empty."""
-    names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
+    names = [site.name for site in source.sites(kind)]
     for step in reader.sample_steps(source.db, source.run.id, kind).tolist():
         sample = reader.sample_at(source.db, source.run.id, kind, step)
         if sample is None:  # damaged

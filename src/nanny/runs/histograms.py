@@ -57,14 +57,14 @@ class ExponentHistograms:
 def histograms_of(source: Source) -> dict[str, ExponentHistograms]:
     """By kind."""
     there = [kind for kind in KINDS if kind in reader.kinds(source.db, source.run.id)]
-    sites = {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in there}
+    sites = {kind: len(source.sites(kind)) for kind in there}
     most = min(MOST_COLUMNS, max(FEWEST_COLUMNS, ROWS // max(sum(sites.values()), 1)))
     return {kind: found for kind in there if (found := _kind_histograms(source, kind, sites[kind], most, None)) is not None}
 
 
 def layer_histogram(source: Source, kind: str, name: str) -> ExponentHistograms | None:
     """The same for one site alone, with more columns: what the live page asks for."""
-    names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
+    names = [site.name for site in source.sites(kind)]
     if name not in names:
         return None
     return _kind_histograms(source, kind, len(names), 2 * MOST_COLUMNS, names.index(name))

@@ -70,7 +70,7 @@ class LayerHistory:
 def layer_history(source: Source, name: str, *, kind: str | None = None, steps: Steps | None = None) -> LayerHistory:
     """The history of the layer of this name, or of the only one whose name contains it."""
     first, last = steps or (None, None)
-    sites = {kind: reader.sites(source.db, source.run.id, kind) for kind in kinds_of(source, kind)}
+    sites = {kind: source.sites(kind) for kind in kinds_of(source, kind)}
     names = list(dict.fromkeys(site.name for members in sites.values() for site in members))
     findings = sort_by_step([f for f in findings_of(source) if steps is None or is_within(f, steps)])
     own = [finding for finding in findings if finding.site == name]

@@ -121,12 +121,12 @@ def _plan(source: Source, kind: str, after: int | None) -> tuple[str, list[Site]
     steps = steps if after is None else steps[steps > after]
     if not quantities or not len(steps):
         return None
-    return kind, reader.sites(source.db, source.run.id, kind), steps, quantities
+    return kind, source.sites(kind), steps, quantities
 
 
 def _holders(source: Source) -> set[str]:
     """Parameters, and the modules that hold some."""
-    names = [site.name for kind in ("grad", "weight") for site in reader.sites(source.db, source.run.id, kind)]
+    names = [site.name for kind in ("grad", "weight") for site in source.sites(kind)]
     owners = [name.rpartition(".")[0].split(".") for name in names]
     return {*names, *(".".join(owner[:i]) for owner in owners for i in range(1, len(owner) + 1))}
 
@@ -168,11 +168,9 @@ def _pieces(
         wanted = bounds[lower] + max(CELLS_AT_ONCE // max(sites, 1), 1)
         upper = max(int(np.searchsorted(bounds, wanted, side="right")) - 1, lower + 1)
         first, last = int(steps[bounds[lower]]), int(steps[bounds[upper] - 1])
-        columns = {}
-        for name in names:
-            found, matrix = reader.samples(source.db, source.run.id, kind, name, first, last)
-            columns[name] = matrix[np.isin(found, steps)]
-        yield lower, upper, columns
+        found, columns = reader.statistics_of(source.db, source.run.id, kind, names, first, last)
+        known = np.isin(found, steps)
+        yield lower, upper, {name: matrix[known] for name, matrix in columns.items()}
         lower = upper
 
 

@@ -165,7 +165,7 @@ def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozense
     shards = {name for name, copies in (sources[0].run.meta.get("shards") or {}).items() if copies == 1}
     alike = all(known == [everyone] for known in groups.values())
     read = [[reader.samples(s.db, s.run.id, "grad", name) for name in REDUCTION] for s in sources]
-    names = [[site.name for site in reader.sites(s.db, s.run.id, "grad")] for s in sources]
+    names = [[site.name for site in s.sites("grad")] for s in sources]
     if any(other != names[0] for other in names) or not len(names[0]):
         return
     steps = sorted(set.intersection(*({int(step) for step in columns[0][0]} for columns in read)))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..core.finding import Finding, NannyError
 from ..core.formats import FORMATS, FP32, Format, format_of
+from ..core.step import Site
 from ..diagnose.evidence import Evidence
 from ..diagnose.run import stored_evidence
 from ..store import reader
@@ -42,6 +43,16 @@ class Source:
         """What the diagnosis rests on: read once, for an open run is of one moment."""
         return stored_evidence(self.db, self.run)
 
+    @cached_property
+    def _sites(self) -> dict[str, list[Site]]:
+        return {}
+
+    def sites(self, kind: str) -> list[Site]:
+        """As `reader.sites`, read once."""
+        if kind not in self._sites:
+            self._sites[kind] = reader.sites(self.db, self.run.id, kind)
+        return self._sites[kind]
+
     def command(self, *words: object) -> str:
         """A command that asks about this same run, to be copied from the terminal."""
         return f"nanny {shlex.join(map(str, words))}{self.flags}"
@@ -70,7 +81,7 @@ def keeps_low_weights(source: Source) -> bool:
 
 def _counted(source: Source, kind: str) -> tuple[Format, int]:
     """The low format that most sites of a kind are in, and of how many; FP32 and 0 where most are not."""
-    dtypes = [site.dtype for site in reader.sites(source.db, source.run.id, kind)]
+    dtypes = [site.dtype for site in source.sites(kind)]
     low = Counter(form for form in FORMATS.values() for dtype in dtypes if form.bits < FP32.bits and dtype == form.torch_name)
     form, count = low.most_common(1)[0] if low else (FP32, 0)
     return (form, count) if 2 * count > len(dtypes) else (FP32, 0)

@@ -151,7 +151,7 @@ def _site_stats(source: Source, kind: str, step: int, glob: str | None) -> list[
     columns = reader.sample_at(source.db, source.run.id, kind, step)
     if columns is None:
         return None
-    rows = unusual(reader.sites(source.db, source.run.id, kind), columns, Limits())
+    rows = unusual(source.sites(kind), columns, Limits())
     return [row for row in rows if glob is None or matches(row.site.name, glob)]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..core.finding import Finding, Severity
+from ..core.numbers import median
 from ..core.step import Setup
 from ..diagnose.records import Diagnosis
 from ..diagnose.verdict import Verdict, first_broken_step, first_culprit, severity_counts
@@ -165,7 +166,7 @@ def curve_stats(steps: np.ndarray, values: np.ndarray) -> CurveStats:
         last=float(values[-1]),
         min=float(finite.min()) if len(finite) else math.nan,
         max=float(finite.max()) if len(finite) else math.nan,
-        median=float(np.median(finite)) if len(finite) else math.nan,
+        median=median(finite) if len(finite) else math.nan,
         sum=float(finite.sum()),
         nonfinite=len(values) - len(finite),
         count=len(values),

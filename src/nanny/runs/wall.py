@@ -118,7 +118,7 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
 
 def _with_updates(base: Wall, source: Source, site: str, form: Format) -> Wall:
     """What ends below is then no value but a movement: half the distance to the next number, at weights of this size."""
-    names = [one.name for one in reader.sites(source.db, source.run.id, "update")]
+    names = [one.name for one in source.sites("update")]
     if site not in names:
         return base
     steps, updates = reader.samples(source.db, source.run.id, "update", "update_rms")
@@ -155,7 +155,7 @@ def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | No
 def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] | None:
     """Kind and name of what is on record of the culprit: itself, else the nearest above or below it."""
     for kind in KINDS.get(family, DEFAULT_KINDS):
-        names = [site.name for site in reader.sites(source.db, source.run.id, kind)]
+        names = [site.name for site in source.sites(kind)]
         if culprit in names:
             return kind, culprit
         inside = [name for name in names if name.startswith(f"{culprit}.")]
@@ -170,7 +170,7 @@ def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] 
 def _in_its_place(source: Source, culprit: str) -> tuple[str, str] | None:
     """Of data, an optimizer or a scaler there is no histogram: what the data goes into, what the optimizer moves."""
     kinds = ("output", "grad") if culprit.startswith("data") else ("weight", "grad", "output")
-    sites = ((kind, site.name) for kind in kinds for site in reader.sites(source.db, source.run.id, kind))
+    sites = ((kind, site.name) for kind in kinds for site in source.sites(kind))
     return next(sites, None) if culprit.partition(":")[0].partition(".")[0] in ("data", "optimizer", "scaler") else None
 
 

@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 NON_FINITE = "!"
 FLAT = 0.01  # a change smaller than this is drawn as none: full height would make noise look like a trend
@@ -17,7 +19,7 @@ def sparkline(values: Sequence[float], width: int = 60, *, log: bool = False) ->
     A group shows its largest magnitude, and `!` if anything in it is NaN or infinite: a single bad step must not be averaged
     away. `log` is for quantities that live on many orders of magnitude; zero and below are then drawn at the bottom.
     """
-    groups = _groups([float(value) for value in values], width)
+    groups = _groups(np.asarray(values, np.float64), width)
     peaks = [_peak(group) for group in groups]
     finite = [_height(peak, log) for peak in peaks if math.isfinite(peak)]
     known = [height for height in finite if math.isfinite(height)]
@@ -27,16 +29,16 @@ def sparkline(values: Sequence[float], width: int = 60, *, log: bool = False) ->
     return "".join(_mark(peak, low, high, log) for peak in peaks)
 
 
-def _groups(values: list[float], width: int) -> list[list[float]]:
+def _groups(values: np.ndarray, width: int) -> list[np.ndarray]:
     if len(values) <= width:
-        return [[value] for value in values]
+        return [values[i : i + 1] for i in range(len(values))]
     edges = [round(i * len(values) / width) for i in range(width + 1)]
     return [values[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def _peak(group: list[float]) -> float:
-    bad = [value for value in group if not math.isfinite(value)]
-    return bad[0] if bad else max(group, key=abs)
+def _peak(group: np.ndarray) -> float:
+    bad = group[~np.isfinite(group)]
+    return float(bad[0] if len(bad) else group[np.abs(group).argmax()])
 
 
 def _height(value: float, log: bool) -> float:

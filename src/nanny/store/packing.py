@@ -33,6 +33,22 @@ def scalar_crcs(run: int, name: str, points: Sequence[tuple[int, float | None]])
         return [-1] if len(points) == 1 else [one for point in points for one in scalar_crcs(run, name, [point])]
 
 
+def point_crcs(run: int, name: str, steps: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """`scalar_crcs` of many points at once, byte by byte in all of them: a long run has half a million."""
+    points = np.empty(len(steps), [("step", "<i8"), ("value", "<f8")])
+    points["step"], points["value"] = steps, np.where(np.isnan(values), math.nan, values + 0.0)
+    state = np.full(len(points), ~np.uint32(_scalar_seed(run, name)))
+    for octet in points.view(np.uint8).reshape(-1, points.itemsize).T:
+        state = _crc_table()[(state ^ octet) & 0xFF] ^ (state >> 8)
+    return np.asarray(~state)
+
+
+@lru_cache(maxsize=1)
+def _crc_table() -> np.ndarray:
+    """What zlib.crc32 looks up for each byte."""
+    return np.array([zlib.crc32(bytes([i]), 0xFFFFFFFF) ^ 0xFFFFFFFF for i in range(256)], np.uint32)
+
+
 @lru_cache(maxsize=256, typed=True)
 def _scalar_seed(run: int, name: str) -> int:
     return row_crc(run, name)

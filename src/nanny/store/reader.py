@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -41,7 +40,17 @@ from .damage import (
 )
 from .encode import dataclass_of, finding_of, from_json
 from .lock import is_held, lock_path, locks_work, try_lock
-from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, stat, unpack_histograms, unpack_sample, unpack_stat
+from .packing import (
+    histogram_crc,
+    point_crcs,
+    row_crc,
+    sample_crc,
+    scalar_crcs,
+    stat,
+    unpack_histograms,
+    unpack_sample,
+    unpack_stat,
+)
 
 BUSY_SECONDS = 5.0
 MOST_LISTED = 10  # runs, where the one that was asked for is not there
@@ -237,12 +246,17 @@ def scalars(
     for name in scalar_names(db, run) if names is None else names:
         query = f"SELECT step, value, crc FROM scalar WHERE run = ? AND name = ?{between} ORDER BY step"
         rows = db.execute(query, (run, name, *bounds)).fetchall()
-        whole = [row for row, crc in zip(rows, scalar_crcs(run, name, [row[:2] for row in rows])) if row[2] == crc]
-        if len(whole) < len(rows):
+        steps, values, crcs = (np.array([row[i] for row in rows]) for i in range(3))
+        if steps.dtype == crcs.dtype == np.int64 and values.dtype == np.float64:
+            whole = point_crcs(run, name, steps, values) == crcs
+            steps, values = steps[whole], values[whole]
+        else:  # NULL for NaN, and a damaged column may hold anything
+            kept = [row for row, crc in zip(rows, scalar_crcs(run, name, [row[:2] for row in rows])) if row[2] == crc]
+            steps, values = np.array([row[0] for row in kept], np.int64), np.array([row[1] for row in kept], np.float64)
+        if len(steps) < len(rows):
             note_damage(db, "scalar")
-        if whole:
-            values = np.array([math.nan if value is None else value for _, value, _ in whole], np.float64)
-            out[name] = (np.array([step for step, *_ in whole], np.int64), values)
+        if len(steps):
+            out[name] = (steps, values)
     return out
 
 
@@ -250,30 +264,45 @@ def samples(
     db: sqlite3.Connection, run: int, kind: str, statistic: str, first: int | None = None, last: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(steps int64, float32 [steps, sites]) of one statistic."""
+    steps, found = statistics_of(db, run, kind, [statistic], first, last)
+    return steps, found[statistic]
+
+
+def statistics_of(
+    db: sqlite3.Connection, run: int, kind: str, wanted: Collection[str], first: int | None = None, last: int | None = None
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """(steps int64, statistic -> float32 [steps, sites]): every sample is read once, whatever is wanted of it."""
     between, bounds = _range(first, last)
+    query = f"SELECT step, n, layout, crc, data FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step"
+    steps, widths, read = [], [], []
     with one_moment(db):
         layouts = {i: (str(rows), str(zeros)) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
-        row_of = {i: rows.split().index(statistic) for i, (rows, _) in layouts.items() if statistic in rows.split()}
-        cases = " ".join(f"WHEN {i} THEN {row}" for i, row in row_of.items()) or "WHEN -1 THEN NULL"
-        found = db.execute(
-            f"""SELECT step, n, layout, crc, substr(data, 1 + 4 * (n + 1) * CASE layout {cases} END, 4 * (n + 1))
-                FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step""",
-            (run, kind, *bounds),
-        ).fetchall()
-    whole = [row for row in found if row[3] == sample_crc(run, kind, row[0], row[1], *layouts.get(row[2], ("", "")))]
-    if len(whole) < len(found):
-        note_damage(db, "sample")
-    taken = np.array([step for step, *_ in whole], np.int64)
-    width = max((n for _, n, *_ in whole), default=0)
-    matrix = np.full((len(whole), width), 0.0 if statistic == "count" else np.nan, np.float32)
-    for index, (_, n, layout, crc, piece) in enumerate(whole):
-        if piece is None:
-            matrix[index, :n] = 0.0 if statistic in layouts[layout][1].split() else matrix[index, :n]
-        elif (values := unpack_stat(piece, statistic, crc)) is not None:
-            matrix[index, :n] = values
-        else:
-            note_damage(db, "sample")
-    return taken, matrix
+        places = {
+            i: [(name, rows.split().index(name)) for name in wanted if name in rows.split()] for i, (rows, _) in layouts.items()
+        }
+        zero = {i: [name for name in wanted if name in zeros.split()] for i, (_, zeros) in layouts.items()}
+        for step, n, layout, crc, data in db.execute(query, (run, kind, *bounds)):
+            if crc != sample_crc(run, kind, step, n, *layouts.get(layout, ("", ""))):
+                note_damage(db, "sample")
+                continue
+            size = 4 * (n + 1)
+            pieces = {
+                name: data[size * row : size * (row + 1)] if isinstance(data, bytes) else None for name, row in places[layout]
+            }
+            found = {name: values for name, piece in pieces.items() if (values := unpack_stat(piece, name, crc)) is not None}
+            if len(found) < len(pieces):
+                note_damage(db, "sample")
+            steps.append(step)
+            widths.append(n)
+            read.append((layout, found))
+    shape = len(steps), max(widths, default=0)
+    out = {name: np.full(shape, 0.0 if name == "count" else np.nan, np.float32) for name in wanted}
+    for index, (n, (layout, found)) in enumerate(zip(widths, read)):
+        for name in zero[layout]:
+            out[name][index, :n] = 0.0
+        for name, values in found.items():
+            out[name][index, :n] = values
+    return np.array(steps, np.int64), out
 
 
 def sample_steps(db: sqlite3.Connection, run: int, kind: str) -> np.ndarray:

@@ -268,7 +268,7 @@ def changes_since(path: str | Path | None, run: int | None, step: int) -> dict[s
             "findings_total": len(found),
             "curves": _curves(source, step, CHANGE_POINTS),
             "kinds": {kind: pack_kind(found) for kind, found in matrices_of(source, step, CHANGE_CELLS).items()},
-            "sites": {kind: len(reader.sites(source.db, source.run.id, kind)) for kind in reader.kinds(source.db, source.run.id)},
+            "sites": {kind: len(source.sites(kind)) for kind in reader.kinds(source.db, source.run.id)},
         }
     small = len(json.dumps(finite(out))) <= CHANGE_BYTES
     return out if small else {"reload": True}
@@ -402,7 +402,7 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
 def _is_long(source: Source) -> bool:
     samples = histograms = 0
     for kind in reader.kinds(source.db, source.run.id):
-        sites = len(reader.sites(source.db, source.run.id, kind))
+        sites = len(source.sites(kind))
         samples += sites * len(reader.sample_steps(source.db, source.run.id, kind))
         histograms += sites * len(reader.histogram_steps(source.db, source.run.id, kind))
     return samples > WHATIF_SAMPLES or histograms > WHATIF_HISTOGRAMS
@@ -439,5 +439,5 @@ def _comparison(
 
 def _other_histograms(reference: Source) -> dict[str, Any]:
     found = histograms_of(reference)
-    sites = {kind: reader.sites(reference.db, reference.run.id, kind) for kind in found}
+    sites = {kind: reference.sites(kind) for kind in found}
     return {kind: {**pack_histograms(one), "names": [_cut(site.name) for site in sites[kind]]} for kind, one in found.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.formats import format_of
+from ...core.numbers import median
 from ...core.step import OptimizerState
 from ..describe import by_hazard
 from ..records import Diagnosis
@@ -106,7 +107,7 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
     known = [s for s in signs.facts.surprises if s.ratio >= signs.limits.surprise_spike]
     if not known or len(losses) < 8:
         return
-    began = float(np.median(losses[:4]))
+    began = median(losses[:4])
     for one in known:
         before = losses[(steps < one.step) & np.isfinite(losses)]
         calm = max(s.step for s in signs.facts.surprises if s.step <= one.step + 8)  # the strange batches themselves are over
@@ -114,7 +115,7 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
         after = after[np.isfinite(after)]
         if len(before) < 4 or len(after) < 2:
             continue
-        usual, thrown = float(np.median(before[-8:])), float(np.median(after))
+        usual, thrown = median(before[-8:]), median(after)
         rises = float(after.max()) > 1.5 * float(after[0])  # by the updates; a new task is only learnt away
         if thrown > signs.limits.runaway_loss * abs(began) and not signs.carried_away(one.step):
             continue  # the loss is made of other things than before: the weights are where they were

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.command_line import examine_command
 from ...core.finding import Finding, Severity
 from ...core.formats import FP32, format_of
-from ...core.numbers import counted, duration, power_of_two, share, short, size
+from ...core.numbers import counted, duration, median, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
 from ...diagnose.trials import trial_in_words
@@ -76,7 +76,7 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
     if culprit is None:
         return out
     kinds = reader.kinds(there.db, there.run.id)
-    if any(site.name == culprit.site for kind in kinds for site in reader.sites(there.db, there.run.id, kind)):
+    if any(site.name == culprit.site for kind in kinds for site in there.sites(kind)):
         out.append(there.command("layer", culprit.site))
     if culprit.step is not None:
         out.append(there.command("stats", "--step", culprit.step))
@@ -128,7 +128,7 @@ def _overview(state: RankState) -> list[Line]:
         percent = short(round(cost, 2 if cost < 100 else 0))
         lines.append(_fact("cost", f"{percent} % of the training time went into watching"))
     if "step_ms" in curves:
-        lines.append(_fact("step time", f"{short(float(np.median(curves['step_ms'][1])))} ms (median)"))
+        lines.append(_fact("step time", f"{short(median(curves['step_ms'][1]))} ms (median)"))
     if state.dumps:
         more = f" and {len(state.dumps) - 1} more" if len(state.dumps) > 1 else ""
         lines.append(_fact("dumps", f"nanny replay {state.dumps[0].path}{more}"))
