@@ -42,7 +42,7 @@ class ComparedSeries:
     kind: str  # `curve`, or the kind of the layer's tensor
     step: int | None
     broke: bool  # B is not finite where A is
-    a: float  # medians over the window from `step` on, or over the last one
+    a: float  # medians over the window from `step` on, or over the last one; of norms the pair whose ratio is the median
     b: float
     ratio: float
     last_a: float
@@ -250,7 +250,8 @@ def _compare_pair(pair: SeriesPair, limits: Limits, noise: str) -> list[Compared
     for i, (name, position) in enumerate(pair.names):
         first, broke = int(found.first[i]), bool(found.broke[i])
         at = slice(-window, None) if first < 0 else slice(first, first + 1 if broke else first + window)
-        a, b = _middle(pair.a[at, i]), _middle(pair.b[at, i])
+        apart = pair.log and first >= 0 and not broke
+        a, b = _usual_pair(pair.a[at, i], pair.b[at, i]) if apart else (_middle(pair.a[at, i]), _middle(pair.b[at, i]))
         last_a, last_b = _middle(pair.a[-window:, i]), _middle(pair.b[-window:, i])
         out.append(
             ComparedSeries(
@@ -260,7 +261,7 @@ def _compare_pair(pair: SeriesPair, limits: Limits, noise: str) -> list[Compared
                 broke=broke,
                 a=a,
                 b=b,
-                ratio=math.exp(found.gap[i]) if pair.log and first >= 0 and not broke else _ratio(a, b),
+                ratio=_ratio(a, b),
                 last_a=last_a,
                 last_b=last_b,
                 last_ratio=_ratio(last_a, last_b),
@@ -281,6 +282,17 @@ def _middle(values: Sequence[float] | np.ndarray) -> float:
     if 2 * len(finite) > len(array):
         return float(np.median(finite))
     return float(array[~np.isfinite(array)][0]) if len(array) > len(finite) else math.nan
+
+
+def _usual_pair(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """The values of the step whose ratio is the median: what is said of the ratio can be worked out from them."""
+    with np.errstate(invalid="ignore"):
+        gaps = logarithm(b) - logarithm(a)
+    known = np.flatnonzero(np.isfinite(gaps))
+    if not len(known):
+        return _middle(a), _middle(b)
+    at = known[np.argsort(gaps[known], kind="stable")[len(known) // 2]]
+    return float(a[at]), float(b[at])
 
 
 def _ratio(a: float, b: float) -> float:
