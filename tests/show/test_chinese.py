@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from nanny.check.config import Config, known_codes
 from nanny.check.files import check_paths
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
+from nanny.core.numbers import factor
 from nanny.show.pages import Page, all_pages
 from nanny.show.rule_text import SECTIONS, chinese_rules, section_of
-from nanny.show.translation import translate
+from nanny.show.translation import translate, words_of
 
 SOURCE = Path(nanny.__file__).parent
 SPEAKERS = (
@@ -182,6 +184,23 @@ def test_a_chinese_locale_is_enough(tmp_path, capsys, monkeypatch):
     assert "不健康" in capsys.readouterr().out
     main(["summary", "--db", str(store), "--format", "json"])
     assert "NOT HEALTHY" in capsys.readouterr().out  # JSON is for programs
+
+
+@pytest.mark.parametrize("ratio", [1.05, 0.8, 3.0, 0.2, math.inf, math.nan])
+def test_how_much_larger_is_said_in_chinese_to_the_last_word(ratio):
+    said = translate(f"The runs PART FIRST at step 5: the loss is {factor(ratio)} in B (A 1.02, B 1.09)", "zh")
+    assert re.findall("[a-z]{2,}", said) == []
+
+
+def test_the_word_of_the_verdict_is_the_same_in_a_sentence_and_alone():
+    for word, chinese in words_of("verdict", "zh").items():
+        assert translate(f"{word}: no cause is proved by what was seen", "zh").startswith(f"{chinese}：")
+
+
+def test_a_layer_that_is_called_like_a_word_of_the_page_keeps_its_name():
+    assert set(words_of("page", "en")) == set(words_of("page", "zh"))
+    assert words_of("page", "zh")["loss"] == "损失"
+    assert translate("NAN_OUTPUT in close at step 3, 95 % sure", "zh") == "NAN_OUTPUT：close，第 3 步，把握 95 %"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,23 @@ def test_a_sample_stands_over_the_number_of_its_step():
         assert right - left < 20, "the stretch to the next sample was not looked at"
 
 
+def test_the_end_of_the_format_moves_with_the_loss_scale():
+    limits = [Limit(0, 65504.0 / 2**4, 2.0**-28), Limit(6, 65504.0 / 2**2, 2.0**-26)]
+    svg = drawn(replace(LOSSLESS, kind="grad", limits=limits))
+    (points,) = re.findall(r'<path class="wall" fill="none" d="M([^"]+)"', svg)
+    heights = [float(point.split()[1]) for point in points.split("L")]
+    assert len(set(heights)) == 2
+    assert heights == sorted(heights, reverse=True), "a smaller scale leaves more room"
+    assert "fp16 ends at 16,376 at this loss scale" in svg
+
+
+@pytest.mark.parametrize("words", [3, 30])
+def test_a_long_title_stays_readable_and_inside(words):
+    svg = wall_svg(LOSSLESS, **(WORDS | {"title": "lorem ipsum " * words}))
+    sizes = [int(size) for size in re.findall(r'class="ink" x="[\d.]+" y="[\d.]+" font-size="(\d+)" font-weight="700"', svg)]
+    assert min(sizes[:2]) >= 18
+
+
 def test_updates_below_half_a_spacing_are_drawn_below_its_line():
     limits = [Limit(0, 3.39e38, 2.0**-11)]
     wall = Wall("bf16", 3.39e38, site="0.weight", kind="weight", steps=(0, 10), impact=8, limits=limits, lowest=-4,

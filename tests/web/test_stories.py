@@ -13,6 +13,8 @@ from browser import watched_page
 from runs.query_recordings import nanny
 from show.test_chinese import english_in
 
+from nanny.agent.folder import ReadableFolder
+from nanny.agent.tools import Tools
 from nanny.diagnose.knowledge import causes
 from nanny.runs.card import card_svg
 from nanny.runs.opening import open_job
@@ -70,6 +72,11 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert one is not None
         assert one.cause == kind.cause
         card, shown = plain(card_svg(summary)), plain(one._repr_html_() or "")
+        told_to_agents = Tools(ReadableFolder(tmp_path)).diagnose()
+    assert [(found.cause, found.culprit, found.step, found.remedy) for found in told_to_agents.diagnoses] == [
+        (one.cause, one.culprit, one.step, one.remedy)
+    ]
+    assert f"nanny: {summary.verdict.text}" in told, "the live log ends with the verdict"
     title, place = causes("en")[one.cause].title.rstrip("."), f"step {one.step}"
     asked = nanny("summary", cwd=tmp_path).stdout
     for screen in (told, asked, nanny("diagnose", cwd=tmp_path).stdout, shown):
@@ -88,6 +95,13 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert {fact for fact in ("NOT HEALTHY", title, one.culprit, place) if fact not in verdict} == set()
         assert one.remedy.replace("`", "").rstrip(".") in verdict
         assert page.evaluate("() => [state.step, page.focus.step]") == [one.step, one.step]
+        focus = page.evaluate("() => [page.focus.step, page.focus.kind, page.focus.site]")
+        page.evaluate("() => update({ step: 1, site: Object.values(page.kinds)[0].names.at(-1), finding: null })")
+        page.get_by_role("button", name="Show in the plots").click()
+        assert page.evaluate("() => [state.step, state.kind, state.site]") == focus
+        marks = page.locator("#tree-space .tree-row.born").all_inner_texts()
+        own = one.culprit == focus[2] or one.culprit.startswith(f"{focus[2]}.") or focus[2].startswith(f"{one.culprit}.")
+        assert all(place in mark for mark in marks) or not own, "the tree marks the culprit at the step of the verdict"
         if name == "overflow":  # the number that the verdict is about stands in the plot, as the card has it
             labels = page.evaluate("() => document.getElementById('histogram-figure').layout.annotations.map((one) => one.text)")
             number = re.search(r"FP32 has ([\d,]+)", card).group(1)  # type: ignore[union-attr]

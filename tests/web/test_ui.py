@@ -18,6 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from browser import watched_page
 from runs.query_recordings import CULPRIT, HEALTHY, SICK, record
 
@@ -394,6 +395,16 @@ def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
         page.click("header a")
         assert "4" not in page.title()
         assert page.locator("tbody tr").count() == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_list_nor_beside_another_run(scheme, many, chromium):
+    with serving(many) as client, watched_page(chromium, own_server=client.address, color_scheme=scheme) as watched:
+        watched.page.goto(client.address)
+        assert Axe().run(watched.page).response["violations"] == []
+        watched.page.goto(f"{client.address}/run/one/metrics.db/2/?compare=1")
+        assert Axe().run(watched.drawn()).response["violations"] == []
 
 
 @pytest.mark.slow

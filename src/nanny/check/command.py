@@ -18,7 +18,7 @@ from typing import IO
 from ..core.command_line import Parser, add_language, terminal_language, whole
 from ..core.finding import Finding, NannyError, Severity
 from ..core.numbers import counted
-from ..core.terminal import complain, say, visible_lines
+from ..core.terminal import complain, progress_shown, say, visible_lines
 from ..show.findings import (
     errors_first,
     folded,
@@ -120,7 +120,8 @@ def _report(options: argparse.Namespace, overrides: Config, texts: Mapping[str, 
 def _whole_report(options: argparse.Namespace, overrides: Config, texts: Mapping[str, str]) -> Report:
     paths = [path for path in options.paths if path != "-"]
     cache = None if options.no_cache or texts else user_cache()
-    report = check_paths(paths, overrides, options.jobs or 0, texts=texts, cache=cache)
+    with progress_shown():
+        report = check_paths(paths, overrides, options.jobs or 0, texts=texts, cache=cache)
     if cache is not None:
         cache.close()
     if "-" in options.paths:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from ..core.finding import Finding, NannyError
+from ..core.terminal import progress
 from ..show.findings import in_order
 from .broken import broken_code, too_deep
 from .cache import Cache, Checked, Imports, Keys, digest, shared_by_size
@@ -267,7 +268,7 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
         reports = _in_workers(batches, sources, config, min(workers, len(batches)))
     else:
         batch_of = BatchCheck(sources, config)
-        reports = [batch_of.check(batch) for batch in batches]
+        reports = _counted(map(batch_of.check, batches), batches)
     report = sum(reports, report)
     if cache is not None and keys is not None:
         for path, checked in report.checked.items():
@@ -353,11 +354,20 @@ def _in_workers(batches: list[list[Found]], sources: Sources, config: Config, wo
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
     try:
         with ProcessPoolExecutor(workers, context, _begin_worker, (sources, config)) as pool:
-            return list(pool.map(_work, batches))
+            return _counted(pool.map(_work, batches), batches)
     except BrokenProcessPool:  # a worker was killed, most often for its memory
         note = "a worker process was killed; checked everything again in one process"
         alone = BatchCheck(sources, config)
         return [Report(notes=[note]), *(alone.check(batch) for batch in batches)]
+
+
+def _counted(reports: Iterable[Report], batches: list[list[Found]]) -> list[Report]:
+    """All of them, and how far they are on the terminal of who waits."""
+    out: list[Report] = []
+    for batch, report in zip(batches, reports):
+        out.append(report)
+        progress(f"{sum(map(len, batches[: len(out)]))}/{sum(map(len, batches))} {batch[-1].path}")
+    return out
 
 
 @contextmanager

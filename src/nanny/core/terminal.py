@@ -1,16 +1,23 @@
 """Text of others on a terminal: names, values, paths and messages that nanny did not write must not steer it.
 
-`say(text)` prints what a command found; `visible(name)` is for the parts a renderer puts together.
+`say(text)` prints what a command found; `visible(name)` is for the parts a renderer puts together. Inside `progress_shown()`,
+which a command enters, `progress(text)` tells how far long work is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+import time
 import unicodedata
+from collections.abc import Iterator
 from typing import TextIO
 
 LONGEST_SENTENCE = 2000
+LONGEST_LINE = 79
+PROGRESS_SECONDS = 0.2
+_told_at: float | None = None  # when progress was last told; None: nobody asked for it
 _OWN_COLOURS = re.compile("(\x1b\\[(?:0|1|2|31;1|32|33)m)")  # what show.term.painted writes
 _ANY_CONTROL = re.compile(r"[^\n\t\x20-\x7e]")
 
@@ -57,6 +64,28 @@ def tell(text: str, colour: bool = False) -> None:
 def complain(text: str) -> None:
     """One sentence on stderr."""
     say(f"nanny: {one_sentence(text)}", sys.stderr)
+
+
+@contextlib.contextmanager
+def progress_shown() -> Iterator[None]:
+    """One line of the terminal that is written over, a few times a second, and gone at the end; nothing where there is none."""
+    global _told_at
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield
+        return
+    _told_at = time.monotonic()
+    try:
+        yield
+    finally:
+        _told_at = None
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def progress(text: str) -> None:
+    global _told_at
+    if _told_at is not None and (now := time.monotonic()) - _told_at > PROGRESS_SECONDS:
+        _told_at = now
+        print(f"\r\x1b[K{visible(text)[:LONGEST_LINE]}\r", end="", file=sys.stderr, flush=True)
 
 
 def _shown(char: str) -> str:

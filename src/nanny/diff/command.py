@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..core.command_line import Parser, above_zero, add_format, add_language, add_output, terminal_language, write_result
 from ..core.finding import Severity
 from ..core.plain_json import to_text
-from ..core.terminal import complain, visible
+from ..core.terminal import complain, progress, progress_shown
 from ..show.term import wants_colour, width_of
 from ..show.translation import translate
 from .records import POLICIES, REFERENCES, DiffReport
@@ -73,24 +72,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         load_weights(model, args.weights)
     loss_fn = load_function(args.loss) if args.loss else None
     sample, target = load_sample(args.input, args.target, model, loss_fn)
-    report = auto_diff(
-        model.eval() if args.eval else model,
-        sample,
-        args.dtype,
-        loss_fn=loss_fn,
-        target=target,
-        backward=not args.no_backward,
-        own=not args.no_own,
-        policy=args.policy,
-        reference=args.reference,
-        loss_scale=args.loss_scale,
-        rel_warn=args.rel_warn,
-        rel_error=args.rel_error,
-        advise=args.advise,
-        progress=_progress_line() if sys.stderr.isatty() else None,
-    )
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    with progress_shown():
+        report = auto_diff(
+            model.eval() if args.eval else model,
+            sample,
+            args.dtype,
+            loss_fn=loss_fn,
+            target=target,
+            backward=not args.no_backward,
+            own=not args.no_own,
+            policy=args.policy,
+            reference=args.reference,
+            loss_scale=args.loss_scale,
+            rel_warn=args.rel_warn,
+            rel_error=args.rel_error,
+            advise=args.advise,
+            progress=progress if sys.stderr.isatty() else None,
+        )
     write_result(_render(report, args), args.output, wants_colour(sys.stdout))
     if report.partial:
         return 130
@@ -108,17 +106,3 @@ def _render(report: DiffReport, args: argparse.Namespace) -> str:
         return render_page(report, terminal_language(args.lang))
     colour = wants_colour(sys.stdout) and not args.output
     return render_diff(report, colour, width_of(sys.stdout), args.all, terminal_language(args.lang))
-
-
-def _progress_line() -> Callable[[str], None]:
-    """One line on the terminal that is written over, a few times a second."""
-    shown = time.monotonic()
-
-    def show(text: str) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if now - shown > 0.2:
-            shown = now
-            print(f"\r\x1b[K{visible(text)[:99]}\r", end="", file=sys.stderr, flush=True)
-
-    return show

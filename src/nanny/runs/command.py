@@ -32,7 +32,7 @@ from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import counted
 from ..core.plain_json import finding_object, to_text
-from ..core.terminal import say
+from ..core.terminal import progress_shown, say
 from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
 from ..show.term import wants_colour, width_of
 from ..store.damage import Damage, damage_sentence
@@ -181,13 +181,14 @@ def _export(args: argparse.Namespace) -> Answer:
     columns = (Column("file", elastic=True), Column("rows"))
     if args.format == "parquet":
         with open_job(args.db, args.run, args.damage) as (sources, notes):
-            written = export_job(sources, args.out, args.number)
+            with progress_shown():
+                written = export_job(sources, args.out, args.number)
             number = sources[0].run.id if args.number is None else args.number
         lines = [Line(f"{counted(len(sources), 'rank')}, {counted(len(written), 'file')} in {args.out}")]
         lines += [Line(note, "warning") for note in notes]
         table = Table(columns, written, most=FILES_SHOWN, rest="files")
         return Answer(lines=lines, tables=[table], next=[f"nanny summary --db {shlex.quote(args.out)} --run {number}"])
-    with open_run(args.db, args.run, damage=args.damage) as source:
+    with open_run(args.db, args.run, damage=args.damage) as source, progress_shown():
         written = export_run(source, Path(args.out), args.format)
     return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.finding import NannyError
 from ..core.plain_json import to_text
+from ..core.terminal import progress
 from ..store import reader
 from . import dataset
 from .alerts import findings_of, job_verdict, repeats
@@ -42,6 +43,7 @@ def export_job(sources: Sequence[Source], url: str, number: int | None = None) -
     try:
         place = dataset.RemoteFolder(url)
         for source in sources:
+            progress(f"rank {source.run.rank}")
             verdict = job_verdict([source], findings_of(source))
             written += dataset.write_rank(place, number, source, verdict, tables(source, in_dataset=True))
     except OSError as error:
@@ -80,6 +82,8 @@ def to_csv(source: Source, folder: Path) -> list[tuple[str, int]]:
             for row in rows:
                 writer.writerow(["" if value is None else value for value in row])
                 count += 1
+                if count % 1000 == 0:
+                    progress(f"{path}: {count}")
         written.append((str(path), count))
     return written
 

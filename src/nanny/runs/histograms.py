@@ -27,6 +27,7 @@ from ..core.formats import (
     Format,
     exponent_of,
 )
+from ..core.terminal import progress
 from ..store import reader
 from .matrices import Columns, Matrix, groups_of, order_keys
 from .source import Source
@@ -80,6 +81,7 @@ def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int
     flushed = np.full((2, rows, len(bounds) - 1), -1.0, np.float32)
     scales = source.evidence.scalars.get("scale") if kind in BACKWARD else None
     for group, step, counts in _read(source, kind, steps, bounds):
+        progress(f"{kind}: {group + 1}/{len(bounds) - 1}")
         counts = counts if only is None else counts[only : only + 1]
         totals[: len(counts), group] += counts
         lost = shares(counts, FP16, _scale_bits(scales, step))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.step import Site
+from ..core.terminal import progress
 from ..store import reader
 from .source import Source
 from .stats import KINDS, kinds_of, stats_of
@@ -147,6 +148,7 @@ def _matrices(
     keys = {name: np.full(shape, ABSENT, np.float32) for name in quantities}
     at = {name: np.zeros(shape, np.uint16) for name in quantities}
     for lower, upper, statistics in _pieces(source, kind, steps, bounds, len(sites), quantities):
+        progress(f"{kind}: {bounds[upper]}/{len(steps)}")
         measured = statistics["count"] > 0
         for name in quantities:
             piece = order_keys(QUANTITIES[name][1](statistics, bare), measured)[:, : len(sites)]

@@ -24,7 +24,7 @@ from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import number
 from ..core.plain_json import finite
-from ..core.terminal import visible
+from ..core.terminal import progress, visible
 from ..diagnose import knowledge
 from ..diagnose.records import Diagnosis
 from ..diagnose.text import render_markdown
@@ -373,6 +373,7 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
     formats: list[dict[str, Any]] = []
     died = ""
     for target in TARGETS:
+        progress(f"whatif {target}")
         try:
             result = judge_in_format(source, format_of(target), verdict=verdict)
         except NannyError as error:

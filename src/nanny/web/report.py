@@ -15,7 +15,7 @@ from pathlib import Path
 from ..core.command_line import add_language, add_run, command_parser
 from ..core.finding import NannyError
 from ..core.numbers import short
-from ..core.terminal import say
+from ..core.terminal import progress_shown, say
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,6 +45,7 @@ def write_report(
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    size = write_report(args.output, args.db, args.run, args.compare, args.lang)
+    with progress_shown():
+        size = write_report(args.output, args.db, args.run, args.compare, args.lang)
     say(f"{args.output}: {short(size / 1e6)} MB, opens in any browser, needs no network")
     return 0
