@@ -14,6 +14,7 @@ import torch
 
 from nanny import cli
 from nanny.core.limits import Limits
+from nanny.monitor.watch import MixedPrecisionNanny
 from nanny.runs.compare import SeriesPair, _compare_pair, find_divergence, plain_name, ratio_matrix, step_noise
 from nanny.runs.opening import open_named
 from runs import query_recordings as q
@@ -253,3 +254,31 @@ def test_the_ratio_that_is_told_is_the_one_of_the_numbers_beside_it(tmp_path: Pa
     assert series.step is not None
     assert series.ratio == pytest.approx(series.b / series.a)
     assert series.ratio == pytest.approx(3, rel=0.3)
+
+
+def test_a_scaler_that_finds_its_scale_is_no_parting_and_one_that_never_does_is(tmp_path: Path, capsys: Any) -> None:
+    def train(init_scale: float, steps: int) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+        draw = torch.Generator().manual_seed(0)
+        with MixedPrecisionNanny(model, optimizer, scaler, output_dir=tmp_path, live=False, trace_interval=5) as nanny:
+            for step in range(steps):
+                x = torch.randn(32, 8, generator=draw)
+                with nanny.step(step):
+                    optimizer.zero_grad()
+                    with torch.autocast("cpu", torch.float16):
+                        loss = torch.nn.functional.mse_loss(model(x).float(), x.sum(1, keepdim=True).tanh())
+                    scaler.scale(loss).backward()
+                    scaler.step(optimizer)
+                    scaler.update()
+
+    train(2.0**10, 100)
+    train(2.0**26, 100)
+    found = compare("1", "2", capsys, "--db", str(tmp_path))
+    assert not any(series["broke"] for series in (*found["curves"], *found["layers"]))
+    assert not any(series["still_apart"] for series in found["curves"])
+    train(2.0**100, 20)
+    found = compare("1", "3", capsys, "--db", str(tmp_path))
+    assert any(series["broke"] and series["step"] == 0 for series in found["layers"])

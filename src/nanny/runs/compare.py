@@ -11,7 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -100,6 +100,8 @@ def compare_runs(all_of_a: Ranks, all_of_b: Ranks, glob: str | None = None) -> R
     target = min((format_a, format_b), key=lambda form: form.significand)  # the narrower
     curve_pairs = [pair for name in CURVES if (pair := _curve_pair(all_of_a, all_of_b, name, target, limits))]
     layer_pairs = [pair for kind in KINDS if (pair := _layer_pair(all_of_a, all_of_b, kind, limits, glob))]
+    skipped = np.concatenate([_skipped_on_the_way(job) for job in (all_of_a, all_of_b)])
+    curve_pairs, layer_pairs = ([p for pair in found if (p := _without(pair, skipped))] for found in (curve_pairs, layer_pairs))
     pairs = curve_pairs + layer_pairs
     same_start = _same_start(pairs[0], target, limits) if curve_pairs and curve_pairs[0].names == [("loss", 0)] else None
     noise = "gap" if same_start else "b" if format_b.significand > format_a.significand else "a"
@@ -112,6 +114,22 @@ def compare_runs(all_of_a: Ranks, all_of_b: Ranks, glob: str | None = None) -> R
     first = min(apart, key=lambda p: (p.step, p.kind == "curve")) if apart else None
     steps = max(len(pair.steps) for pair in pairs)
     return RunComparison(a, b, steps, same_start, curves, layers, first, _notes(a, b, same_start, layers))
+
+
+def _skipped_on_the_way(job: Ranks) -> np.ndarray:
+    """Steps that a GradScaler skipped and went on from: how it finds its scale, and no difference between runs. Those behind the
+    last update are none: it has not found any."""
+    steps, skipped = reader.scalars(job[0].db, job[0].run.id, ["skipped"]).get("skipped", (np.zeros(0), np.zeros(0)))
+    taken = steps[skipped == 0]
+    return np.asarray(steps[(skipped > 0) & (steps < (taken[-1] if len(taken) else -math.inf))])
+
+
+def _without(pair: SeriesPair, skipped: np.ndarray) -> SeriesPair | None:
+    """Of gradients what was measured at other steps; forward nothing is lost to a scale."""
+    kept = ~np.isin(pair.steps, skipped)
+    if kept.all() or not (pair.kind in ("grad", "output_grad") or pair.names == [("grad_norm", 0)]):
+        return pair
+    return replace(pair, steps=pair.steps[kept], a=pair.a[kept], b=pair.b[kept]) if kept.any() else None
 
 
 def ratio_matrix(a: Source, b: Source, kind: str) -> Matrix | None:
