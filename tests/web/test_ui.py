@@ -398,6 +398,28 @@ def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1024, 1440])
+def test_no_word_is_broken_in_the_list(width, tmp_path, chromium):
+    for name in ("underflow/nanny_logs", "experiments/second_try/nanny_logs"):
+        record(tmp_path / name, replace(SICK, started=1000.0))
+    size = {"width": width, "height": 900}
+    with serving(tmp_path) as client, watched_page(chromium, own_server=client.address, viewport=size) as watched:
+        watched.page.goto(client.address)
+        broken = watched.page.evaluate(
+            r"""() => { const walk = document.createTreeWalker(document.querySelector("table"), NodeFilter.SHOW_TEXT), out = [];
+              while (walk.nextNode()) for (const found of walk.currentNode.data.matchAll(/\w+?(?=[_\W]|$)/g)) {
+                const range = document.createRange();
+                range.setStart(walk.currentNode, found.index);
+                range.setEnd(walk.currentNode, found.index + found[0].length);
+                if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) out.push(found[0]);
+              }
+              return out; }"""
+        )
+        assert broken == []
+        assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_on_the_list_nor_beside_another_run(scheme, many, chromium):
     with serving(many) as client, watched_page(chromium, own_server=client.address, color_scheme=scheme) as watched:

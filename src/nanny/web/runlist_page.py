@@ -95,19 +95,24 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     heads = [words[key] for key in ("tick", "run", "verdict", "status", "loss", "step", "dtype", "started", "command")]
     cells = [
         box,
-        f'<a href="{here}">{html.escape(name)}</a>{_ranks(job, address, words)}',
+        f'<a class="parts" href="{here}">{_parts(name)}</a>{_ranks(job, address, words)}',
         f'<span class="strong {style}">{html.escape(told)}</span> {_reason(job, words, lang)}',
         html.escape(words_of("page", lang).get(f"status.{run.status}", run.status)),
         f'<span class="site spark">{job.loss}</span>',
         "" if job.last_step is None else str(job.last_step),
         html.escape(run.amp_dtype or words["autocast"]),
         f'{time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))}<br><span class="quiet">{ago}</span>',
-        f'<span class="site">{html.escape(shortened(shlex.join(run.argv), 80))}</span>',
+        f'<span class="site parts">{_parts(shortened(shlex.join(run.argv), 80))}</span>',
     ]
     broken = (1, 2, 8)  # names, reasons and commands may break anywhere, words and dates may not
     kinds = ["" if i in broken else ' class="whole"' for i in range(len(cells))]
     shown = [f'<td{kind} data-head="{head}">{cell}</td>' for kind, head, cell in zip(kinds, heads, cells)]
     return f"<tr>{''.join(shown)}</tr>"
+
+
+def _parts(name: str) -> str:
+    """A path may end a line behind a separator, and not inside a word."""
+    return re.sub(r"([/_.-])", r"\1<wbr>", html.escape(name).replace("&#x27;", "'"))
 
 
 def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
@@ -117,7 +122,8 @@ def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
         return html.escape(translate(job.verdict.reason, lang))
     place = html.escape(shortened(culprit.site, 60))
     at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
-    message = html.escape(shortened(translate(culprit.message, lang), 140))
+    at += "" if job.verdict.rank is None else f", {words['rank'].format(job.verdict.rank)}"
+    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shortened(translate(culprit.message, lang), 140)))
     return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
 
 
