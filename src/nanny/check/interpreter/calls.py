@@ -17,6 +17,8 @@ from .values import NONE, UNKNOWN, Args, Kwargs, Thing, Value, replace
 
 
 def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
+    if base.is_none and isinstance(node.func, ast.Attribute):  # None has no methods: by now it is something else
+        base = Value(thing=Thing(dotted(node.func.value)))
     if base.kind == "external":
         return call_external(walk, frame, node, f"{base.ref}.{name}", args, kwargs)
     if base.kind == "parser":
