@@ -14,6 +14,10 @@ OPTIMIZERS = _words("""
     Optimizer Adam AdamW SGD RMSprop Adagrad Adadelta Adamax NAdam RAdam SparseAdam LBFGS Rprop ASGD Muon Adafactor Lion LAMB
     Lamb LARS FusedAdam FusedLAMB FusedSGD FusedAdagrad FusedNovoGrad Adam8bit AdamW8bit PagedAdamW PagedAdamW8bit
     PagedAdamW32bit Lion8bit SGD8bit DeepSpeedCPUAdam OnebitAdam AdamWScheduleFree SGDScheduleFree AdamWFp8 AdamW4bit""")
+# those that divide a gradient by its own size: a constant factor of it changes nothing
+ADAPTIVE = _words(
+    "Adam AdamW Adamax NAdam RAdam Adagrad RMSprop Rprop Lion Adafactor LAMB Lamb FusedAdam FusedLAMB Adam8bit AdamW8bit"
+)
 CLIPS = _words("""
     clip_grad_norm_ clip_grad_value_ clip_grad_norm clip_grads_with_norm_ get_total_norm adaptive_clip_grad dispatch_clip_grad""")
 WRAPPERS = _words("DistributedDataParallel DataParallel FullyShardedDataParallel DDP FSDP fully_shard")

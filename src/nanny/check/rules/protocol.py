@@ -13,7 +13,7 @@ from ...core.finding import Link
 from ..chains import link
 from ..interpreter.guards import AMP
 from ..interpreter.objects import parameter_owners
-from ..interpreter.trace import Event, Trace, can_meet
+from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import UNKNOWN, Value
 
 HORIZON = 1000  # events: what is further away belongs to another step
@@ -69,6 +69,21 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
             enabled = event.kwargs.get("enabled")
             return enabled is not None and enabled.const is False
     return False
+
+
+def first_scale(view: FileView) -> str:
+    """The scale that gradients carry at first, in words: what the program gives its scaler, or torch's default."""
+    return next((f"{value.const:,.0f}" for value in _init_scales(view) if value.is_number), "65,536")
+
+
+def has_own_scale(view: FileView) -> bool:
+    """Whether the program chooses the scale that it begins with."""
+    return any(value is not UNKNOWN for value in _init_scales(view))
+
+
+def _init_scales(view: FileView) -> Iterator[Value]:
+    for event in view.of("scaler.new"):
+        yield event.kwargs.get("init_scale") or event.arg(0 if event.out.path.startswith("torch.cuda.amp") else 1)
 
 
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")

@@ -20,6 +20,7 @@ from .protocol import (  # fmt: skip
     before,
     bound_in,
     extra_guards,
+    first_scale,
     identifiers,
     is_disabled,
     is_scaled,
@@ -62,19 +63,13 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             event.node,
-            f"gradients are clipped while still scaled ({scaled.since(event)}): {_limit(event, view)}",
+            f"gradients are clipped while still scaled ({scaled.since(event)}): "
+            f"the clip limit acts on gradients {first_scale(view)} times too large",
             _how_to_unscale(scaled),
             chain=scaled.links(event, "they are clipped"),
             unknown=scaled.unknown,
             mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
-
-
-def _limit(event: Event, view: FileView) -> str:
-    """What the loss scale does to the limit of a clip, in words."""
-    made = next((v for e in view.of("scaler.new") if (v := e.kwargs.get("init_scale")) is not None and v.is_number), None)
-    times = f"{made.const:,.0f}" if made is not None else "65,536"
-    return f"the clip limit acts on gradients {times} times too large"
 
 
 def _how_to_unscale(scaled: Scaled) -> str:
@@ -134,14 +129,17 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         scaled = backward_for(trace, index)
         if scaled is None:
             continue
+        if _is_direction(event, trace.events[position + 1 : position + 100]):
+            continue
         reported.add(id(source))
         name = event.op.rstrip("_")
         yield Hit(
             read.node,
-            f"`.grad` ({name}) is still scaled ({scaled.since(event)}): what is seen here is 65,536 times the gradient",
+            f"`.grad` ({name}) is still scaled ({scaled.since(event)}): "
+            f"what is seen here is {first_scale(view)} times the gradient",
             "call scaler.unscale_(optimizer) first",
             chain=scaled.links(read, f"the gradient is used ({name})"),
-            unknown=scaled.unknown,
+            unknown=scaled.unknown or ("" if _is_final(event) else "what the number is used for"),
             mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
 
@@ -183,6 +181,17 @@ def _is_only_tested(event: Event, later: list[Event]) -> bool:
     """Whether what is made of a gradient is only asked to be finite, which no scale changes."""
     uses = [e.op for e in later if any(v is event.out for v in e.args)] if event.out.op else []
     return bool(uses) and _FINITE.issuperset(uses)
+
+
+def _is_final(event: Event) -> bool:
+    """Whether the scale does harm here and now: the gradient itself is changed, or shown; a number made of it may be anything."""
+    return event.op not in NONLINEAR_FUNCTIONS or event.op.endswith("_")
+
+
+def _is_direction(event: Event, later: list[Event]) -> bool:
+    """Whether what is made of a gradient only divides another gradient: an angle or a unit vector, which no scale changes."""
+    over = [e for e in later if e.op == "div" and any(v is event.out for v in ancestors(e.arg(1), 60))]
+    return bool(over) and all(any(v.op == "grad" for v in ancestors(e.arg(0), 60)) for e in over)
 
 
 def _has_gradient(value: Value) -> bool:
@@ -308,6 +317,8 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
         return None  # another optimizer is stepped every time
     if name == "unscale_" and any(s.at.loops == event.at.loops and not window_keys(s) for s in steps):
         steps = [s for s in steps if same_object(s.arg(1), event.arg(1))]
+        if any(s.at.loops == event.at.loops and not window_keys(s) and can_meet(s, event) for s in steps):
+            return None  # it is stepped every time, too
     changing = bound_in(event.at.loops[-1]) if event.at.loops else set()
     own = extra_guards(event, backwards[-1]) if backwards else set()
     if any(changing & identifiers(key) for key in own):

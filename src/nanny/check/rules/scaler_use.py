@@ -8,11 +8,22 @@ from ...core.finding import Severity
 from ..chains import half_links, link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
-from ..interpreter.torch_names import GRAD_SCALERS
+from ..interpreter.torch_names import ADAPTIVE, GRAD_SCALERS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import HALF, UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import after, before, doubt_of_scale, is_disabled, is_scaled, near, same_object, scaler_of
+from .protocol import (
+    after,
+    before,
+    doubt_of_scale,
+    first_scale,
+    has_own_scale,
+    is_disabled,
+    is_scaled,
+    near,
+    same_object,
+    scaler_of,
+)
 from .training import is_stepped, share_loop
 
 
@@ -102,12 +113,15 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue  # the same switch turns the scaler off
         scaled = next((e for e in before(trace, index) if e.op == "scaler.step" and same_object(e.arg(1), event.arg(0))), None)
         undone = next((e for e in before(trace, index) if e.op == "scaler.unscale_" and same_object(e.arg(1), owned)), None)
+        is_held = owned.kind == "optimizer" and owned.ref in ADAPTIVE and not view.of("scaler.update", "scaler.step")
+        if is_held and has_own_scale(view):
+            continue  # a scale that was chosen and stays, under an optimizer that divides the gradient by its own size
         if scaled is not None:
             harm = f"the same gradients are used twice, scaler.step() ran at {scaled.place_in(event.file)}"
-        elif undone is not None:
+        elif undone is not None or is_held:
             harm = "it does not skip infinite gradients, as scaler.step() would"
         else:
-            harm = "they are 65,536 times too large"
+            harm = f"they are {first_scale(view)} times too large"
         yield Hit(
             event.node,
             f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}): {harm}",
@@ -118,7 +132,7 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
                 *((link(scaled, "scaler.step() of this optimizer"),) if scaled else ()),
                 link(event, "the optimizer steps without the scaler"),
             ),
-            unknown=doubt_of_scale(last, event),
+            unknown=doubt_of_scale(last, event) or ("whether a gradient overflows at this scale" if is_held else ""),
         )
 
 
@@ -160,7 +174,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
                 yield Hit(
                     event.node,
                     f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
-                    "the gradients come out 65,536 times too small",
+                    f"the gradients come out {first_scale(view)} times too small",
                     "use scaler.scale(loss).backward()",
                     chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                     unknown="" if is_seen else "whether the scaler is switched on",
