@@ -11,6 +11,7 @@ from ...core.limits import Limits
 from ..chains import half_links, link, node_link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.uses import dotted
 from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import is_disabled, scaler_of
@@ -225,8 +226,20 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
     trace = view.trace_of(event)
     if trace is not None and any(loops[-1] in e.at.loops for e in trace.of("optimizer.new")):
         return
+    if not any(loops[-1] in e.at.loops for e in view.of("backward", "scaler.scale", "scaler.step")) or _is_built_once(event):
+        return
     hint = "build the scaler once, beside the optimizer, and pass it in"
     yield Hit(event.node, f"GradScaler is built again in every pass of the loop at line {loops[-1].lineno}", hint)
+
+
+def _is_built_once(event: Event) -> bool:
+    """Whether it is made only while something is missing that is filled in with it (`if x is None: build()`)."""
+    missing = {key for key, arm in event.at.guards if not arm}
+    assigned = {
+        dotted(target) for function in event.at.stack for node in ast.walk(function.node) if isinstance(node, ast.Assign)
+        for target in node.targets
+    }  # fmt: skip
+    return not missing.isdisjoint(assigned)
 
 
 @rule("SCALER_NOT_SAVED", Severity.WARNING, "save")
