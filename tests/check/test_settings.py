@@ -184,13 +184,13 @@ def test_several_scale_keys_at_the_top_level_are_one_mistake(tmp_path):
 @pytest.mark.parametrize(
     ("data", "severity"),
     [
-        ({"torch_dtype": "bfloat16"}, Severity.WARNING),
+        ({"torch_dtype": "bfloat16"}, Severity.INFO),
         ({"dtype": "bfloat16"}, Severity.INFO),  # what is loaded, or only what is computed in: the program knows
-        ({"torch_dtype": "float16", "fp16": True}, Severity.ERROR),
-        ({"dtype": "float16", "fp16": True}, Severity.WARNING),
+        ({"torch_dtype": "float16", "fp16": True}, Severity.WARNING),
+        ({"dtype": "float16", "fp16": True}, Severity.INFO),
     ],
 )
-def test_a_dtype_of_the_programs_own_is_told_one_step_lower(tmp_path, data, severity):
+def test_half_weights_are_possible_where_the_launcher_is_not_known(tmp_path, data, severity):
     file = tmp_path / "train.json"
     file.write_text(json.dumps({"output_dir": "out", "per_device_train_batch_size": 8, **data}))
     (finding,) = check_paths([str(file)], jobs=1).findings

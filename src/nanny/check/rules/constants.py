@@ -196,7 +196,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         yield from _possible_key(event, kind, limit)
         return
     largest = _largest(event.out if event.op != "cast" else event.arg(0))
-    if largest is not None and largest <= limit:
+    if (largest is not None and largest <= limit) or _is_share(event, view):
         return
     yield Hit(
         event.node,
@@ -204,6 +204,16 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         "keep them integer or float32 and cast the result of the computation",
         severity=None if counted is not None else Severity.INFO,  # whole numbers of unknown size may be class labels
     )
+
+
+def _is_share(event: Event, view: FileView) -> bool:
+    """Whether a count is divided by its own length: the shares lie between 0 and 1."""
+    trace = view.trace_of(event) if event.op in ("arange", "range") else None
+    if trace is None:
+        return False
+    length = {id(v) for a in event.args for v in ancestors(a, 8) if v.kind != "const"}
+    divided = (e for e in trace.of("div", "div_", "augassign") if e.arg(0) is event.out)
+    return any(id(v) in length for e in divided if e.op != "augassign" or e.arg(2).const == "Div" for v in ancestors(e.arg(1), 8))
 
 
 def _becomes_integer(value: Value, view: FileView) -> bool:

@@ -7,7 +7,15 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16
-from ...core.ops import ACCUMULATING_FUNCTIONS, COUNTING_FUNCTIONS, CREATING_FUNCTIONS, LOSSES, NORM_LAYERS, SHAPE
+from ...core.ops import (
+    ACCUMULATING_FUNCTIONS,
+    COUNTING_FUNCTIONS,
+    CREATING_FUNCTIONS,
+    LOSSES,
+    NONLINEAR_FUNCTIONS,
+    NORM_LAYERS,
+    SHAPE,
+)
 from ..chains import link
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
@@ -301,9 +309,9 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     if not event.at.has_grad or not view.is_training():
         return
     is_known = event.op not in ("loss", "loss_call")
-    if not is_known and not goes_backward(event.out, view.of("backward", "scaler.scale", "framework.backward")):
+    if not is_known and not goes_backward(event.out, _backwards(view)):
         return
-    if event.op == "loss_call" and _feeds_a_loss(event, view):
+    if event.op == "loss_call" and (_feeds_a_loss(event, view) or not _is_summed_up(event.out, view)):
         return
     for value in event.args[:2]:
         for made in _through_shapes(value):
@@ -320,6 +328,27 @@ def _feeds_a_loss(event: Event, view: FileView) -> bool:
     """Whether a known loss is computed of what a module of the program gives back: then the module itself is none."""
     fed = view.once("fed to a loss", lambda: {id(v) for e in view.of(*LOSSES) for a in e.args[:1] for v in ancestors(a)})
     return id(event.out) in fed
+
+
+def _is_summed_up(value: Value, view: FileView) -> bool:
+    """Whether what goes backward is made of a value by weighting, adding and averaging alone: what is squared is no loss yet."""
+    losses = [e.arg(1) if e.op in ("scaler.scale", "framework.backward") else e.arg(0) for e in _backwards(view)]
+    stack, seen = losses, set[int]()
+    while stack:
+        current = stack.pop()
+        if current is value:
+            return True
+        if id(current) not in seen and current.op not in _BENDS:
+            seen.add(id(current))
+            stack.extend(current.inputs)
+    return False
+
+
+def _backwards(view: FileView) -> list[Event]:
+    return view.of("backward", "scaler.scale", "framework.backward")
+
+
+_BENDS = NONLINEAR_FUNCTIONS - {"sum", "mean", "max", "min"} | LOSSES | {"module_call"}
 
 
 @rule("HALF_ACCUMULATOR", Severity.WARNING, "augassign", "add_", "lerp_", "accumulate", "addcmul_")

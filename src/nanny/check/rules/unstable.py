@@ -19,6 +19,7 @@ from ..chains import half_links, link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
+from .training import goes_backward
 
 _PASS = SHAPE | {"getitem", "view", "cast", "clamp", "clamp_min", "add", "part", "clone"}
 
@@ -32,9 +33,16 @@ def _is_promoted(event: Event) -> bool:
     return region is not None and autocast_list(event.op, region.device) in ("float32", "unknown")
 
 
-def _is_guess_in_evaluation(event: Event) -> bool:
+def _is_guess_in_evaluation(event: Event, view: FileView) -> bool:
     """A model's output is half under autocast by convention only; without gradients a few lost digits are no damage."""
-    return not event.at.has_grad and not event.arg(0).sure
+    return not event.arg(0).sure and (not event.at.has_grad or _is_beside_the_loss(event, view))
+
+
+def _is_beside_the_loss(event: Event, view: FileView) -> bool:
+    """Whether the code goes backward, and not through this: a metric of what the loss was made of."""
+    trace = view.trace_of(event)
+    losses = trace.of("backward", "scaler.scale", "framework.backward") if trace is not None else []
+    return bool(losses) and not goes_backward(event.out, losses)
 
 
 def _unstable(event: Event, view: FileView, value: Value, text: str, hint: str) -> Hit:
@@ -72,7 +80,7 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: under CUDA autocast, which promotes softmax to float32.
     """
     value = event.arg(0)
-    if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event):
+    if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event, view):
         return
     if event.op == "softmax" and id(event.out) in _logged(view, "softmax"):
         return
@@ -191,7 +199,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the argument is bounded (a maximum was subtracted, or it was clamped), in bf16, or under CUDA autocast.
     """
     value = event.arg(0)
-    if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event):
+    if value.dtype != "fp16" or _is_promoted(event) or _is_shifted(value) or _is_guess_in_evaluation(event, view):
         return
     if id(event.out) in view.once("log of sum of exp", lambda: {id(_summed_exp(e.arg(0))) for e in view.of(*LOG_FUNCTIONS)}):
         return
@@ -227,7 +235,7 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     small.
     """
     value = event.arg(0)
-    if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value) or _is_guess_in_evaluation(event):
+    if not value.is_half or _is_promoted(event) or event.at.island or _is_bounded(value) or _is_guess_in_evaluation(event, view):
         return
     if not value.sure and _made_by(value, ("sigmoid",)) is None:  # a guess, and nothing says that the values add up
         return

@@ -151,9 +151,10 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
         scaled = name == "fp16" and is_on(settings.get("fp16"))
         yield Problem(
             (key,),
-            f"`{key}: {settings.get(key)}` loads the weights that are trained in {name}, without a float32 copy: "
+            f"possible: `{key}: {settings.get(key)}` loads the weights that are trained in {name}, without a float32 copy: "
             + ("`fp16: true` then stops at the first step (FP16 gradients cannot be unscaled)" if scaled else "")
-            + ("" if scaled else f"updates below {_lost(name)} of a weight are lost"),
+            + ("" if scaled else f"updates below {_lost(name)} of a weight are lost")
+            + "; whether the launcher brings DeepSpeed or FSDP, which keep a copy, is not known",
             f"Load the weights in float32 and let `{name}: true` do the casting.",
             _true_half_severity(key, scaled),
         )
@@ -166,9 +167,9 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
 
 
 def _true_half_severity(key: str, is_scaled: bool) -> Severity:
-    """`dtype` alone is a word of the program's own: it may be what it loads the weights in, or only what it computes in."""
-    worst = Severity.ERROR if is_scaled else Severity.WARNING
-    return Severity(worst - 1) if key == "dtype" else worst
+    """A settings file does not know its launcher, and `dtype` alone is a word of the program's own: it may be what the weights
+    are loaded in, or only what it computes in."""
+    return Severity.WARNING if is_scaled and key != "dtype" else Severity.INFO
 
 
 def _lost(name: str) -> str:
