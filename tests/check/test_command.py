@@ -82,9 +82,9 @@ def test_colour_is_used_when_it_is_asked_for(project):
 def test_concise_gives_one_line_for_each_finding_errors_first(project):
     (project / "plain.py").write_text(TRAIN.replace("        torch.nn.utils", "        optimizer.step()\n        torch.nn.utils"))
     lines = nanny(".", "--output-format", "concise", "--exclude", "*.json", cwd=project).stdout.splitlines()
-    assert all(re.match(r"\w+\.py:\d+:\d+: (INFO|ERROR) [A-Z_]+ \S", line) for line in lines[:-1])
+    assert all(re.match(r"\w+\.py:\d+:\d+: (INFO|WARNING|ERROR) [A-Z_]+ \S", line) for line in lines[:-1])
     severities = [line.split()[1] for line in lines[:-1]]
-    assert severities == sorted(severities)  # ERROR before INFO
+    assert severities == sorted(severities, key=("ERROR", "WARNING", "INFO").index)
     assert "ERROR" in severities
 
 

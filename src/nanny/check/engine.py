@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.finding import Finding, Severity
+from .credit import is_on_probation
 from .interpreter.interpreter import Interpreter
 from .interpreter.probe import probe
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
@@ -127,6 +128,8 @@ def _finding(rule: CheckRule, hit: Hit, file: str, event: Event | None) -> Findi
     if hit.unknown:
         severity, message = min(severity, Severity.WARNING), f"possible: {message}; {hit.unknown} is not known"
     if not hit.chain:
+        severity = min(severity, Severity.WARNING)
+    if is_on_probation(rule.code):
         severity = min(severity, Severity.WARNING)
     evidence = {**hit.evidence, **_circumstances(event)}
     where = getattr(hit.node, "file", file)

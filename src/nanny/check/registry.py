@@ -16,6 +16,7 @@ from typing import Any
 
 from ..core.finding import Link, Severity
 from ..core.registry import import_all
+from .credit import is_off_by_default
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,12 @@ OPT_IN = "\n\nOnly with `--select EXTRA` (or this code): no finding of it on cod
 _RULES: dict[str, list[CheckRule]] = {}
 
 
-def rule(code: str, severity: Severity, *ops: str, on: str = "event", extra: bool = False) -> Callable[[Any], Any]:
+def rule(code: str, severity: Severity, *ops: str, on: str = "event") -> Callable[[Any], Any]:
     """Enters the decorated generator as (a part of) rule `code`; `ops` are the operations an event rule is called for.
 
-    `extra` rules run only for who asks for them: nobody has seen one of their findings be right on code of strangers yet.
+    Rules that have only been wrong on code of strangers (`credit.py`) run for who asks for them.
     """
+    extra = is_off_by_default(code)
 
     def enter(function: Callable[..., Iterable[Hit]]) -> Callable[..., Iterable[Hit]]:
         doc = cleandoc(function.__doc__ or "") + (OPT_IN if extra else "")

@@ -27,4 +27,4 @@ def in_the_targets_format(tree: Tree, finding: Finding) -> Iterator[Change]:
         target, value = call.func.value, argument(call, 2 if has_dimension else 1, "src", "source", "tensor", "values")
     if value is not None and dotted(target):
         edits = tree.appended(value, f".to({dotted(target)}.dtype)")
-        yield Change(f"write it in the format of {dotted(target)}", tuple(edits), finding.severity == Severity.ERROR)
+        yield Change(f"write it in the format of {dotted(target)}", tuple(edits), finding.severity >= Severity.WARNING)

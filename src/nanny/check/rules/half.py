@@ -240,7 +240,7 @@ _ADAM_EPS = {
 }  # fmt: skip
 
 
-@rule("HALF_ADAM_EPS", Severity.ERROR, "optimizer.new", extra=True)
+@rule("HALF_ADAM_EPS", Severity.ERROR, "optimizer.new")
 def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
     """An Adam-type optimizer runs on fp16 parameters with an eps that fp16 rounds to 0.
 

@@ -58,6 +58,11 @@ def same_object(a: Value, b: Value) -> bool:
     return False
 
 
+def doubt_of_object(a: Value, b: Value, what: str) -> str:
+    """What is open where two values only have one name: whether they are one object."""
+    return "" if a is b or (a.thing is not None and a.thing is b.thing) else f"whether it is the same {what}"
+
+
 def scaler_of(event: Event) -> Value:
     return event.arg(0)
 

@@ -304,7 +304,7 @@ def _may_be_promoted(event: Event) -> bool:
     return event.op in ("add", "sub", "mul", "div", "pow") and next(others, None) is not None
 
 
-@rule("REGION_CACHE", Severity.WARNING, on="trace", extra=True)
+@rule("REGION_CACHE", Severity.WARNING, on="trace")
 def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
     """One module runs without and then with gradients inside one autocast region.
 

@@ -19,6 +19,7 @@ from .protocol import (  # fmt: skip
     backward_for,
     before,
     bound_in,
+    doubt_of_object,
     extra_guards,
     first_scale,
     identifiers,
@@ -250,6 +251,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     "this call raises RuntimeError",
                     "keep one unscale_ per optimizer and step, before clipping",
                     chain=(link(earlier, what), link(event, "unscale_ once more, with no update() in between")),
+                    unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer"),
                 )
                 break
 
@@ -304,6 +306,7 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
             f"{name}() runs every micro-batch, {ends}() at {anchor.place_in(event.file)} once a window: {harm}",
             f"move {name}() into the branch that ends the accumulation window",
             chain=(link(event, f"{name}() in every micro-batch"), link(anchor, f"{ends}() once a window")),
+            unknown="" if anchor.at.stack == event.at.stack else "whether both run in one pass",
         )
 
 

@@ -135,7 +135,7 @@ def _argument_node(node: ast.AST, name: str) -> ast.expr | None:
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
-@rule("SCALER_SETTINGS", Severity.WARNING, "scaler.new", extra=True)
+@rule("SCALER_SETTINGS", Severity.WARNING, "scaler.new")
 def scaler_settings(event: Event, view: FileView) -> Iterator[Hit]:
     """GradScaler is built with numbers that cannot work well.
 

@@ -63,6 +63,7 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             "scaler.step() without scaler.update() anywhere after it: the scale stays, and the next unscale_ raises RuntimeError",
             "call scaler.update() once per iteration, after step",
             chain=(link(step, "the scaler steps, and nothing in this program updates it"),),
+            unknown="" if is_made_here else "whether whoever made the scaler updates it",
         )
 
 
@@ -241,6 +242,7 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         if region.dtype == "half" and not _offers_fp16(region, view):
             continue
         unknown = "which format is chosen" if region.dtype == "half" else "what the loss is made of" if made is None else ""
+        unknown = unknown or ("" if trace.of("optimizer.step") else "whether a step uses these gradients")
         yield Hit(
             event.node,
             f"fp16 training without a loss scaler ({region.label_in(event.file)}): "

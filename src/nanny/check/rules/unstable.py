@@ -343,7 +343,7 @@ def _is_square_of_mean(value: Value) -> bool:
     )
 
 
-@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT_FUNCTIONS), extra=True)
+@rule("NUM_UNSUPPORTED_OP", Severity.ERROR, *sorted(NEEDS_FLOAT | FFT_FUNCTIONS))
 def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
     """An operation that has no half version gets a half tensor.
 

@@ -1,0 +1,72 @@
+"""What each rule has earned on code of strangers, and what follows from it.
+
+The numbers are those of the tables in `docs/check-triage.md` and of the field study before them: findings at first contact,
+one per repository and cause. `mended` are the wrong ones that a mechanism has removed since. From them follow the default
+set and how loud a rule may be; a rule that is not here has told nothing yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Credit:
+    right: int
+    wrong: int = 0
+    mended: int = 0  # of the wrong ones
+
+
+CREDIT = {
+    "CONFIG_LOSS_SCALE": Credit(6, 2, 2),
+    "CONFIG_REDUCE_DTYPE": Credit(9),
+    "CONFIG_TRUE_HALF": Credit(2, 2, 2),
+    "HALF_ACCUMULATOR": Credit(0, 4, 4),
+    "HALF_ADAM_EPS": Credit(0, 3, 0),
+    "HALF_CALL": Credit(12, 8, 7),
+    "HALF_DEFAULT_DTYPE": Credit(1),
+    "HALF_LOSS_INPUT": Credit(0, 2, 2),
+    "HALF_NORM": Credit(0, 2, 2),
+    "HALF_PARAMETERS": Credit(1, 3, 2),
+    "NUM_EPS_UNDERFLOW": Credit(3, 3, 3),
+    "NUM_EXP_HALF": Credit(0, 1, 1),
+    "NUM_INDEXED_WRITE": Credit(0, 2, 2),
+    "NUM_NUMPY_BF16": Credit(0, 1, 1),
+    "NUM_POSITIONS": Credit(5, 3, 3),
+    "NUM_REDUCE_HALF": Credit(1, 8, 7),
+    "NUM_SOFTMAX_HALF": Credit(3, 1, 1),
+    "NUM_UNSUPPORTED_OP": Credit(0, 1, 0),
+    "REGION_BACKWARD_INSIDE": Credit(1),
+    "REGION_BCE": Credit(0, 1, 1),
+    "REGION_CACHE": Credit(0, 1, 0),
+    "REGION_CUSTOM_FUNCTION": Credit(1, 1, 0),
+    "REGION_DEVICE": Credit(1, 2, 2),
+    "REGION_ISLAND_STILL_HALF": Credit(1, 1, 1),
+    "REGION_LOSS_OUTSIDE": Credit(6),
+    "REGION_NO_DEVICE": Credit(1),
+    "SCALER_BACKWARD_UNSCALED": Credit(1, 4, 4),
+    "SCALER_CLIP_BEFORE_UNSCALE": Credit(8),
+    "SCALER_GRADS_STILL_SCALED": Credit(1, 4, 4),
+    "SCALER_IN_ACCUMULATION": Credit(4, 2, 2),
+    "SCALER_MISSING": Credit(7, 4, 3),
+    "SCALER_NOT_LOADED": Credit(1),
+    "SCALER_NOT_SAVED": Credit(76, 5, 3),
+    "SCALER_REBUILT": Credit(8, 2, 2),
+    "SCALER_SETTINGS": Credit(0, 1, 0),
+    "SCALER_STEP_BYPASSED": Credit(0, 2, 2),
+    "SCALER_UPDATE_MISPLACED": Credit(4, 1, 1),
+    "SCALER_WITHOUT_AUTOCAST": Credit(1, 2, 2),
+    "SCALER_WITH_BF16": Credit(10, 1, 1),
+}
+
+
+def is_off_by_default(code: str) -> bool:
+    """Whether a rule has left the default set: it was wrong, never right, and nothing has mended it."""
+    credit = CREDIT.get(code)
+    return credit is not None and not credit.right and credit.wrong > credit.mended
+
+
+def is_on_probation(code: str) -> bool:
+    """Whether a rule of the default set was wrong and never right: it tells no ERROR until it has been."""
+    credit = CREDIT.get(code)
+    return credit is not None and not credit.right and 0 < credit.wrong == credit.mended
