@@ -123,7 +123,11 @@ class Interpreter:
             args = [] if "staticmethod" in function.decorators else [this]
         if function.runs and owner is function.owner and self.stored is None:
             return UNKNOWN
-        return self.run_function(outer, function, args, {}, Context(stack=(function,)), is_entry=True)
+        held = [(part, part.device) for value in args for part in objects.parts(value)]
+        made = self.run_function(outer, function, args, {}, Context(stack=(function,)), is_entry=True)
+        for part, device in held:  # nothing calls it: what it moves is not there when others run
+            part.device = device
+        return made
 
     def run_block(self, frame: Frame, body: Sequence[ast.stmt]) -> None:
         """Runs the statements; on return `frame.is_over` says whether the end of the block is reached."""
@@ -259,7 +263,7 @@ class Interpreter:
         if known is not None:
             self.run_block(frame, node.body if known else node.orelse)
             return
-        saved, env = frame.at, frame.env
+        saved, env, ways = frame.at, frame.env, len(frame.left)
         yes, no = (guards.guards_of(frame, node.test, test, arm) + guards.window_guard(frame, node, arm) for arm in (True, False))
 
         env.begin()
@@ -284,6 +288,10 @@ class Interpreter:
             env.put(changed_yes)
         else:
             env.put_joined(changed_yes, changed_no)
+            if len(frame.left) > ways:
+                frame.at = replace(saved, left=saved.left.union(frame.left[ways:]))
+        around = saved.guards[frame.base :]
+        frame.left += [frozenset(around + arm) for arm, over in ((yes, over_yes), (no, over_no)) if over and not frame.is_over]
 
     def run_for(self, frame: Frame, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(frame, node.iter)

@@ -36,6 +36,7 @@ class Context:
     loops: tuple[ast.AST, ...] = ()
     stack: tuple[OwnFunction, ...] = ()
     exits: frozenset[str] = frozenset()  # guards that hold only because the other way has left (return, continue, raise)
+    left: frozenset[frozenset[Guard]] = frozenset()  # conditions under which this function has been left before
 
     @property
     def region(self) -> Region | None:
@@ -85,10 +86,17 @@ class Event:
 
 def can_meet(a: Event, b: Event) -> bool:
     """Whether one pass through the code can meet both: no condition is taken both ways."""
-    if not a.at.guards or not b.at.guards:
+    if not a.at.guards and not b.at.guards:
         return True
     taken = dict(a.at.guards)
-    return all(taken.get(key, arm) == arm for key, arm in dict(b.at.guards).items())
+    if not all(taken.get(key, arm) == arm for key, arm in dict(b.at.guards).items()):
+        return False
+    return not (_has_left(a.at, b.at) or _has_left(b.at, a.at))
+
+
+def _has_left(one: Context, other: Context) -> bool:
+    """Whether the conditions of one place are among those under which the code is left before the other."""
+    return bool(other.left) and any(way.issubset(one.guards) for way in other.left)
 
 
 @dataclass(eq=False, repr=False)
@@ -179,6 +187,11 @@ class Frame:
     entered: list[Region] = field(default_factory=list)  # by ExitStack.enter_context
     spine: tuple[ast.AST | None, str] = (None, "")  # the call that starts what is being assigned, and the name it will get
     is_over: bool = False  # the current block has returned, raised, continued or broken
+    left: list[frozenset[Guard]] = field(default_factory=list)  # the branches that have, each by its conditions in here
+    base: int = 0  # guards around the call
+
+    def __post_init__(self) -> None:
+        self.base = len(self.at.guards)
 
     def lookup(self, name: str) -> Value | None:
         found = self.env.get(name)
