@@ -258,3 +258,32 @@ def test_the_default_set_follows_from_what_rules_have_earned_in_the_docs():
 def test_a_rule_that_was_never_right_on_code_of_strangers_tells_no_error(path: Path):
     for finding in check_source(path.read_text(), path.name, Options()):
         assert finding.severity < Severity.ERROR or not is_on_probation(finding.code)
+
+
+@pytest.mark.parametrize(("made", "severity"), [("None", "INFO"), ('torch.amp.GradScaler("cuda")', "WARNING")])
+def test_the_order_of_calls_on_a_scaler_that_nobody_makes_is_a_remark(made: str, severity: str):
+    text = (
+        "import torch\n\n\ndef advance(optimizers, scaler=None):\n    for key in optimizers:\n        scaler.step(optimizers[key])\n"
+        f"        scaler.update()\n\n\ndef infer(net, x):\n    kept = {made}\n"
+        '    with torch.autocast("cuda", dtype=torch.float16):\n        return net(x)\n'
+    )
+    told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
+    assert told["SCALER_UPDATE_MISPLACED"] == severity
+
+
+@pytest.mark.parametrize(("test", "severity"), [("if limit > 0:", "WARNING"), ("if True:", "ERROR")])
+def test_a_hook_under_a_condition_of_its_own_is_possible(test: str, severity: str):
+    text = (
+        f"import torch\n\n\ndef train(net, opt, batches, limit):\n    {test}\n        for p in net.parameters():\n"
+        "            p.register_hook(lambda g: torch.clamp(g, -limit, limit))\n"
+        '    scaler = torch.amp.GradScaler("cuda")\n    for x in batches:\n'
+        '        with torch.autocast("cuda", dtype=torch.float16):\n            loss = net(x).float().mean()\n'
+        "        opt.zero_grad()\n        scaler.scale(loss).backward()\n        scaler.step(opt)\n        scaler.update()\n"
+    )
+    told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
+    assert told == {"SCALER_GRADS_STILL_SCALED": severity}
+
+
+def test_autocast_to_double_on_cuda_is_a_remark():
+    text = 'import torch\n\nwith torch.autocast("cuda", dtype=torch.double):\n    pass\n'
+    assert [(f.code, f.severity.name) for f in check_source(text, "a.py", Options())] == [("REGION_DTYPE", "INFO")]

@@ -281,7 +281,7 @@ def given_back(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: 
     if thing is not None and thing.region is not None:
         why = f"output of `{_shown(node)}`, which the framework gives back in float32"
         return tensor("fp32", why, node.lineno, op="module_call", inputs=inputs, node=node)
-    if region is not None:
+    if region is not None and not (region.is_framework and region.enabled is None):  # a model it has prepared gives float32 back
         why = f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}"
         tags = frozenset({"autocast"})
         return tensor(region.dtype, why, node.lineno, sure=False, op="module_call", inputs=inputs, tags=tags, node=node)

@@ -76,6 +76,11 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
     return False
 
 
+def is_given(view: FileView) -> bool:
+    """Whether there is a scaler at all: one is made, or a loss is scaled; a helper may offer to step one that nobody has."""
+    return bool(view.of("scaler.new", "scaler.scale"))
+
+
 def first_scale(view: FileView) -> str:
     """The scale that gradients carry at first, in words: what the program gives its scaler, or torch's default."""
     return next((f"{value.const:,.0f}" for value in _init_scales(view) if value.is_number), "65,536")

@@ -255,7 +255,8 @@ def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     if region.dtype in HALF or region.enabled is False or (region.device == "cuda" and region.dtype == "fp32"):
         return
     if region.device == "cuda":
-        yield Hit(event.node, f"autocast to {region.dtype} makes no sense", "use dtype=torch.bfloat16 or float16")
+        text = f"autocast to {region.dtype} runs every matrix product in it, many times slower"
+        yield Hit(event.node, text, "use dtype=torch.bfloat16 or float16, unless the precision is meant", Severity.INFO)
     elif region.device == "":
         text = f"on CPU autocast refuses {region.dtype} and switches itself off (the device is not known here)"
         yield Hit(event.node, text, "use enabled=False and .float() to leave autocast on every device", Severity.INFO)

@@ -24,6 +24,7 @@ from .protocol import (  # fmt: skip
     first_scale,
     identifiers,
     is_disabled,
+    is_given,
     is_scaled,
     loops_over_optimizers,
     near,
@@ -121,7 +122,8 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             hint = "do it after backward and scaler.unscale_(optimizer), on p.grad"
             scale = view.of("scaler.scale")[0]
             chain = (link(scale, "the loss is scaled"), link(event, f"the hook uses the gradient ({event.op.rstrip('_')})"))
-            yield Hit(event.node, text, hint, chain=chain)
+            own = next((key for key, arm in event.at.guards if (key, arm) not in scale.at.guards), "")
+            yield Hit(event.node, text, hint, chain=chain, unknown=f"whether `{own}` holds" if own else "")
             continue
         if source is None or id(source) not in reads or id(source) in reported:
             continue
@@ -377,7 +379,8 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
         mine = [s for s in near(steps, index) if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
         reason = _misplaced(trace, index, event, mine)
         if reason:
-            yield Hit(event.node, reason, "call update() once per iteration, after the last step")
+            severity = None if is_given(view) else Severity.INFO
+            yield Hit(event.node, reason, "call update() once per iteration, after the last step", severity)
 
 
 def _bound(loop: ast.AST) -> set[str]:

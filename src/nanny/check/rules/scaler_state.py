@@ -14,7 +14,7 @@ from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted
 from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import is_disabled, scaler_of
+from .protocol import is_disabled, is_given, scaler_of
 from .training import goes_backward
 
 _LIMITS = Limits()
@@ -256,10 +256,9 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: the checkpoint is never used to go on training.
     """
-    used = view.of("scaler.scale", "scaler.step")
-    if not used or view.of("scaler.state_dict", "scaler.load_state_dict"):
+    used, made = view.of("scaler.scale", "scaler.step"), view.of("scaler.new")
+    if not used or view.of("scaler.state_dict", "scaler.load_state_dict") or not is_given(view):
         return
-    made = view.of("scaler.new")
     if all(is_disabled(scaler_of(e), made) for e in used) or not _holds_optimizer(event.arg(0)):
         return
     if any(v.kind == "scaler" for e in view.of("save") for v in ancestors(e.arg(0), 100)):  # saved whole

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ..interpreter.objects import optimizer_base, parameter_owners
 from ..interpreter.source import OwnClass
+from ..interpreter.torch_names import TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, can_meet
 from ..interpreter.values import HALF, Thing, Value, ancestors
 
@@ -83,6 +84,8 @@ def has_master_copy(view: FileView) -> bool:
         return True
     if any(e.out.ref == "deepspeed" for e in view.of("framework.new")):
         return True
+    if any(e.arg(0).last in TRAINING_ARGUMENTS and "deepspeed" in e.kwargs for e in view.of("external")):
+        return True  # whoever starts it may give DeepSpeed its settings
     if any(_keeps_bits(info) for info in view.module.classes):
         return True
     stepped = [e.arg(0) for e in view.of("optimizer.step")] + [e.arg(1) for e in view.of("scaler.step")]
