@@ -263,7 +263,8 @@ def test_a_rule_that_was_never_right_on_code_of_strangers_tells_no_error(path: P
 @pytest.mark.parametrize(("made", "severity"), [("None", "INFO"), ('torch.amp.GradScaler("cuda")', "WARNING")])
 def test_the_order_of_calls_on_a_scaler_that_nobody_makes_is_a_remark(made: str, severity: str):
     text = (
-        "import torch\n\n\ndef advance(optimizers, scaler=None):\n    for key in optimizers:\n        scaler.step(optimizers[key])\n"
+        "import torch\n\n\ndef advance(optimizers, scaler=None):\n    for key in optimizers:\n"
+        "        scaler.step(optimizers[key])\n"
         f"        scaler.update()\n\n\ndef infer(net, x):\n    kept = {made}\n"
         '    with torch.autocast("cuda", dtype=torch.float16):\n        return net(x)\n'
     )

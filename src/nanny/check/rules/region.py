@@ -93,8 +93,8 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     if region is None or region.is_framework:  # Lightning itself steps inside its region
         return
     what = "backward" if event.op == "backward" else "the optimizer step"
-    if event.op == "backward" and not is_stepped(event, view):
-        return  # a measurement of time or memory
+    if _is_other_way(event) or (event.op == "backward" and not is_stepped(event, view)):
+        return  # autocast is off here; or a measurement of time or memory
     is_seen = all(e.arg(0).kind in ("instance", "module") for e in view.of("module_call") if e.at.region is not None)
     loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
     yield Hit(

@@ -35,6 +35,7 @@ from .protocol import (  # fmt: skip
 
 _SCALER_STATE = frozenset({"_per_optimizer_states", "OptState", "UNSCALED", "READY", "STEPPED"})
 _SHIFTS = frozenset({"add_", "sub_"})
+_SHOWN = ("unknown_call", "external")  # the gradient goes to a log: it misleads, and harms no training
 
 
 @rule("SCALER_CLIP_BEFORE_UNSCALE", Severity.ERROR, on="trace")
@@ -143,6 +144,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             "call scaler.unscale_(optimizer) first",
             chain=scaled.links(read, f"the gradient is used ({name})"),
             unknown=scaled.unknown or ("" if _is_final(event) else "what the number is used for"),
+            severity=Severity.WARNING if event.op in _SHOWN else None,
             mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
 
@@ -170,9 +172,9 @@ def _used_gradient(event: Event) -> Value | None:
     if event.op == "set_grad":
         value = event.arg(1)
         return _gradient(value) if value.op in ("add", "sub") and not all(_has_gradient(v) for v in value.inputs) else None
-    if event.op in ("unknown_call", "external"):
+    if event.op in _SHOWN:
         name = dotted(getattr(event.node, "func", event.node)).rpartition(".")[2]
-        if name in LOG_METHODS:
+        if name in LOG_METHODS and not any(_FINITE & identifiers(key) for key, _ in event.at.guards):  # what is NaN is shown
             return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
     return None
 

@@ -10,7 +10,7 @@ from ...core.limits import Limits
 from ..chains import link, node_link, region_link
 from ..interpreter.regions import framework_dtype
 from ..interpreter.torch_names import IN_FILE, TRAINERS, TRAINING_ARGUMENTS
-from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import Value
 from ..registry import Hit, rule
 from .scaler_state import bad_settings
@@ -241,7 +241,7 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
         return
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
-        if (enabled is None or enabled.const is not False) and kind == "fp16":
+        if (enabled is None or enabled.const is not False) and kind == "fp16" and can_meet(made, event):
             yield Hit(
                 event.node,
                 f"{name} ({made.place_in(event.file)}) has a loss scaler of its own: the loss is scaled twice",
@@ -252,7 +252,7 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
         return
     for trace in view.traces:
         for event in trace.of("backward"):
-            if _owned(trace, name) and kind == "fp16":
+            if _owned(trace, name) and kind == "fp16" and can_meet(made, event):
                 yield Hit(
                     event.node,
                     f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: "
