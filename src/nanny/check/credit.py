@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.finding import Severity
+
 
 @dataclass(frozen=True)
 class Credit:
@@ -72,3 +74,8 @@ def is_on_probation(code: str) -> bool:
     """Whether a rule of the default set was wrong and never right: it tells no ERROR until it has been."""
     credit = CREDIT.get(code)
     return credit is not None and not credit.right and 0 < credit.wrong == credit.mended
+
+
+def loudest(code: str, severity: Severity) -> Severity:
+    """What a finding of a rule may be told as at most."""
+    return min(severity, Severity.WARNING) if is_on_probation(code) else severity

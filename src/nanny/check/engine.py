@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.finding import Finding, Severity
-from .credit import is_on_probation
+from .credit import loudest
 from .interpreter.interpreter import Interpreter
 from .interpreter.probe import probe
 from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
@@ -129,8 +129,7 @@ def _finding(rule: CheckRule, hit: Hit, file: str, event: Event | None) -> Findi
         severity, message = min(severity, Severity.WARNING), f"possible: {message}; {hit.unknown} is not known"
     if not hit.chain:
         severity = min(severity, Severity.WARNING)
-    if is_on_probation(rule.code):
-        severity = min(severity, Severity.WARNING)
+    severity = loudest(rule.code, severity)
     evidence = {**hit.evidence, **_circumstances(event)}
     where = getattr(hit.node, "file", file)
     return Finding(rule.code, severity, message, hit.hint, file=where, evidence=evidence, chain=hit.chain, **span(hit.node))

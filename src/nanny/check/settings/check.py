@@ -11,6 +11,7 @@ from typing import Any
 
 from ...core.finding import Finding, Link
 from ..broken import broken_code
+from ..credit import loudest
 from ..registry import rules_on
 from ..walk import KINDS, Found, Text, folders_up, read_text
 from . import rules  # noqa: F401  (enters its rules)
@@ -84,7 +85,7 @@ def _judge(section: SettingsSection, path: str) -> Iterator[Finding]:
             key = ".".join(map(str, (*section.at, *problem.keys)))
             yield Finding(
                 code=rule.code,
-                severity=problem.severity or rule.severity,
+                severity=loudest(rule.code, problem.severity or rule.severity),
                 message=problem.message,
                 hint=problem.hint,
                 file=path,
