@@ -293,10 +293,11 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the window's condition also guards the call, by another name.
     """
-    anchors = trace.numbered("scaler.step", "optimizer.zero_grad")
+    steps, clears = trace.numbered("scaler.step"), trace.numbered("optimizer.zero_grad")
     backwards = [(index, e) for index, e in trace.numbered("backward") if is_scaled(e)]
     for index, event in trace.numbered("scaler.unscale_", "scaler.step", "scaler.update"):
-        anchor = _window_anchor(event, near(anchors, index), near(backwards, index))
+        ends_window = clears if event.op == "scaler.step" else steps
+        anchor = _window_anchor(event, near(ends_window, index), near(backwards, index))
         if anchor is None:
             continue
         name, ends = event.op.partition(".")[2], anchor.op.partition(".")[2]
@@ -319,7 +320,7 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
     name = event.op.partition(".")[2]
     if window_keys(event) or (name == "update" and (event.args[1:] or event.kwargs)):
         return None  # ends a window of its own, or sets the scale by hand
-    steps = [a for a in anchors if a.op == "scaler.step" and same_object(scaler_of(a), scaler_of(event))]
+    steps = [a for a in anchors if name != "step" and same_object(scaler_of(a), scaler_of(event))]
     if name == "update" and any(can_meet(s, event) and s.at.loops == event.at.loops and not window_keys(s) for s in steps):
         return None  # another optimizer is stepped every time
     if name == "unscale_" and any(s.at.loops == event.at.loops and not window_keys(s) for s in steps):
@@ -331,7 +332,7 @@ def _window_anchor(event: Event, anchors: list[Event], backwards: list[Event]) -
     if any(changing & identifiers(key) for key in own):
         return None  # a condition that changes from pass to pass
     for anchor in anchors if name == "step" else steps:
-        if anchor.node is event.node or not can_meet(anchor, event) or (name == "step" and anchor.op == "scaler.step"):
+        if anchor.node is event.node or not can_meet(anchor, event):
             continue
         if name == "step" and any(_clears_always(a, anchor, event) for a in anchors):
             continue
