@@ -84,6 +84,17 @@ def test_four_times_the_code_is_four_times_the_work(make, monkeypatch):
     assert large < 6 * small
 
 
+def test_a_step_that_is_written_again_and_again_costs_the_same_each_time():
+    def again(size: int) -> str:
+        first = 'import torch\n\ndef f(model, x, opt):\n    scaler = torch.amp.GradScaler("cuda")\n'
+        return first + "    scaler.scale(model(x)).backward()\n" + "    scaler.step(opt)\n" * size
+
+    counted(again(20))
+    small, _ = counted(again(100))
+    large, _ = counted(again(400))
+    assert large < 5 * small
+
+
 def test_a_chain_of_fifty_thousand_attributes_is_said_to_be_too_deep():
     work, report = counted(chain(50_000))
     assert report.notes == ["x.py: skipped, its code is nested too deeply to be read"]

@@ -162,6 +162,8 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     made = view.of("scaler.new")
     if not made and not view.of("scaler.scale"):
         return  # whoever made the scaler, a base class outside the project perhaps, may run the scaled backward too
+    if all(is_scaled(event) for event in trace.of("backward")):
+        return
     for index, step in trace.numbered("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue
