@@ -66,9 +66,11 @@ def test_a_recomputed_forward_pass_is_not_counted_twice(reentrant):
         assert "last" in counts
 
 
-def test_the_module_that_breaks_inside_is_named():
-    nanny, _ = train(False, breaks=True)
-    assert (nanny.findings[0].code, nanny.findings[0].site) == ("NAN", "root")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_the_module_that_breaks_inside_is_named(reentrant):
+    nanny, _ = train(reentrant, breaks=True)
+    assert [(d.cause, d.culprit) for d in nanny.diagnoses()] == [("undefined_operation", "root")]
+    assert (nanny.findings[0].code, nanny.findings[0].site) == ("NAN", "Net" if reentrant else "root")  # by its hooks alone
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

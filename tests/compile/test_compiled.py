@@ -154,7 +154,7 @@ WAYS: dict[str, Compile] = {
     "in_place": lambda net: in_place(net, backend="aot_eager"),
     "parts": lambda net: parts(net, backend="aot_eager"),
     "parts_inductor": lambda net: parts(net, backend="inductor"),
-    "fullgraph": lambda net: whole(net, backend="aot_eager", fullgraph=True),
+    "fullgraph": lambda net: whole(net, backend="inductor", fullgraph=True),
 }
 
 
@@ -202,8 +202,33 @@ def test_loss_and_gradients_are_seen_as_without_compiling(way):
     assert curves["lr"][1].tolist() == [0.01] * 8
 
 
-def test_dynamic_shapes_compile_as_often_as_unwatched():
-    way = lambda net: whole(net, backend="aot_eager", dynamic=True)  # noqa: E731
+@pytest.mark.parametrize("way", ["whole", "parts"])
+def test_what_an_update_did_is_seen_as_without_compiling(way):
+    seen, eager = train(WAYS[way], "off"), train(lambda net: net, "off")
+    assert seen.nanny is not None
+    assert eager.nanny is not None
+    here, there = seen.nanny.evidence().scalars, eager.nanny.evidence().scalars
+    for curve in ("update_ratio", "weight_norm"):
+        assert here[curve][0][0] == there[curve][0][0] == 0
+        both = sorted(set(here[curve][0].tolist()) & set(there[curve][0].tolist()))
+        values = [[float(one[1][one[0].tolist().index(step)]) for step in both] for one in (here[curve], there[curve])]
+        assert values[0] == pytest.approx(values[1], rel=0.01)  # of other kernels
+
+
+def test_that_the_inner_outputs_are_not_seen_is_said_once(tmp_path, capfd):
+    net = torch.compile(Net(), backend="aot_eager")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with MixedPrecisionNanny(net, optimizer, trace_interval=1, output_dir=tmp_path, strict=True) as nanny:
+        for step in range(3):
+            with nanny.step(step):
+                net(torch.ones(2, 16)).mean().backward()
+                optimizer.step()
+    assert capfd.readouterr().err.count("its inner outputs are not traced") == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dynamic_shapes_compile_as_often_as_unwatched(backend):
+    way = lambda net: whole(net, backend=backend, dynamic=True)  # noqa: E731
     sizes = lambda step: 4 + step  # noqa: E731
     alone, seen = train(way, rows=sizes), train(way, "every", rows=sizes)
     assert same(alone, seen)

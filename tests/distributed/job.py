@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def run_job(program: str, world: int, folder: Path, *words: str, seconds: float 
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
+        "MASTER_ADDR": "127.0.0.1",  # asked for by frameworks, although the group is there
+        "MASTER_PORT": "0",
     }
     command = [sys.executable, "-m", "distributed.job", program, str(folder), *words]
     processes: list[subprocess.Popen[bytes]] = []
@@ -66,6 +69,15 @@ def run_job(program: str, world: int, folder: Path, *words: str, seconds: float 
 
 def said_by(folder: Path, rank: int) -> str:
     return (folder / f"rank{rank}.txt").read_text(errors="replace")
+
+
+def collectives_of(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What it returns, and how many operations between processes this one took part in meanwhile, as their groups count them."""
+    from torch.distributed.distributed_c10d import _world
+
+    before = {group: group._get_sequence_number_for_group() for group in _world.pg_map}
+    result = work()
+    return result, sum(group._get_sequence_number_for_group() - before.get(group, 0) for group in _world.pg_map)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], seconds: float, folder: Path) -> None:

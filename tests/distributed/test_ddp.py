@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from nanny import cli
+from nanny.runs.opening import open_job
+from nanny.runs.summary import summarize
 
 from .job import run_job, said_by
 from .programs.ddp import BAD
@@ -33,7 +35,22 @@ def summary(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> tupl
 
 
 def test_every_weight_is_what_it_would_have_been_unwatched(job):
-    assert [name for result in job[1] for name, same in result.items() if not same] == []
+    assert [name for result in job[1] for name, seen in result.items() if not seen["same"]] == []
+
+
+def test_nothing_is_sent_between_ranks_that_the_program_does_not_send(job):
+    for name, seen in ((name, seen) for result in job[1] for name, seen in result.items()):
+        assert seen["asked"][0] > 0, name
+        assert seen["asked"][0] == seen["asked"][1], name
+
+
+@pytest.mark.parametrize("name", ["healthy", "accumulated"])
+def test_the_gradients_are_those_of_all_ranks_together(job, name):
+    with open_job(str(job[0] / name), None) as (sources, notes):
+        steps, norms = summarize(sources, notes).lead.curves["grad_norm"]
+    truth = job[1][0][name]
+    assert norms[: len(truth["in_one_process"])].tolist() == pytest.approx(truth["in_one_process"], rel=1e-5)
+    assert [truth["norms"][step] for step in steps] == pytest.approx(norms.tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", HEALTHY)

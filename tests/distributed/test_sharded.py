@@ -32,6 +32,12 @@ def test_every_weight_is_what_it_would_have_been_unwatched(job, name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_nothing_is_gathered_that_the_program_does_not_gather(job, name):
+    for alone, watched, examined in (rank[name]["asked"] for rank in job[1]):
+        assert alone == watched == examined > 0
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_shards_and_stages_are_no_replicas_that_differ(job, name, capsys):
     for folder in (name, f"{name}_examined"):
         cli.main(["summary", "--db", str(job[0] / folder), "--format", "json"])

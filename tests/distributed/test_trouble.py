@@ -58,9 +58,20 @@ def test_a_rank_that_dies_leaves_the_others_with_the_error_they_would_have_had(t
     assert "no numerical trouble" in said
 
 
-def torchrun(script: Path, folder: Path) -> str:
+def torchrun(script: Path, folder: Path, *options: str) -> str:
     """Under `nanny run` in two processes; what was said."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nanny", "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "nanny",
+        "run",
+        *options,
+    ]
     with (folder / "said.txt").open("wb") as said:
         process = subprocess.Popen([*command, str(script)], cwd=folder, start_new_session=True, stdout=said, stderr=said)
     try:
@@ -78,6 +89,16 @@ def test_torchrun_of_nanny_run_watches_a_script_that_knows_nothing_of_it(tmp_pat
     assert "data_nan" in said, text
     assert "on rank 1" in said
     assert "2 of 2 on record" in text
+
+
+def test_the_ranks_that_were_named_write_and_the_others_only_watch(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(ONE_STEPS.replace("if dist.get_rank() == 0:", "if True:"))
+    torchrun(script, tmp_path, "--ranks", "1")
+    assert [path.name for path in (tmp_path / "nanny_logs").glob("*.db")] == ["metrics.rank1.db"]
+    said, text = verdict(tmp_path / "nanny_logs", capsys)
+    assert said.startswith("HEALTHY"), text
+    assert "1 of 2 on record" in text
 
 
 ONE_STEPS = """

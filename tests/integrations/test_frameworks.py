@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs.query_recordings import nanny as run_nanny
 from training import recorded, scalar
 
 from nanny import MixedPrecisionNanny
@@ -98,7 +100,7 @@ def test_a_planted_fault_is_named_and_the_weights_are_those_of_the_training_alon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", ["no-overflow", "no-lost"])
+@pytest.mark.parametrize("twin", ["no-overflow", "no-lost", "no-skip"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_healthy_twin_is_silent_and_its_numbers_are_those_of_a_plain_loop(way, twin, tmp_path):
     from task import STEPS, fingerprint
@@ -106,7 +108,9 @@ def test_a_healthy_twin_is_silent_and_its_numbers_are_those_of_a_plain_loop(way,
     watch, name = way
     nanny, model = watch(name, tmp_path / "run", twin)
     assert nanny.verdict("finished").word == "HEALTHY"
-    assert list(scalar(tmp_path / "run", "loss")) == list(range(STEPS))
+    assert list(scalar(tmp_path / "run", "loss")) == list(range(STEPS))  # also those that a GradScaler skips
+    scales = list(scalar(tmp_path / "run", "scale").values())
+    assert (min(scales, default=1.0) < max(scales, default=1.0)) == (twin == "no-skip")
     assert fingerprint(model) == weights_alone(name, twin)
     watched_by_itself("plain", tmp_path / "plain", twin)
     for curve in ("loss", "grad_norm", "lr", "clip", "scale"):
@@ -116,6 +120,28 @@ def test_a_healthy_twin_is_silent_and_its_numbers_are_those_of_a_plain_loop(way,
         assert list(here.values()) == pytest.approx(list(there.values()), rel=near)
     prefix = "net." if name == "lightning_fit" else ""
     assert set(recorded(tmp_path / "run", "grad", 0)) == {prefix + n for n in recorded(tmp_path / "plain", "grad", 0)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("plain", "lr"),
+        ("recipe", "lost"),
+        ("trainer", "overflow"),
+        ("lightning_fit", "data"),
+        ("fabric", "clip"),
+        ("accelerated", "lr"),
+    ],
+)
+def test_nanny_run_of_the_unchanged_script_says_the_same(name, fault, tmp_path):
+    script = Path(__file__).parent / "programs" / f"{name}.py"
+    for case in (fault, "no-skip"):
+        done = run_nanny("run", "--output-dir", case, script, case, cwd=tmp_path)
+        assert f"weights {weights_alone(name, case)}" in done.stdout
+        said = json.loads(run_nanny("summary", "--db", case, "--format", "json", cwd=tmp_path).stdout)
+        assert said["healthy"] == (case != fault)
+        assert case != fault or f"{CAUSES[fault][0]} in" in said["verdict"]
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nanny import MixedPrecisionNanny
+
+from ..job import collectives_of
 
 STEPS = 12
 BAD = 7  # not traced
@@ -30,6 +33,25 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(8, 8, generator=draw)
     return x, torch.tanh(x[:, :3])
+
+
+def norm_of(net: nn.Module) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in net.parameters() if p.grad is not None))
+
+
+def in_one_process(world: int, accumulate: int = 1) -> list[float]:
+    """The norm of the gradient at the first steps of the same training, without a wrapper, on the batches of all ranks."""
+    net, norms = model(), []
+    optimizer = torch.optim.AdamW(net.parameters(), lr=Loop.lr)
+    for step in range(STEPS):
+        for part in range(accumulate):
+            for rank in range(world):
+                x, y = batch(rank, step * accumulate + part)
+                ((net(x) - y).square().mean() / world).backward()
+        norms.append(norm_of(net))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
 
 
 @dataclass
@@ -52,6 +74,7 @@ class Loop:
     interval: int = 4
     first_is_synced: bool = False  # of several passes the first, not the last
     outside: bool = False  # the criterion has weights, and no wrapper
+    norms: list[float] = field(default_factory=list)  # of the gradients that the optimizer gets, by float64
 
     def run(self, output: Path | None) -> str:
         net = model()
@@ -74,6 +97,7 @@ class Loop:
                             out = self.forward(wrapped, self.spoil(step, x))
                             loss = self.loss(step, head(out.float()), y)
                         loss.backward()
+                self.norms.append(norm_of(net))
                 self.before_update(step, net)
                 if self.updates:
                     optimizer.step()
@@ -127,8 +151,12 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
 def main(rank: int, world: int, folder: Path) -> dict[str, Any]:
     results = {}
     for name, loop in scenarios(rank):
-        alone = loop.run(None)
+        alone, asked = collectives_of(lambda loop=loop: loop.run(None))
+        loop.norms.clear()
         dist.barrier()
-        results[name] = alone == loop.run(folder / name)
+        seen, asked_seen = collectives_of(lambda loop=loop, name=name: loop.run(folder / name))
+        results[name] = {"same": alone == seen, "asked": [asked, asked_seen], "norms": loop.norms}
         dist.barrier()
+    for name, accumulate in (("healthy", 1), ("accumulated", 3)):
+        results[name]["in_one_process"] = in_one_process(world, accumulate)
     return results

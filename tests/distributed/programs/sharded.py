@@ -21,6 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from nanny import MixedPrecisionNanny
 
+from ..job import collectives_of
+
 STEPS = 6
 LONG = 200
 
@@ -201,13 +203,15 @@ ALONE: dict[str, Callable[[], list[float]]] = {  # in one process; bf16 rounds o
 def main(rank: int, world: int, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, case in CASES.items():
-        alone, norms = case(rank, None)
+        (alone, norms), asked = collectives_of(lambda case=case: case(rank, None))
         dist.barrier()
-        seen, _ = case(rank, folder / name)
+        (seen, _), asked_seen = collectives_of(lambda case=case, at=folder / name: case(rank, at))
         dist.barrier()
-        examined, _ = case(rank, folder / f"{name}_examined", examine="every")
+        where = folder / f"{name}_examined"
+        (examined, _), asked_examined = collectives_of(lambda case=case, at=where: case(rank, at, examine="every"))
         dist.barrier()
         results[name] = {"same": alone == seen, "same_examined": alone == examined, "norms": norms}
+        results[name]["asked"] = [asked, asked_seen, asked_examined]
         results[name]["in_one_process"] = ALONE[name]() if name in ALONE else None
         if name in ("fsdp_bf16", "fsdp_accumulated", "pipeline"):
             case(rank, folder / f"{name}_long", steps=LONG, interval=50)

@@ -5,15 +5,19 @@ import sys
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
-from task import ACCUMULATE, STEPS, Task, fingerprint
+from task import ACCUMULATE, STEPS, WORLD, Task, fingerprint
 
 
 def train(fault: str, steps: int = STEPS, watch=None, **_):
     task = Task(fault)
     precision = {torch.float16: "16-mixed", torch.bfloat16: "bf16-mixed"}.get(task.amp)
     fabric = Fabric(
-        accelerator="cpu", devices=1, plugins=[MixedPrecision(precision, "cpu", task.scaler())] if precision else None
+        accelerator="cpu",
+        devices=WORLD,
+        strategy="ddp" if WORLD > 1 else "auto",
+        plugins=[MixedPrecision(precision, "cpu", task.scaler())] if precision else None,
     )
+    fabric.launch()
     net = task.model(amp=False)
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=task.lr, momentum=0.9))
     nanny = watch(fabric, model, optimizer) if watch else None

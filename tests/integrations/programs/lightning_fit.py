@@ -7,7 +7,7 @@ import warnings
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
-from task import ACCUMULATE, ROWS, STEPS, Task, fingerprint
+from task import ACCUMULATE, ROWS, STEPS, WORLD, Task, fingerprint
 from torch.utils.data import DataLoader
 
 warnings.filterwarnings("ignore", module="lightning")
@@ -40,6 +40,8 @@ def train(
     precision = {torch.float16: "16-mixed", torch.bfloat16: "bf16-mixed"}.get(task.amp)
     trainer = Trainer(
         accelerator="cpu",
+        devices=WORLD,
+        strategy="ddp" if WORLD > 1 else "auto",
         max_steps=steps,
         max_epochs=-1,
         accumulate_grad_batches=ACCUMULATE,

@@ -10,7 +10,7 @@ def train(fault: str, steps: int = STEPS, **_):
     task = Task(fault)
     model, batches = task.model(), task.batches(steps)
     optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, enabled=task.scales)
+    scaler = task.scaler() or torch.amp.GradScaler("cpu", enabled=False)
     for step in range(steps):
         for batch in batches[step * ACCUMULATE : (step + 1) * ACCUMULATE]:
             loss = model(**batch)["loss"] / ACCUMULATE

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 INPUTS, WIDTH, ROWS, MICRO, ACCUMULATE, STEPS = 16, 32, 8, 2, 2, 24
 FAULTS = ("overflow", "clip", "lost", "lr", "data")
+RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # of several processes each draws its own rows
 
 
 class Block(nn.Module):
@@ -58,7 +59,7 @@ class Task:
 
     @property
     def scales(self) -> bool:
-        return self.kind in ("overflow", "clip")
+        return self.kind in ("overflow", "clip", "skip")
 
     @property
     def amp(self) -> torch.dtype | None:
@@ -80,23 +81,25 @@ class Task:
         return net.bfloat16() if self.planted == "lost" else net
 
     def scaler(self) -> torch.amp.GradScaler | None:
-        return torch.amp.GradScaler("cpu", init_scale=2.0**12) if self.scales else None
+        first = 2.0 ** (20 if self.kind == "skip" else 12)  # the higher one is lowered in the first steps, as everywhere
+        return torch.amp.GradScaler("cpu", init_scale=first) if self.scales else None
 
     def rows(self, steps: int = STEPS, accumulate: int = ACCUMULATE) -> list[dict[str, Tensor]]:
         draw = torch.Generator().manual_seed(1)
         relation = torch.randn(INPUTS, 1, generator=draw) / INPUTS**0.5
-        x = torch.randn(steps * accumulate * ROWS, INPUTS, generator=draw)
+        x = torch.randn(steps * accumulate * ROWS * WORLD, INPUTS, generator=draw)
         y = torch.tanh(x @ relation)
         if self.planted == "data":
-            x[10 * accumulate * ROWS + 3, 5] = float("nan")
+            x[10 * accumulate * ROWS * WORLD + ROWS * (WORLD - 1) + 3, 5] = float("nan")  # in step 10 of the last process
         if self.planted == "lost":
             x, y = x.bfloat16(), y.bfloat16()
         return [{"x": a, "labels": b} for a, b in zip(x, y)]
 
     def batches(self, steps: int = STEPS, accumulate: int = ACCUMULATE) -> list[dict[str, Tensor]]:
+        """Those of this process."""
         rows = self.rows(steps, accumulate)
         groups = [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
-        return [{name: torch.stack([row[name] for row in group]) for name in group[0]} for group in groups]
+        return [{name: torch.stack([row[name] for row in group]) for name in group[0]} for group in groups[RANK::WORLD]]
 
 
 def fingerprint(model: nn.Module) -> str:
