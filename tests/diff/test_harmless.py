@@ -490,3 +490,31 @@ def test_every_code_has_a_page():
     from nanny.show.pages import all_pages
 
     assert set(PAGES) <= set(all_pages())
+
+
+class HandedOn(torch.autograd.Function):
+    """What the loss has no part of gets no gradient, not a zero."""
+
+    @staticmethod
+    def forward(ctx, *outputs):
+        ctx.set_materialize_grads(False)
+        return tuple(t.view_as(t) for t in outputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.unused = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return HandedOn.apply(hidden, self.unused(hidden))
+
+
+def test_an_output_that_gets_no_gradient_is_no_trouble():
+    report = nanny.auto_diff(TwoHeads(), torch.ones(2, 8), "bf16", loss_fn=lambda out: out[0].float().square().mean())
+    assert {g.name for g in report.gradients} >= {"body.weight", "body.bias"}

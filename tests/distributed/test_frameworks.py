@@ -1,4 +1,4 @@
-"""Trainer, Lightning, Fabric and Accelerate in two processes: a bad record of one of them is named, its healthy twin is silent."""
+"""Trainer, Lightning, Fabric and Accelerate in two processes: a bad record of one is named, and the healthy twin is silent."""
 
 from __future__ import annotations
 

@@ -379,6 +379,32 @@ def test_unusual_tensors_do_not_stop_the_nanny(kind, tmp_path):
     assert recorded(tmp_path, "output", 2)["head"] > 0
 
 
+class HandedOn(torch.autograd.Function):
+    """As DistributedDataParallel hands on what its model returns: what the loss has no part of gets no gradient, not a zero."""
+
+    @staticmethod
+    def forward(ctx, *outputs):
+        ctx.set_materialize_grads(False)
+        return tuple(t.view_as(t) for t in outputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return gradients
+
+
+def test_an_output_that_gets_no_gradient_is_no_trouble(tmp_path):
+    body, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    net = nn.ModuleList([body, head, Apply(lambda *outputs: HandedOn.apply(*outputs))])
+    optimizer = SGD(net.parameters(), lr=0.1)
+    with watch(net, optimizer, output_dir=tmp_path, examine="off") as nanny, nanny.step(0):
+        hidden = body(torch.ones(2, 4))
+        _, loss = net[2](head(hidden), hidden.square().mean())
+        loss.backward()
+        optimizer.step()
+    assert above_info(nanny.findings) == []
+    assert set(recorded(tmp_path, "grad", 0)) == {"0.weight", "0.bias"}
+
+
 def test_lazy_modules_are_watched_once_they_know_their_size(tmp_path):
     model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(1))
     with watch(model, output_dir=tmp_path) as nanny:

@@ -48,7 +48,11 @@ class SeparateRun:
         self.calls[site] += 1
         self.outputs[key] = (type(module).__name__, leaf.detach().clone())
         if leaf.requires_grad:
-            leaf.register_hook(lambda grad: self.output_grads.__setitem__(key, grad.detach().clone()))
+            leaf.register_hook(partial(self._on_gradient, key))
+
+    def _on_gradient(self, key: tuple[str, int], grad: Tensor | None) -> None:
+        if grad is not None:
+            self.output_grads[key] = grad.detach().clone()
 
     def beside(self, reference: SeparateRun) -> tuple[list[CallDiff], list[GradDiff], list[GradDiff]]:
         """Every call and gradient that both runs have, in the order of this one."""

@@ -201,8 +201,8 @@ class PairWatcher:
                 return True
         return False
 
-    def _on_gradient(self, site: str, call: int, grad: Tensor) -> None:
-        if not grad.is_floating_point() or grad.layout != torch.strided:
+    def _on_gradient(self, site: str, call: int, grad: Tensor | None) -> None:
+        if grad is None or not grad.is_floating_point() or grad.layout != torch.strided:
             return
         with outside_program():
             twin = self.shadows.twin(grad)

@@ -104,10 +104,10 @@ def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference tensors do not count their changes
 
 
-def _hook(reference: weakref.ref[StepTrace], call: OutputCall) -> Callable[[Tensor], None]:
+def _hook(reference: weakref.ref[StepTrace], call: OutputCall) -> Callable[[Tensor | None], None]:
     """On a tensor, which may outlive the trace and does not keep it alive."""
 
-    def hook(grad: Tensor) -> None:
+    def hook(grad: Tensor | None) -> None:
         trace = None if torch.compiler.is_compiling() else reference()
         if trace is not None:
             trace._after_backward(call, grad)
@@ -255,11 +255,11 @@ class StepTrace:
             out.append((tensor, entry[2].output if entry is not None and entry[0]() is tensor else None))
         return out
 
-    def _after_backward(self, call: OutputCall, grad: Tensor) -> None:
+    def _after_backward(self, call: OutputCall, grad: Tensor | None) -> None:
         self._guard(self._gradient, call, grad)
 
-    def _gradient(self, call: OutputCall, grad: Tensor) -> None:
-        if not call.gradient:
+    def _gradient(self, call: OutputCall, grad: Tensor | None) -> None:
+        if grad is not None and not call.gradient:  # none where the loss has no part of it: DDP hands its outputs on so
             call.gradient.append(self.rows.add(grad, histogram=True))
             call.gradient_dtype.append(short_dtype(grad.dtype))
 
