@@ -30,7 +30,7 @@ def verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     folder = tmp_path_factory.mktemp("trouble")
-    return folder, run_job("trouble", 2, folder, "fewer", "skips", "slow", "one_is_examined", "talks")
+    return folder, run_job("trouble", 2, folder, "fewer", "skips", "slow", "one_is_examined", "talks", "hides")
 
 
 @pytest.mark.parametrize("how", ["fewer", "skips", "slow", "one_is_examined"])
@@ -47,6 +47,13 @@ def test_one_rank_may_be_examined_while_the_other_is_not(job):
 
 def test_a_model_that_asks_the_others_is_not_run_again_by_one_of_them(job):
     assert any("one process cannot do alone" in rank["talks"]["not_again"] for rank in job[1])
+
+
+def test_nan_that_the_loss_does_not_show_is_named_where_a_step_cannot_be_run_again(job, capsys):
+    assert any("hooks" in rank["hides"]["not_again"] for rank in job[1])  # those of FSDP2, which gather
+    said, text = verdict(job[0] / "hides", capsys)
+    assert "mask_inf_full_row in op:softmax at step 7 on rank 1" in said, text
+    assert "the loss is finite and its gradients are not" in " ".join(text.split())
 
 
 def test_a_rank_that_dies_leaves_the_others_with_the_error_they_would_have_had(tmp_path, capsys):
@@ -89,6 +96,42 @@ def test_torchrun_of_nanny_run_watches_a_script_that_knows_nothing_of_it(tmp_pat
     assert "data_nan" in said, text
     assert "on rank 1" in said
     assert "2 of 2 on record" in text
+
+
+BY_HAND = """
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(dist.get_rank())
+net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+if BROADCASTS:
+    for p in net.parameters():
+        dist.broadcast(p.data, 0)
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+for step in range(40):
+    x = torch.randn(32, 16)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(net(x), x[:, :1]).backward()
+    for p in net.parameters():
+        if AVERAGES:
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("broadcasts", "averages"), [(True, True), (False, True), (False, False)])
+def test_gradients_averaged_by_hand_make_replicas_and_trainings_of_their_own_do_not(broadcasts, averages, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND.replace("BROADCASTS", str(broadcasts)).replace("AVERAGES", str(averages)))
+    torchrun(script, tmp_path)
+    said, text = verdict(tmp_path / "nanny_logs", capsys)
+    if averages and not broadcasts:
+        assert said.startswith("NOT HEALTHY: replicas_apart in 0.weight at step 0"), text
+    else:
+        assert said.startswith("HEALTHY"), text
 
 
 def test_the_ranks_that_were_named_write_and_the_others_only_watch(tmp_path, capsys):

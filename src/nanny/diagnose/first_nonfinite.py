@@ -174,7 +174,7 @@ def culprit_of(step: StepRecord) -> Culprit | None:
         return _by_autopsy(step) or _bad_loss(step)
     if step.skipped:
         return None  # the scaler's own business: see the rules about the loss scale
-    return backward_culprit(step)
+    return (_by_autopsy(step) if bad_sites(step.grads) and not step.from_others else None) or backward_culprit(step)
 
 
 def _lost_before_an_update(step: StepRecord) -> bool:
@@ -225,13 +225,13 @@ def _bad_loss(step: StepRecord) -> Culprit:
 
 
 def _by_autopsy(step: StepRecord) -> Culprit | None:
-    """From the graph of the bad loss: the operation, and the layer or the modules it belongs to."""
+    """From the graph of a loss that is bad, or has bad gradients: the operation, and the layer or the modules it belongs to."""
     found = step.autopsy
     if found is None or step.loss is None:
         return None
     if found.inside and step.outputs is not None and not step.bad_calls:
         return None  # the layers were measured, and all were finite
-    what = "NaN" if math.isnan(step.loss) else "infinite"
+    what = "NaN" if math.isnan(step.loss) else "infinite" if math.isinf(step.loss) else "finite and its gradients are not"
     code = _autopsy_code(found)
     evidence = {"op": found.op, "after": found.after, "modules": list(step.between), "loss": step.loss, "size": found.size}
     made = _maker_said(found)

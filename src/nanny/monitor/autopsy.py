@@ -42,8 +42,20 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
     """The operation that made the first NaN or +Inf on the way to `root`, and the parameters nearest before it."""
     if root.grad_fn is None:
         return None
-    good: dict[Any, int] = {}  # nodes seen so far, all with good tensors, in order
-    for node in _inputs_first(root.grad_fn):
+    good: dict[Any, int] = {}
+    seen = {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}
+    return _first_kept(root.grad_fn, parameters, good) or _about(root.grad_fn, parameters, seen, good)
+
+
+@torch.no_grad()
+def hidden_nonfinite(graph: Any, parameters: Mapping[int, str]) -> Autopsy | None:
+    """The same for a loss that does not show it, while its backward runs: from what that has not reached yet."""
+    return _first_kept(graph, parameters, {})
+
+
+def _first_kept(root: Any, parameters: Mapping[int, str], good: dict[Any, int]) -> Autopsy | None:
+    """`good` gets the nodes before it, all with good tensors, in order."""
+    for node in _inputs_first(root):
         bad, role = _bad_tensor(node)
         if bad is None:
             good[node] = len(good)
@@ -62,7 +74,7 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
         if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
             return _about(maker, parameters, seen, good)
         return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
-    return _about(root.grad_fn, parameters, {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}, good)
+    return None
 
 
 @torch.no_grad()  # else torch would save what is looked at, through hooks of the program's own

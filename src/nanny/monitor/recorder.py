@@ -29,6 +29,7 @@ from ..watch import events
 from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.float_traps import Untrapped
+from ..watch.hooks import weakly
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
 from ..watch.ranks import (
     LocalGradients,
@@ -41,7 +42,7 @@ from ..watch.ranks import (
     summed_parts,
 )
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
-from .autopsy import bad_from_outside, factor_of, first_nonfinite, singular_operation, terms_of
+from .autopsy import bad_from_outside, factor_of, first_nonfinite, hidden_nonfinite, singular_operation, terms_of
 from .capture import Bits, GradientRead, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .invariants.watched import parameters_of
@@ -269,7 +270,7 @@ class Recorder:
             self._local.close()
             self._local = None
         if self._local is None and many_processes() and not compiles_backward():
-            self._local = LocalGradients(self.parameters, self._owners, self.hear, sketch)
+            self._local = LocalGradients(self.parameters, self._owners, self.hear, sketch, weakly(self._look_behind_loss))
         if self._local is not None:
             traced = self.capture is not None and self.capture.record.traced
             self._local.begin(traced, [model for model, _ in self.models] if self.shards else ())
@@ -552,6 +553,12 @@ class Recorder:
         if scaled[0][0] is root.grad_fn or capture.scale is None:
             return scaled[0][1]
         return _copy_of(root) / capture.scale
+
+    def _look_behind_loss(self) -> None:
+        """A gradient of this process is bad: what broke it may be a number of the forward pass that the loss did not show."""
+        capture = self.capture
+        if capture is not None and capture.graph is not None and capture.record.autopsy is None and not capture.packed:
+            capture.record.autopsy = hidden_nonfinite(capture.graph, self.parameters)
 
     def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
         """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""

@@ -57,16 +57,17 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
     named = dict.fromkeys(group for known in groups.values() for group in known)
     members = [{rank: by_rank[rank] for rank in sorted(group) if rank in by_rank} for group in named]
     same = (*_same_batches(members), *_rounded_sums(sources, groups), *_never_updated(members))
-    by_moment: dict[tuple[int, int, int], dict[int, Checksums]] = {}
+    by_moment: dict[tuple[int, int, int], dict[int, Moment]] = {}
     everyone = frozenset(source.run.rank for source in sources)
     varied: set[str] = set()
     for source in sources:
         for moment in moments(source):
-            by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment.sums
+            by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment
             varied |= moment.varied if any(everyone <= group for known in groups.values() for group in known) else set()
-    trained_alike = _Agreement(varied)
+    trained_alike = _Agreement(varied, _reduced([held for held in by_moment.values() if held.keys() == everyone]))
     parameters, last = 0, None
-    for (step, kind, _), ranks in sorted(by_moment.items()):
+    for (step, kind, _), held in sorted(by_moment.items()):
+        ranks = {rank: moment.sums for rank, moment in held.items()}
         compared = 0
         bad: dict[str, dict[int, int]] = {}
         for name in dict.fromkeys(name for sums in ranks.values() for name in sums):
@@ -250,19 +251,34 @@ def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | No
     return np.array(known, np.int64), np.sqrt([sum(squares[step]) for step in known])
 
 
-class _Agreement:
-    """Weights that nobody called replicas are known as such once they have moved, and moved alike; where all ranks are replicas
-    in other parameters, once they were alike and no constant."""
+def _reduced(held: Sequence[Mapping[int, Moment]]) -> set[str]:
+    """Parameters whose gradients a loop averages by hand: at two moments all that are no constant were alike on all ranks, bit by
+    bit, and other ones than before."""
+    seen: dict[str, set[int]] = {}
+    for moments_of_ranks in held:
+        first, *others = moments_of_ranks.values()
+        if KINDS[first.kind][0] == "grad":
+            told = {name: first.sums[name] for name in first.sums.keys() & first.varied}
+            if all(other.sums.get(name) == value for other in others for name, value in told.items()):
+                for name, (value, _) in told.items():
+                    seen.setdefault(name, set()).add(value)
+    return {name for name, values in seen.items() if len(values) > 1}
 
-    def __init__(self, varied: Set[str]) -> None:
+
+class _Agreement:
+    """Weights that nobody called replicas are known as such once they have moved, and moved alike, and from the first on if their
+    gradients are averaged; where all ranks are replicas in other parameters, once they were alike and no constant."""
+
+    def __init__(self, varied: Set[str], reduced: Set[str]) -> None:
         self._seen: dict[tuple[int, str], set[int]] = {}
-        self._varied = varied
+        self._varied, self._reduced = varied, reduced
 
     def note(self, kind: int, name: str, value: int) -> None:
         self._seen.setdefault((kind, name), set()).add(value)
 
     def knows(self, kind: int, name: str) -> bool:
-        return KINDS[kind][0] == "weight" and len(self._seen.get((kind, name), ())) > (name not in self._varied)
+        moved = len(self._seen.get((kind, name), ())) > (name not in self._varied)
+        return KINDS[kind][0] == "weight" and (moved or name in self._reduced)
 
 
 def _replicas(

@@ -54,9 +54,11 @@ class LocalGradients:
         owners: Mapping[int, Held],
         guard: Callable[..., None],
         measure: Callable[[Tensor], Tensor],
+        when_first_bad: Callable[[], None] = lambda: None,
     ) -> None:
+        """`when_first_bad` is called in the midst of backward, once a step."""
         self._names = parameters
-        self._guard, self._measure = guard, measure
+        self._guard, self._measure, self._when_first_bad = guard, measure, when_first_bad
         self._measures = False
         self.sent: dict[str, Tensor] = {}
         self._gathered: dict[int, str] = {}  # FSDP2 makes a parameter whole before it is used, and its gradient is whole, too
@@ -132,6 +134,8 @@ class LocalGradients:
             if gradient.device.type != "cpu":
                 self._sums.append((name, total))
             elif not math.isfinite(total.item()) and not bool(gradient.isfinite().all()):
+                if not self._bad:
+                    self._when_first_bad()
                 self._bad[name] = None
             if self._measures:
                 self._passes[name] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from nanny import MixedPrecisionNanny
@@ -31,9 +33,22 @@ class Talks(nn.Module):
         return self.layer(x - mean / dist.get_world_size())
 
 
+class Hides(nn.Module):
+    """An empty row has nothing to attend to: NaN, which are taken out before the loss, and come back in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.values = nn.Linear(8, 4), nn.Linear(8, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        empty = (x == 0).all(1, keepdim=True)
+        weights = self.scores(x).masked_fill(empty, -math.inf).softmax(-1)
+        return (weights.unsqueeze(1) @ self.values(x).view(-1, 4, 3)).squeeze(1).masked_fill(empty, 0.0)
+
+
 def train(rank: int, how: str, folder: Path, steps: int = 10) -> dict[str, Any]:
-    net = Talks() if how == "talks" else model()
-    wrapped = DistributedDataParallel(net)
+    net = Talks() if how == "talks" else Hides() if how == "hides" else model()
+    wrapped: Any = fully_shard(net) if how == "hides" else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     examine = "every" if how == "one_is_examined" and rank == 1 else "off" if how == "one_is_examined" else "auto"
     watch = MixedPrecisionNanny(wrapped, optimizer, trace_interval=3, output_dir=folder / how, strict=True, examine=examine)
@@ -49,6 +64,8 @@ def train(rank: int, how: str, folder: Path, steps: int = 10) -> dict[str, Any]:
                 x, y = batch(rank, step)
                 if how == "talks" and rank == 1 and step == 7:
                     x[2, 2] = float("nan")
+                if how == "hides" and rank == 1 and step == 7:
+                    x[2] = 0.0
                 with contextlib.nullcontext() if skipped else watch.step(step):
                     loss = (wrapped(x) - y).square().mean()
                     loss.backward()
