@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 from training import Apply, autocast, watch
 
 from nanny import Finding, Severity
+from nanny.core.step import Autopsy
+from nanny.monitor.autopsy import hidden_nonfinite
 
 FP16 = torch.float16
 INF = math.inf
@@ -201,3 +203,26 @@ def test_an_untraced_step_names_the_operation_or_nobody(name):
     assert finding.code in case.codes or finding.code == "NAN"
     allowed = {"loss", case.site, *(f"op:{op}" for op in case.ops)}
     assert finding.site in allowed, finding.message
+
+
+def test_a_number_that_the_loss_hides_is_read_from_what_backward_has_not_reached():
+    """Where a step cannot be run again: in the midst of backward, from the hook of the first bad gradient."""
+    keys, values = nn.Linear(4, 3), nn.Linear(4, 3)
+    names = {id(p): f"{name}.{n}" for name, layer in (("keys", keys), ("values", values)) for n, p in layer.named_parameters()}
+    x = torch.ones(2, 4)
+    empty = torch.tensor([[False], [True]])
+
+    def told(fill: float) -> list[Autopsy | None]:
+        attended = keys(x).masked_fill(empty, fill).softmax(-1) * values(x)
+        loss = attended.masked_fill(empty, 0.0).square().sum()
+        assert loss.isfinite()
+        seen: list[Autopsy | None] = []
+        hook = values.bias.register_post_accumulate_grad_hook(lambda _: seen.append(hidden_nonfinite(loss.grad_fn, names)))
+        loss.backward()
+        hook.remove()
+        return seen
+
+    (found,) = told(-math.inf)
+    assert found is not None
+    assert (found.op, found.nan, found.sure) == ("softmax", True, True)
+    assert told(-1e4) == [None]
