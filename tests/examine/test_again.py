@@ -119,6 +119,35 @@ def test_what_cannot_be_made_again_is_left_alone(act: Any, why: str) -> None:
     calls.close()
 
 
+class CatchesAll(nn.Module):
+    """Whatever its operator raises, it goes on without."""
+
+    def __init__(self, operator: Any) -> None:
+        super().__init__()
+        self.layer, self.operator = nn.Linear(8, 1), operator
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        try:
+            return h + self.operator(h)
+        except Exception:  # noqa: BLE001
+            return h
+
+
+def test_a_second_run_is_stopped_although_the_program_s_code_catches_what_stops_it() -> None:
+    counted: list[int] = []
+    library = torch.library.Library("nanny_test_again", "DEF")
+    library.define("count(Tensor x) -> Tensor")
+    library.impl("count", lambda x: counted.append(1) or x.clone(), "CompositeExplicitAutograd")
+    model = CatchesAll(torch.ops.nanny_test_again.count)
+    calls = ModelCalls([model]).open()
+    model(torch.randn(6, 8))
+    with pytest.raises(NotAgain, match="may do more than compute"):
+        examine_again(calls.made, [(model, "")], 0)
+    calls.close()
+    assert counted == [1]
+
+
 def test_the_class_is_as_it_was_once_nobody_listens() -> None:
     before = dict(vars(Net))
     first, second, model = ModelCalls([Net()]), ModelCalls([Net()]), Net()

@@ -217,9 +217,10 @@ class _Again:
                 written = [t for t in within_reach if not t.is_inference()]
                 versions.enter_context(_unsafe_preserve_version_counter(tuple(written)))
                 kept.enter_context(watching(states[-1]))
-            kept.enter_context(watching(_OnlyPure()))
+            stopped: list[str] = []
             if many_processes():
-                kept.enter_context(watching(_NoCollectives()))
+                kept.enter_context(watching(_NoCollectives(stopped)))
+            kept.enter_context(watching(_OnlyPure(stopped)))
             kept.enter_context(watching(self.digests))
             if sanitizer is not None:
                 kept.callback(sanitizer.close)
@@ -235,9 +236,11 @@ class _Again:
                 with no_effects():
                     self._backward(sanitizer)
             except (Stopped, Effect) as error:
-                raise NotAgain(str(error)) from None
+                stopped.append(str(error))
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
-                raise NotAgain(f"the second run raised {type(error).__name__}: {error}") from None
+                stopped.append(f"the second run raised {type(error).__name__}: {error}")
+            if stopped:  # the program's code may have caught the first, and logged it, or gone on
+                raise NotAgain(stopped[0])
 
     def _as_written(self) -> AbstractContextManager[None]:
         return uncompiled() if self.compiled else nullcontext()
@@ -312,28 +315,31 @@ class _OnlyPure:
 
     on_trouble: Callable[[Any], None] | None = None
 
+    def __init__(self, stopped: list[str]) -> None:
+        self._stopped = stopped
+
     def before(self, op: Op) -> None:
         if not is_pure(op.func) and not is_view_op(op.func):
-            raise Stopped(f"the model calls {op.name}, which may do more than compute")
+            self.stop(f"the model calls {op.name}, which may do more than compute")
 
     def after(self, op: Op, state: Any) -> None: ...
 
     def passed_by(self, op: Op) -> None: ...
 
+    def stop(self, why: str) -> None:
+        self._stopped.append(why)
+        raise Stopped(why)
 
-class _NoCollectives:
+
+class _NoCollectives(_OnlyPure):
     """A second run of one process alone must not wait for the others, who do not know of it."""
-
-    on_trouble: Callable[[Any], None] | None = None
 
     def before(self, op: Op) -> None:
         if is_collective(op.func) or op.func.namespace == "fsdp":
-            raise Stopped(f"the model calls {op.name} in its forward pass, which one process cannot do alone")
-
-    def after(self, op: Op, state: Any) -> None: ...
+            self.stop(f"the model calls {op.name} in its forward pass, which one process cannot do alone")
 
     def passed_by(self, op: Op) -> None:
-        raise Stopped("the model computes with tensors that several processes hold together")
+        self.stop("the model computes with tensors that several processes hold together")
 
 
 def _is_scaled(root: Tensor, loss: int) -> bool:
