@@ -205,7 +205,7 @@ def singular_gradient(signs: Signs) -> Iterator[Diagnosis]:
     Confirm: the same step in FP32 gives NaN in backward at the same operation.
     """
     at = signs.first_bad
-    if at is None or (at.place.phase != "backward" and at.hint != "singular_gradient"):
+    if at is None or signs.ran_away_before(at) or (at.place.phase != "backward" and at.hint != "singular_gradient"):
         return  # forward may hold the infinity that only its derivative meets, behind a torch.where
     if at.in_reference is True:
         yield by_first_bad(signs, at, CERTAIN, culprit=_forward_name(signs, at))
