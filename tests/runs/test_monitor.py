@@ -23,7 +23,8 @@ STEPS = 24
 def squares() -> nn.Sequential:
     """Its third layer leaves the range of fp16: 3000 squared is 9e6."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), Apply(lambda x: x * 3000), Apply(lambda x: x * x), nn.Linear(16, 1), Apply(torch.tanh))
+    large, squared, small = Apply(lambda x: x * 3000), Apply(lambda x: x * x), Apply(lambda x: torch.tanh(x * 1e-7))
+    return nn.Sequential(nn.Linear(8, 16), large, squared, nn.Linear(16, 1), small)
 
 
 @pytest.fixture(scope="module")

@@ -273,6 +273,7 @@ PRECEDENCE = (
     Precedence("data_outlier", "not_precision", "what broke afterwards was broken by that batch"),
     Precedence("data_outlier", "optimizer_v_lag", "the batch is the reason, whatever the second moment expected"),
     Precedence("exploding_recurrence", "overflow", "growth that is there before any training ends in an overflow"),
+    Precedence("exploding_recurrence", "precision_loss", "numbers that grow without bound lose their digits in any format"),
     Precedence("lr_too_high", "overflow", "loss and gradients grew first, numbers left their range afterwards"),
     Precedence("norm_square_overflow_fp16", "residual_absorption", "a norm that puts out zeros silences more than its branch"),
     Precedence("lr_too_high", "precision_loss", "FP32 would run away as well"),

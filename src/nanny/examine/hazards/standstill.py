@@ -146,4 +146,5 @@ def _decays(suspect: Suspect) -> bool:
     if suspect.trouble == "state" and suspect.operands[0].role in ("parameter", "gradient", "optimizer") and not averaged:
         return False
     factors = suspect.numbers.get("factors") or (suspect.numbers.get("factor"),)
-    return any(f is not None and 0.5 < f < 1 for f in factors)
+    least = 0.0 if averaged else 0.5  # a decay that begins at 0 and rises
+    return any(f is not None and least <= f < 1 for f in factors)
