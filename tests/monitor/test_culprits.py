@@ -17,7 +17,7 @@ from training import Apply, autocast, watch
 
 from nanny import Finding, Severity
 from nanny.core.step import Autopsy
-from nanny.monitor.autopsy import hidden_nonfinite
+from nanny.monitor.autopsy import first_nonfinite, hidden_nonfinite
 
 FP16 = torch.float16
 INF = math.inf
@@ -226,3 +226,15 @@ def test_a_number_that_the_loss_hides_is_read_from_what_backward_has_not_reached
     assert found is not None
     assert (found.op, found.nan, found.sure) == ("softmax", True, True)
     assert told(-1e4) == [None]
+
+
+@pytest.mark.parametrize("labelled", [0.0, 3.0])
+def test_a_division_by_exactly_nothing_is_told_from_what_it_kept(labelled):
+    """The function that computed the loss has returned: its line cannot be made again."""
+    layer = nn.Linear(4, 1)
+    active = torch.zeros(3, 1)
+    active[0] = labelled
+    loss = (layer(torch.ones(3, 4)) * active).sum() / active.sum()
+    found = first_nonfinite(loss / 1, {id(layer.weight): "weight"})
+    assert found is not None
+    assert found.by_zero is (labelled == 0)

@@ -18,6 +18,8 @@ WRONG = {
     "vae_anneal_lightning.py": "a bf16 counter that counts before the model is called: the optimizer's second moment is told",
     "distill_codes.py": "a teacher whose choices are rounded, and which is asked before the step begins: nothing is said",
     "train_ddpm_dots.py": "a noise schedule made in bf16 before the loop: nothing is said",
+    "patchtst_barometer.py": "a series stored in bf16 before the loop, less its own mean: a gradient that is gone is told",
+    "bart_denoise.py": "a learning rate that the network survives, and learns nothing: nothing is said",
     "train_deep_denoiser.py": "a signal that dies on both ways: every matrix gets as little",
 }
 

@@ -210,6 +210,8 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
         exam.step == at.step for exam, _ in signs.fact("saturated_outputs")
     ):
         return "saturated_probability_loss"
+    if at.source == "graph" and at.nan and at.inputs.get("absmin1") == 0:
+        return "undefined_operation"
     told = at.source == "examination" or not signs.amp_dtype  # else what went in may have been rounded to the edge before
     if told and at.dtype in ("float32", "float64", "bfloat16") and at.in_reference is not False:
         if at.op in PARTIAL | {"mul"} and (at.nan or at.op not in PRODUCTS | OF_TOO_FEW):

@@ -40,6 +40,8 @@ def _maker(at: FirstBad) -> Iterator[str]:
         yield f"in FP32 the same result reaches {number(at.expected)}{over}"
     if at.hazard is not None and at.hazard.message:
         yield at.hazard.message
+    if at.source == "graph" and at.inputs.get("absmin1") == 0:
+        yield "what it divides by is exactly 0"
 
 
 def _in_fp32(at: FirstBad) -> Iterator[str]:

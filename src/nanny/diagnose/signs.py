@@ -160,8 +160,9 @@ class Signs:
                 place = Place("data:input" if autopsy.from_data else site, phase="forward" if site else self._phase_of(incident))
                 place = same.place if same is not None else place
                 decided = self._reference_by_size(autopsy.dtype, autopsy.size)
+                inputs = {"absmin1": 0.0} if autopsy.by_zero else {}
                 return FirstBad(
-                    op, place, 0, autopsy.nan, expected=autopsy.size, step=incident.step, dtype=autopsy.dtype,
+                    op, place, 0, autopsy.nan, inputs, expected=autopsy.size, step=incident.step, dtype=autopsy.dtype,
                     in_reference=decided, from_data=autopsy.from_data, source="graph", hazard=same,
                 )  # fmt: skip
             if incident.bad_calls and site:

@@ -141,6 +141,9 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
         if before is None:
             break
         chain.append(before)
+    by_zero = next((n for n in chain if _divides_by_zero(n)), None)
+    if by_zero is not None:
+        return by_zero, None
     # of those that may have made it, the nearest to where it was seen is the safest to name
     return next((n for n in chain if _op(n) not in HARMLESS), node), None
 
@@ -238,7 +241,13 @@ def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], go
     if seen["dtype"] == "float16":
         seen = {**seen, "size": _size_in_fp32(maker)}
     inside = parameters[id(weights[0])] if weights else ""
-    return Autopsy(op=_op(maker), inside=inside, after=_nearest(maker, parameters), weight=poisoned, sure=sure, **seen)
+    after, by_zero = _nearest(maker, parameters), _divides_by_zero(maker)
+    return Autopsy(op=_op(maker), inside=inside, after=after, weight=poisoned, sure=sure, by_zero=by_zero, **seen)
+
+
+def _divides_by_zero(node: Any) -> bool:
+    by = _saved(node, "_saved_other") if _op(node) == "div" else None
+    return isinstance(by, Tensor) and is_readable(by) and by.dtype in (torch.float32, torch.float64) and bool((by == 0).any())
 
 
 def _nearest(node: Any, parameters: Mapping[int, str]) -> str:

@@ -128,7 +128,8 @@ def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observatio
 
 _SEVERITIES = {"idle": Severity.INFO, "nowhere": Severity.ERROR}
 _WHY_NONE = {
-    "nowhere": "all of them are exactly 0, in FP32 too, and the loss is not: two factors that are both 0, or an output that is saturated",
+    "nowhere": "all of them are exactly 0, in FP32 too, and the loss is not: two factors that are both 0, or an output that is "
+    "saturated",
     "ran": "its module runs at every step and its output does not reach the loss with a gradient",
     "without_grad": "its module runs without gradients (no_grad)",
     "idle": "its module was never called",
