@@ -156,6 +156,7 @@ def test_starting_and_asking_about_runs_does_not_import_torch(project):
     assert out.strip() == "False"
 
 
+@pytest.mark.landing
 def test_standard_output_carries_the_protocol_alone(project):
     request = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
     request["params"] = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}}

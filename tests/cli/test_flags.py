@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from commands import run_command
 from runs.query_recordings import SICK, nanny, record
 from show.test_chinese import english_in
 
@@ -141,6 +142,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize(
     "command",
     [
@@ -184,3 +186,23 @@ def test_a_trace_is_data_too(folder):
     assert answer["examination"]["first_bad"]["op"] == "log"
     assert answer["examination"]["hazards"]
     assert nanny("trace", "-o", "found.txt", "train.py", cwd=folder).returncode == 2
+
+
+@pytest.mark.landing
+def test_a_run_speaks_chinese_from_its_first_line_on(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+        "for step in range(6):\n"
+        "    weight = torch.ones(8, 1).log() / (0.0 if step > 3 else 1.0)\n"
+        "    loss = (model(torch.ones(8, 4)) * weight).mean()\n"
+        "    optimizer.zero_grad()\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+    )
+    said = run_command("nanny", "run", "--lang", "zh", "train.py", cwd=tmp_path).stderr.decode()
+    live, _, _ = said.partition("\n\n")
+    words = [line for line in live.splitlines() if line.startswith(("nanny: ", "       -> "))]
+    assert len(words) >= 6, said
+    assert [line for line in words if english_in(line)] == []

@@ -149,6 +149,7 @@ def test_the_histogram_is_of_the_culprit_unless_another_is_named(tmp_path, capsy
     assert "output_grad of stem" in _text(tmp_path / "hist.svg")
 
 
+@pytest.mark.landing
 def test_pictures_name_the_first_culprit(tmp_path, capsys):
     plot(capsys, record(tmp_path, SICK), "-o", tmp_path, "--format", "svg")
     for name in ("loss", "grad", "scale", "heat", "hist"):

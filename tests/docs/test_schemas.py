@@ -88,6 +88,7 @@ def test_what_is_said_of_a_layer_follows_its_schema(folder):
     validated("layer", nanny("layer", layer, "--format", "json", cwd=folder).stdout)
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("words", [["rule", "SCALER"], ["rule", "update_lost"], ["doctor"]], ids=" ".join)
 def test_what_is_said_of_nothing_but_nanny_follows_its_schema(words, tmp_path):
     validated(words[0], nanny(*words, "--format", "json", cwd=tmp_path).stdout)

@@ -1,6 +1,7 @@
 """Training is bit-identical with and without the tool, does not die of it, and nothing is left behind.
 
-A few programs; all of them, in every setting, in test_all_programs.py.
+A few programs; all of them, in every setting, in test_all_programs.py. Every worker starts two servers for them, so they run
+before landing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import pytest
 
 from .harness import harms, harms_of
 from .program import load_programs
+
+pytestmark = pytest.mark.landing
 
 QUICK = (
     "accumulation_one_step_per_micro_batch",

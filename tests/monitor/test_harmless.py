@@ -1049,6 +1049,7 @@ def test_warnings_made_errors_do_not_reach_the_training(monkeypatch, capsys):
     assert capsys.readouterr().err.count("a mistake of ours") == 1
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("examine", ["off", "every"])
 def test_a_nanny_that_is_dropped_within_a_step_leaves_nothing(examine):
     model = mlp()

@@ -226,6 +226,7 @@ def test_the_culprit_is_named_in_the_chart(tmp_path, chromium, diff_text):
         assert labels == ["◆ square"]
 
 
+@pytest.mark.landing
 def test_a_healthy_model_and_a_healthy_tensor_take_two_screens_at_most(tmp_path, chromium):
     model = nanny.auto_diff(deep(), torch.randn(4, 16), torch.bfloat16)
     tensor = nanny.analyze_tensor(torch.randn(64, 64), "bf16")
@@ -253,6 +254,7 @@ def test_a_tensor_page_draws_how_its_values_lie(tmp_path, chromium):
         assert dict(zip(at, shares)) == {0.5: pytest.approx(2 / 3), 2.5: pytest.approx(1 / 3)}
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_no_sentence_of_another_language_is_on_the_pages(lang, tmp_path, chromium):
     bad = nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16, advise=True)

@@ -61,6 +61,7 @@ def words_of(page: Any) -> str:
     return str(page.evaluate(script))
 
 
+@pytest.mark.landing
 @pytest.mark.parametrize("name", ["stagnation", *SLOW])
 def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path, monkeypatch, chromium):
     kind = KINDS[name]

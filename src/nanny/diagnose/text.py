@@ -12,11 +12,11 @@ from .verdict import Verdict, certainty
 BLAME = {True: "precision is the reason", False: "FP32 would have it too", None: "whether precision is the reason is not known"}
 
 
-def diagnosis_lines(one: Diagnosis) -> list[str]:
-    """The short form, for stderr while a run goes on."""
+def diagnosis_lines(one: Diagnosis, language: str = "en") -> list[str]:
+    """The short form, for stderr while a run goes on; what was tried in the reader's language."""
     lines = [f"diagnosis: {one.summary} ({certainty(one)}; {BLAME[one.precision_caused]})"]
     lines += [f"       {one.evidence[0]}"] if one.evidence else []
-    lines += [f"       {trial_in_words(trial)}" for trial in one.tried]
+    lines += [f"       {trial_in_words(trial, language)}" for trial in one.tried]
     return [*lines, *([f"       -> {one.remedy}"] if one.remedy else [])]
 
 

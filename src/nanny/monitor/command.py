@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.command_line import Parser, add_language
+from ..core.command_line import Parser, add_language, terminal_language
 from ..core.finding import NannyError
 from ..watch.script import check_module, start_target
 
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--on-finding", metavar="CMD", help="a command to run, or a URL to POST to, at each warning and error: the alarm"
     )
-    add_language(parser, "the diagnosis at the end", chosen_by="the locale")
+    add_language(parser, "what is said", chosen_by="the locale")
     parser.add_argument("-m", dest="module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -95,6 +95,7 @@ def _watch_everything(options: argparse.Namespace) -> None:
         )
     finally:
         sys.argv = argv
+    nanny.speak(terminal_language(options.lang))
     nanny.steps_by_themselves(find_models=True, first=None)
     _kept.append(nanny)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -10,15 +11,18 @@ from typing import TextIO
 from ..core.finding import Finding, Severity
 from ..core.terminal import say, tell, visible
 from ..diagnose.verdict import Verdict, severity_counts
+from ..show.translation import translate
 
 LINES_PER_MINUTE = 20
+_LINE = re.compile(r"((?:nanny: )?\s*(?:-> )?)(.*)")
 
 
-def line(finding: Finding) -> str:
+def line(finding: Finding, lang: str = "en") -> str:
     place = f"{finding.site}: " if finding.site else ""
-    step = f"step {finding.step} " if finding.step is not None else ""
+    step = translate(f"step {finding.step}", lang) + " " if finding.step is not None else ""
     rank = f"rank {finding.rank} " if finding.rank else ""
-    return visible(f"nanny: {rank}{step}{finding.severity.name} {finding.code} {place}{finding.message}")
+    message = translate(finding.message, lang)
+    return visible(f"nanny: {rank}{step}{finding.severity.name} {finding.code} {place}{message}")
 
 
 class LiveLog:
@@ -29,8 +33,14 @@ class LiveLog:
     ) -> None:
         self._lowest = lowest
         self._stream = stream
+        self.lang = "en"
         self._times: deque[float] = deque(maxlen=per_minute)
         self.held_back = 0
+
+    def speak(self, lang: str) -> None:
+        """From here on; what that takes is read now, and not in the middle of a run."""
+        self.lang = lang
+        translate("the catalogue is read", lang)
 
     def show(self, finding: Finding) -> None:
         if finding.severity < self._lowest:
@@ -40,9 +50,13 @@ class LiveLog:
             self.held_back += 1
             return
         self._times.append(now)
-        self.say(line(finding) + (f"\n       -> {finding.hint}" if finding.hint else ""))
+        self._write(line(finding, self.lang) + (f"\n       -> {translate(finding.hint, self.lang)}" if finding.hint else ""))
 
     def say(self, text: str) -> None:
+        found = map(_LINE.fullmatch, text.splitlines())
+        self._write("\n".join(one[1] + translate(one[2], self.lang) for one in found if one is not None))
+
+    def _write(self, text: str) -> None:
         if self._stream is None:
             tell(text)
         else:
@@ -50,14 +64,14 @@ class LiveLog:
 
 
 def closing_lines(
-    verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str, whose: str = ""
+    verdict: Verdict, findings: Sequence[Finding], cost: str, dropped: str, next_command: str, whose: str = "", lang: str = "en"
 ) -> list[str]:
     """The four lines at the end of a run; `whose`: of which rank, where there are several."""
     first = verdict.first
     said = ", ".join(f"{n} {name}" for name, n in severity_counts(findings).items() if n)
-    noticed = f" (noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
+    noticed = f"(noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
     return [
-        f"nanny: {whose}{verdict.text}{noticed}",
+        f"nanny: {whose}{translate(verdict.text, lang)} {translate(noticed, lang)}".rstrip(),
         f"nanny: cost: {cost}",
         f"nanny: dropped: {dropped}",
         f"nanny: next: {next_command}",

@@ -438,7 +438,7 @@ class MixedPrecisionNanny:
     def _say(self, one: Diagnosis) -> None:
         if self._live is not None:
             whose = "" if self._rank is None else f"rank {self._rank}: "
-            self._live.say(f"nanny: {whose}" + "\nnanny: ".join(diagnosis_lines(one)))
+            self._live.say(f"nanny: {whose}" + "\nnanny: ".join(diagnosis_lines(one, self._live.lang)))
 
     def evidence(self) -> Evidence:
         """What was gathered so far, as `diagnose` reads it."""
@@ -504,6 +504,11 @@ class MixedPrecisionNanny:
         )
         clock.open()
         self._greets = find_models and self._live is not None and not self._rank
+
+    def speak(self, lang: str) -> None:
+        """The language of the lines on stderr: en or zh."""
+        if self._live is not None:
+            self._live.speak(lang)
 
     def _say_hello(self, step: StepRecord) -> None:
         """What was found in a program that did not say what to watch."""
@@ -631,6 +636,7 @@ class MixedPrecisionNanny:
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
             "" if self._rank is None else f"rank {self._rank} of {self._world_size}: ",
+            self._live.lang,
         ):
             self._live.say(text)
         for path in self._dumps:

@@ -304,7 +304,7 @@ _shtab_nanny_run_options=(
   "--no-try[try no remedies, beside the run, on a step that went wrong]"
   "--ranks[ranks that write a record\: 0,7,64-71 or sample\:32 (default\: all)\; the others only watch]:WHO:"
   "--on-finding[a command to run, or a URL to POST to, at each warning and error\: the alarm]:CMD:"
-  "--lang[language of the diagnosis at the end (default\: the locale\'s language)]:lang:(en zh)"
+  "--lang[language of what is said (default\: the locale\'s language)]:lang:(en zh)"
   "-m[what follows is a module, as in python -m]"
 )
 
