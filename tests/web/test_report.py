@@ -181,6 +181,10 @@ def test_the_tree_marks_where_the_first_bad_number_was_born(opened):
     assert "softmax" in born.inner_text()
     assert "step 20" in born.inner_text()
     assert born.get_attribute("aria-selected") == "true"
+    heads = page.locator(".tree-row.head [role=columnheader]").all_inner_texts()
+    assert len(heads) == 7
+    assert all(heads)
+    assert born.locator(".quiet").first.inner_text() in ("fp16", "fp32", "bf16")
     page.locator("[data-pick=order]").select_option("risk")
     assert page.locator("#tree-space .tree-row").first.inner_text().split("\n")[1] == "head.softmax"
 
@@ -480,6 +484,10 @@ def test_every_stretch_without_a_finite_loss_is_shaded_and_a_wide_loss_is_on_a_l
     spans = "(curve) => badStretches(curve).map(([from, until]) => [from, until])"
     curve = {"steps": [0, 1, 2, 3, 4, 5], "values": [1.0, None, 2.0, None, None, 3.0]}
     assert page.evaluate(spans, curve) == [[1, 2], [3, 5]]
+    titles = """(id) => Object.entries(document.getElementById(id).layout).filter(([name, axis]) => /^[xy]axis/.test(name)
+        && axis.visible !== false && !axis.matches).map(([name, axis]) => (axis.title && axis.title.text) || '')"""
+    for figure in ("curves-figure", "heat-figure", "histogram-figure"):
+        assert any(page.evaluate(titles, figure)), figure
     kind = "() => Object.entries(document.getElementById('curves-figure').layout).find(([name]) => name === 'yaxis2')[1].type"
     assert page.evaluate(kind) == "linear"
     page.get_by_label("loss axis").select_option("log")

@@ -36,7 +36,8 @@ const verticalLine = (step) => ({
 const chosenStep = () => (state.step === null ? [] : [verticalLine(state.step)]);
 
 async function plot(place, data, layout) {
-  const fresh = !place.data;
+  const fresh = !place.data, lowest = Object.keys(layout).filter((name) => /^xaxis\d*$/.test(name)).at(place.id === "curves-figure" ? -1 : 0);
+  layout[lowest] = { ...layout[lowest], title: { text: t("step axis"), standoff: 2, font: { size: 11 } } };
   await Plotly.react(place, data, layout, SETTINGS);
   if (!fresh) return;
   place.on("plotly_relayout", (event) => followZoom(event));
