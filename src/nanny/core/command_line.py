@@ -83,7 +83,7 @@ def writable(path: str) -> str:
     """Asked before any work is done."""
     folder = os.path.dirname(path) or "."
     why = "no such folder" if not os.path.isdir(folder) else "a folder" if os.path.isdir(path) else ""
-    if why or not os.access(folder, os.W_OK):
+    if why or not os.access(path if os.path.exists(path) else folder, os.W_OK):  # /dev/stdout can be written, /dev cannot
         raise NannyError(f"{path}: cannot be written ({why or 'not allowed'}); name another --output FILE")
     return path
 
