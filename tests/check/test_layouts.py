@@ -64,9 +64,10 @@ def test_clipping_before_unscale_is_found_in_every_style_of_writing_a_loop():
 
 def test_what_could_be_right_is_only_possible():
     found = check_paths([str(LAYOUTS / "protocol_styles")], jobs=1).findings
-    doubtful = {Path(f.file).stem: f for f in found if f.severity == Severity.WARNING}
+    doubtful = {Path(f.file).stem: f for f in found if f.message.startswith("possible: ")}
     assert doubtful.keys() == {"else_unscale", "other_opt"}
-    assert all(f.message.startswith("possible: ") for f in doubtful.values())
+    assert all(f.severity == Severity.WARNING for f in doubtful.values())
+    assert all(f.severity == Severity.ERROR for f in found if f.code == CLIP and f not in doubtful.values())
     assert "`x.dim() > 3`" in doubtful["else_unscale"].message
     assert "line 11" in doubtful["other_opt"].message
 

@@ -56,16 +56,16 @@ def codes(text: str, **options: str) -> set[str]:
     return {f.code for f in check_source(text, "train.py", Options(**options))}
 
 
-@pytest.mark.parametrize(("first", "severity"), [('scaler = torch.amp.GradScaler("cuda")', "ERROR"), ("", "WARNING")])
-def test_a_plain_backward_is_an_error_only_beside_a_scaler_that_is_seen_to_be_made(first: str, severity: str):
+@pytest.mark.parametrize(("first", "is_open"), [('scaler = torch.amp.GradScaler("cuda")', False), ("", True)])
+def test_a_plain_backward_is_sure_only_beside_a_scaler_that_is_seen_to_be_made(first: str, is_open: bool):
     text = (
         f"import torch\n\n\ndef train(net, opt, batches, scaler):\n    {first}\n    for x in batches:\n"
         '        with torch.autocast("cuda", dtype=torch.float16):\n            loss = net(x).mean()\n'
         "        opt.zero_grad()\n        scaler.scale(loss).backward()\n        loss.square().backward()\n"
         "        scaler.step(opt)\n        scaler.update()\n"
     )
-    told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
-    assert told["SCALER_BACKWARD_UNSCALED"] == severity
+    told = {f.code: f.message.startswith("possible") for f in check_source(text, "train.py", Options())}
+    assert told["SCALER_BACKWARD_UNSCALED"] is is_open
 
 
 @pytest.mark.parametrize(("unpacked", "severity"), [("share", "WARNING"), ("share, hard", "INFO")])
@@ -255,7 +255,7 @@ def test_the_default_set_follows_from_what_rules_have_earned_in_the_docs():
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("bad/*.py")), ids=lambda p: p.stem)
-def test_a_rule_that_was_never_right_on_code_of_strangers_tells_no_error(path: Path):
+def test_a_rule_that_was_often_wrong_on_code_of_strangers_tells_no_error(path: Path):
     for finding in check_source(path.read_text(), path.name, Options()):
         assert finding.severity < Severity.ERROR or not is_on_probation(finding.code)
 
@@ -272,8 +272,8 @@ def test_the_order_of_calls_on_a_scaler_that_nobody_makes_is_a_remark(made: str,
     assert told["SCALER_UPDATE_MISPLACED"] == severity
 
 
-@pytest.mark.parametrize(("test", "severity"), [("if limit > 0:", "WARNING"), ("if True:", "ERROR")])
-def test_a_hook_under_a_condition_of_its_own_is_possible(test: str, severity: str):
+@pytest.mark.parametrize(("test", "is_open"), [("if limit > 0:", True), ("if True:", False)])
+def test_a_hook_under_a_condition_of_its_own_is_possible(test: str, is_open: bool):
     text = (
         f"import torch\n\n\ndef train(net, opt, batches, limit):\n    {test}\n        for p in net.parameters():\n"
         "            p.register_hook(lambda g: torch.clamp(g, -limit, limit))\n"
@@ -281,10 +281,61 @@ def test_a_hook_under_a_condition_of_its_own_is_possible(test: str, severity: st
         '        with torch.autocast("cuda", dtype=torch.float16):\n            loss = net(x).float().mean()\n'
         "        opt.zero_grad()\n        scaler.scale(loss).backward()\n        scaler.step(opt)\n        scaler.update()\n"
     )
+    told = {f.code: f.message.startswith("possible") for f in check_source(text, "train.py", Options())}
+    assert told == {"SCALER_GRADS_STILL_SCALED": is_open}
+
+
+@pytest.mark.parametrize("op", ['torch.einsum("i,j->ij", steps, self.rates)', "torch.matmul(steps[:, None], self.rates[None])"])
+@pytest.mark.parametrize(("test", "severity"), [("if x.shape[1] > self.longest:", "INFO"), ("if True:", "WARNING")])
+def test_angles_made_again_only_for_longer_texts_are_a_remark(test: str, severity: str, op: str):
+    text = (
+        "import torch\nfrom torch import nn\n\n\nclass Rotary(nn.Module):\n    def __init__(self, width, longest=4096):\n"
+        "        super().__init__()\n        self.rates = 1.0 / (10000 ** (torch.arange(0, width, 2).float() / width))\n"
+        "        self.make(longest)\n\n    def make(self, length):\n        self.longest = length\n"
+        "        steps = torch.arange(length, dtype=torch.float32)\n"
+        f"        self.angles = {op}\n\n    def forward(self, x):\n        {test}\n            self.make(x.shape[1])\n"
+        "        return x * self.angles.cos()\n\n\nnet = Rotary(64).cuda()\n"
+        'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = net(torch.load("x.pt")).mean()\n'
+    )
     told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
-    assert told == {"SCALER_GRADS_STILL_SCALED": severity}
+    assert told.get("NUM_POSITIONS") == severity
 
 
 def test_autocast_to_double_on_cuda_is_a_remark():
     text = 'import torch\n\nwith torch.autocast("cuda", dtype=torch.double):\n    pass\n'
     assert [(f.code, f.severity.name) for f in check_source(text, "a.py", Options())] == [("REGION_DTYPE", "INFO")]
+
+
+@pytest.mark.parametrize(
+    ("opened", "test", "severity"),
+    [
+        ("enabled=amp and not lazy", "if lazy:", "INFO"),
+        ("enabled=amp and not step % 16", "if step % 16 == 0:", "INFO"),
+        ("enabled=True", "if lazy:", "WARNING"),
+        ("enabled=amp", "if True:", "WARNING"),
+    ],
+)
+def test_a_penalty_now_and_then_beside_a_switched_region_is_a_remark(opened: str, test: str, severity: str):
+    text = (
+        "import torch\n\n\ndef train(critic, opt, batches, amp, lazy):\n"
+        '    scaler = torch.amp.GradScaler("cuda")\n    for step, real in enumerate(batches):\n        opt.zero_grad()\n'
+        f'        with torch.autocast("cuda", dtype=torch.float16, {opened}):\n            score = critic(real)\n'
+        f"        loss = -score.float().mean()\n        {test}\n"
+        "            (grads,) = torch.autograd.grad(score.sum(), real, create_graph=True)\n"
+        "            loss = loss + grads.float().square().sum()\n"
+        "        scaler.scale(loss).backward()\n        scaler.step(opt)\n        scaler.update()\n"
+    )
+    told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
+    assert told.get("SCALER_GRAD_PENALTY") == severity
+
+
+@pytest.mark.parametrize("kind", ["torch.float16", "torch.half"])
+def test_what_only_a_test_opens_is_told_one_step_lower(kind: str):
+    model = "def masked(scores, mask):  # used under autocast\n    return scores.masked_fill(mask, -1e9).softmax(-1)\n"
+    program = (
+        "import torch\nfrom model import masked\n\n\ndef run(q, k, mask):\n"
+        f'    with torch.autocast("cuda", dtype={kind}):\n        return masked(q @ k, mask)\n'
+    )
+    for first, severity in (("", Severity.ERROR), ("import pytest\n", Severity.WARNING)):
+        found = check_project({"model.py": model, "main.py": first + program})
+        assert [(f.code, f.severity) for f in found["model.py"]] == [("NUM_MASK_CONSTANT", severity)]

@@ -108,7 +108,7 @@ def _check_file(source: SourceFile, project: Project, options: Options, notes: l
         if finding.file not in tests:
             other = project.file(finding.file) if finding.file in project.sources else None
             tests[finding.file] = other is not None and other.is_test
-        if tests[finding.file]:  # a test may break things on purpose
+        if tests[finding.file] or source.is_test:  # a test may break things on purpose, with devices and formats of its own
             finding = replace(finding, severity=Severity(max(finding.severity - 1, Severity.INFO)))
         key = (finding.code, finding.file, finding.line)
         known = found.get(key)

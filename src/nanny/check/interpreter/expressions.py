@@ -104,6 +104,9 @@ def value_unaryop(walk: Walk, frame: Frame, node: ast.UnaryOp) -> Value:
 
 def value_boolop(walk: Walk, frame: Frame, node: ast.BoolOp) -> Value:
     values = [walk.evaluate(frame, v) for v in node.values]
+    decides = isinstance(node.op, ast.Or)
+    if any(value.kind == "const" and value.const is decides for value in values):
+        return constant(decides)
     out = values[0]
     for value in values[1:]:
         out = join(out, value)

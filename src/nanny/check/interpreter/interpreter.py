@@ -198,15 +198,14 @@ class Interpreter:
         path = dotted(target)
         if value.thing is not None and not value.thing.name:
             value.thing.name = path
-        if base.kind == "instance" and base.thing is not None:
-            known = base.thing.attrs.get(target.attr)
-            is_conditional = bool(frame.at.guards) or value.is_none
-            base.thing.attrs[target.attr] = join(known, value) if known is not None and is_conditional else value
-            return
         if target.attr == "data" and base.thing is not None and value.is_half:
             base.thing.dtype = value.dtype
         if base.thing is not None:
-            base.thing.attrs[target.attr] = value
+            known = base.thing.attrs.get(target.attr)
+            is_conditional = bool(frame.at.guards) or value.is_none
+            base.thing.attrs[target.attr] = join(known, value) if known is not None and is_conditional else value
+        if base.kind == "instance" and base.thing is not None:
+            return
         if path:
             frame.env[path] = value
 

@@ -6,7 +6,7 @@ What an object is follows from its value, else from how the file uses it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
 from .dtypes import on_device, result
@@ -54,6 +54,19 @@ def parameter_owners(params: Value) -> list[Thing]:
                 fresh = [v for v in value.ref.values() if isinstance(v, Value) and id(v) not in seen]  # a dict may hold itself
                 seen.update(map(id, fresh))
                 stack.extend(fresh)
+    return found
+
+
+def parts_of(things: Iterable[Thing]) -> set[int]:
+    """The ids of modules, of all that is inside them, and of what they are some part of."""
+    found: set[int] = set()
+    waiting = [*things]
+    while waiting:
+        current = waiting.pop()
+        if id(current) not in found:
+            found.add(id(current))
+            waiting += [v.thing for v in current.attrs.values() if v.thing is not None and v.kind in ("module", "instance", "")]
+            waiting += [current.owner] if current.owner is not None else []
     return found
 
 

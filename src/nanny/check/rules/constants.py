@@ -134,7 +134,7 @@ def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{eps.const:g} is 0 in fp16: {tensor.why}",
         "compute this in float32 (x.float()), or use an eps of at least 1e-4 here",
-        Severity.INFO if not tensor.sure and is_one_of_several(tensor) else None,
+        Severity.INFO if not view.is_training() or (not tensor.sure and is_one_of_several(tensor)) else None,
         unknown=unknown_link(tensor, event.file),
     )
 
@@ -177,7 +177,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the largest value is small.
     """
     if event.op in ("einsum", "matmul", "outer"):
-        yield from _positions_in_product(event)
+        yield from _positions_in_product(event, view)
         return
     kind = event.out.dtype
     if kind not in HALF or not event.out.sure:
@@ -196,7 +196,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         yield from _possible_key(event, kind, limit)
         return
     largest = _largest(event.out if event.op != "cast" else event.arg(0))
-    if (largest is not None and largest <= limit) or _is_share(event, view):
+    if (largest is None and event.op == "linspace") or (largest is not None and largest <= limit) or _is_share(event, view):
         return
     yield Hit(
         event.node,
@@ -307,7 +307,7 @@ def _largest(value: Value) -> float | None:
     return None
 
 
-def _positions_in_product(event: Event) -> Iterator[Hit]:
+def _positions_in_product(event: Event, view: FileView) -> Iterator[Hit]:
     """Rotary angles: a product of positions and frequencies that autocast runs in half."""
     region = event.at.region
     if region is None or event.out.dtype not in HALF:
@@ -321,8 +321,14 @@ def _positions_in_product(event: Event) -> Iterator[Hit]:
                 event.node,
                 f"positions go through {event.op}, which {region.label_in(event.file)} runs in {event.out.dtype}",
                 "compute the angles in a block with autocast off, in float32, or by multiplication",
+                Severity.INFO if _is_made_before(event, view) else None,
             )
             return
+
+
+def _is_made_before(event: Event, view: FileView) -> bool:
+    """Whether the same line makes its table outside autocast first, in a constructor, and within it only on a condition."""
+    return bool(event.at.guards) and any(e.node is event.node and e.at.region is None for e in view.of(event.op))
 
 
 def _source(value: Value) -> Value:

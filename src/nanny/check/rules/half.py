@@ -17,6 +17,7 @@ from ...core.ops import (
     SHAPE,
 )
 from ..chains import link
+from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
@@ -47,7 +48,7 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(target, view):
+    if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(event, view):
         return
     yield Hit(
         event.node,
@@ -56,9 +57,17 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-def _is_beside_adapters(target: Value, view: FileView) -> bool:
-    """Whether this is one module out of a model that gets adapters: most are frozen, and whether this one is, is not known."""
-    return target.op == "element" and any(e.arg(0).path.startswith("peft.") for e in view.of("external"))
+def _is_beside_adapters(event: Event, view: FileView) -> bool:
+    """Whether adapters are trained in place of this: it is given to peft wherever it is cast, which freezes it, or is one
+    module out of such a model, of which most are frozen."""
+    given = [e for e in view.of("external") if e.arg(0).path.startswith("peft.")]
+    if event.arg(0).op == "element":
+        return bool(given)
+    return any(
+        e.arg(0).last == "get_peft_model" and {*e.at.guards} <= {*event.at.guards}
+        and any(v.thing is event.arg(0).thing for v in (*e.args[1:], *e.kwargs.values()))
+        for e in given
+    )  # fmt: skip
 
 
 def _is_cast_back(event: Event, view: FileView) -> bool:
@@ -83,7 +92,7 @@ def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
         region = event.at.region
         if region is None or not event.at.has_grad or region.is_framework:
             continue
-        if any(key.startswith("dtype:") for key, _ in event.at.guards):  # code that asks for the dtype knows what it does
+        if any(key.startswith("dtype:") or (key, arm) == (AMP, True) for key, arm in event.at.guards):  # whoever asks knows
             continue
         if event.out.dtype not in ("fp16", "bf16") or not _is_literal(event) or id(event.out) in fed or is_position(event.arg(0)):
             continue
@@ -205,8 +214,9 @@ def half_norm(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op == "layer" and not (target.thing and target.thing.cast is event.node):
         return
-    if not view.of("optimizer.step", "scaler.step", "framework.step", "framework.train") or has_master_copy(view):
-        return  # gradients alone, as a test compares them, train nothing
+    steps = view.of("optimizer.step", "scaler.step", "framework.step", "framework.train")
+    if not any(e.at.loops or e.at.stack or e.op == "framework.train" for e in steps) or has_master_copy(view):
+        return  # gradients alone, or one step of a script, as a test compares them, train nothing
     yield Hit(event.node, f"{target.ref} is put into {kind}", "leave normalisation layers in float32")
 
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 from ...core.finding import Link
 from ..chains import link
 from ..interpreter.guards import AMP
-from ..interpreter.objects import parameter_owners
+from ..interpreter.objects import parameter_owners, parts_of
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import UNKNOWN, Value
 
@@ -135,9 +135,9 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | 
     With `params`, an `unscale_` of an optimizer that is known to hold other parameters does not count. One that runs only
     under a condition of its own, or for an optimizer that is not the one stepped, leaves it open.
     """
-    owners = {id(t) for t in parameter_owners(params)}
+    owners = parts_of(parameter_owners(params))
     beside = near(trace.numbered("scaler.step", "scaler.unscale_"), index) if owners else []
-    owners &= {id(t) for e in beside for t in parameter_owners(e.arg(1))}
+    owners &= {part for e in beside for part in parts_of(parameter_owners(e.arg(1)))}
     here = trace.events[index]
     doubtful: list[Event] = []
     plain: list[Event] = []
@@ -157,11 +157,11 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | 
         if event.op in _UNSCALES or _hands_on_scaler(event):
             return None
         if event.op == "scaler.unscale_":
-            held = {id(t) for t in parameter_owners(event.arg(1))} if event.arg(1).kind == "optimizer" else set()
+            held = parts_of(parameter_owners(event.arg(1))) if event.arg(1).kind == "optimizer" else set()
             if not (owners and held and owners.isdisjoint(held)):
                 doubtful.append(event)
         elif event.op in ("scaler.step", "optimizer.zero_grad", "module.zero_grad"):
-            held = {id(t) for t in parameter_owners(event.arg(1))} if event.op == "scaler.step" else set()
+            held = parts_of(parameter_owners(event.arg(1))) if event.op == "scaler.step" else set()
             if not (owners and held and owners.isdisjoint(held)):
                 return None
     return None

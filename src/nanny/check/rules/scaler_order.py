@@ -35,6 +35,7 @@ from .protocol import (  # fmt: skip
 
 _SCALER_STATE = frozenset({"_per_optimizer_states", "OptState", "UNSCALED", "READY", "STEPPED"})
 _SHIFTS = frozenset({"add_", "sub_"})
+_MAKES_GRADIENTS = ("backward", "framework.backward", "scaler.scale")
 _SHOWN = ("unknown_call", "external")  # the gradient goes to a log: it misleads, and harms no training
 
 
@@ -63,6 +64,7 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
     for index, event in trace.numbered("clip_grad"):
         scaled = backward_for(trace, index, event.arg(0, "parameters"))
         if scaled is None:
+            yield from _clip_for_caller(trace, index, event, view)
             continue
         yield Hit(
             event.node,
@@ -72,6 +74,23 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
             chain=scaled.links(event, "they are clipped"),
             unknown=scaled.unknown,
             mistake=("still scaled", scaled.backward.file, scaled.backward.line),
+        )
+
+
+def _clip_for_caller(trace: Trace, index: int, event: Event, view: FileView) -> Iterator[Hit]:
+    """A clip in a function that is given the scaler and steps with it: its caller has made the gradients, and scaled them."""
+    if view.of("scaler.unscale_") or any(e.op in _MAKES_GRADIENTS for e in before(trace, index)):
+        return
+    step = next((e for e in after(trace, index) if e.op in ("scaler.step", *_MAKES_GRADIENTS)), None)
+    is_given = step is not None and not any(e.out.thing is scaler_of(step).thing for e in view.of("scaler.new"))
+    if step is not None and step.op == "scaler.step" and is_given:
+        yield Hit(
+            event.node,
+            f"gradients are clipped before scaler.step() at {step.place_in(event.file)}, and nothing here unscales them: "
+            f"the clip limit acts on gradients {first_scale(view)} times too large",
+            "call scaler.unscale_(optimizer) before clipping",
+            chain=(link(event, "gradients are clipped"), link(step, "the scaler steps: the gradients carried its scale")),
+            unknown="whether the caller has unscaled them",
         )
 
 

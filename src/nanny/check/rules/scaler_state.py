@@ -53,7 +53,7 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
     first = seen[0]
     for event in view.of("scaler.new"):
         enabled = event.kwargs.get("enabled")
-        if enabled is not None and (enabled.const is False or "dtype_test" in enabled.tags):
+        if enabled is not None and (enabled.const is False or _asks_for_format(enabled)):
             continue
         if any(key.startswith("dtype:") for key, _ in event.at.guards):
             continue
@@ -64,6 +64,13 @@ def scaler_with_bf16(view: FileView) -> Iterator[Hit]:
             "drop the scaler, or build it with enabled=(dtype == torch.float16)",
             chain=(first, link(event, "the scaler is made")),
         )
+
+
+def _asks_for_format(enabled: Value) -> bool:
+    """Whether what switches the scaler on asks for a dtype, or for a setting that names fp16 (`precision in {"fp16-mixed"}`)."""
+    tests = [v for v in ancestors(enabled, 12) if v.op == "compare"]
+    named = {str(v.const).lower().partition("-")[0] for test in tests for v in ancestors(test, 12) if isinstance(v.const, str)}
+    return "dtype_test" in enabled.tags or not named.isdisjoint({"fp16", "float16", "half", "16"})
 
 
 @rule("SCALER_WITH_BF16", Severity.WARNING, "scaler.new")
@@ -429,7 +436,16 @@ def _penalty_in_fp16(event: Event, view: FileView) -> Iterator[Hit]:
         f"gradients of a plain loss are made in fp16 and trained on ({half.why}): "
         "those below 6e-8 are 0 before the scaler sees them",
         "take them of scaler.scale(loss), and divide by scaler.get_scale() before building the penalty",
-        Severity.WARNING,
+        Severity.INFO if _is_switched(half, event, view) else Severity.WARNING,
         chain=(*half_links(half, event.file), link(event, "gradients of the plain loss")),
         unknown=unknown_link(half, event.file),
     )
+
+
+def _is_switched(half: Value, event: Event, view: FileView) -> bool:
+    """Whether autocast is switched when the program runs, and the penalty taken only now and then: one may exclude the other."""
+    nodes = {id(v.node) for v in ancestors(half, 12)}
+    made = next((e for e in view.events if e.at.region is not None and id(e.node) in nodes), None)
+    if made is None or made.at.region is None or made.at.region.enabled is not None:
+        return False
+    return not half.sure and not {*event.at.guards} <= {*made.at.guards}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from ..interpreter.objects import optimizer_base, parameter_owners
+from ..interpreter.objects import optimizer_base, parameter_owners, parts_of
 from ..interpreter.source import OwnClass
 from ..interpreter.torch_names import TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, can_meet
@@ -62,13 +62,7 @@ def _others_are_trained(thing: Thing, view: FileView) -> bool:
     owners = [parameter_owners(event.arg(0)) for event in made]
     if not made or not all(owners):
         return False
-    held: set[int] = set()
-    waiting = [owner for group in owners for owner in group]
-    while waiting:
-        current = waiting.pop()
-        if id(current) not in held:
-            held.add(id(current))
-            waiting += [v.thing for v in current.attrs.values() if v.thing is not None and v.kind in ("module", "instance")]
+    held = parts_of(owner for group in owners for owner in group)
     inside = {id(v.thing) for v in thing.attrs.values() if v.thing is not None}
     return id(thing) not in held and held.isdisjoint(inside)
 
