@@ -102,6 +102,22 @@ def test_limits_of_the_seeds_can_be_made_the_rule(folder, capsys):
     assert "REL_ERROR" in capsys.readouterr().out
 
 
+def test_what_is_asked_on_the_command_line_is_what_runs(folder, capsys):
+    (folder / "noisy.py").write_text(MODEL.replace("torch.relu", "torch.dropout(x, 0.5, self.training) + torch.relu"))
+    base = ["diff", "--model", "noisy.py", "--input", "sample.pt", "--dtype", "fp16", "--format", "json"]
+
+    def told(*flags: str) -> dict:
+        main([*base, *flags])
+        return json.loads(capsys.readouterr().out)
+
+    data = told("--loss-scale", "8", "--reference", "fp64", "--no-own", "--rel-error", "1e-9")
+    assert (data["training"], data["reference"], data["total"]["loss_scale"]) == (True, "fp64", 8)
+    assert {call["own"] for call in data["calls"]} == {None}
+    assert {(f["code"], f["severity"]) for f in data["findings"]} == {("REL_ERROR", "ERROR")}
+    assert told("--seed", "1")["reference_loss"] == told("--seed", "1")["reference_loss"] != data["reference_loss"]
+    assert told("--eval")["training"] is False
+
+
 def test_a_list_in_the_file_is_a_list_of_batches(folder, capsys):
     torch.save([torch.randn(4, 8), torch.randn(2, 8)], "many.pt")
     assert main(["diff", "--model", "model.py", "--input", "many.pt"]) == 0

@@ -94,6 +94,11 @@ def test_a_column_starts_at_its_step_and_leaves_gaps_where_nothing_was_sampled()
     assert edges[3, 1] < 50  # hatched from there on
 
 
+def test_a_sample_is_not_drawn_over_steps_whose_loss_was_lost():
+    edges = Columns(np.array([0, 10, 20, 30]), np.arange(5), bad=np.array([13, 14, 30])).reach
+    assert edges[:, 1].tolist() == [9.5, 12.5, 29.5, 39.5]
+
+
 def test_dense_samples_around_an_error_do_not_make_the_rest_look_unsampled():
     steps = np.concatenate([np.arange(0, 1000, 100), np.arange(1000, 1100)])
     edges = Columns(steps, np.arange(len(steps) + 1)).reach

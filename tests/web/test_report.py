@@ -113,6 +113,22 @@ def test_a_click_on_a_finding_moves_all_views_and_the_address(opened):
     assert page.locator("li.chosen").inner_text().startswith("▲ WARNING")
 
 
+def test_a_click_changes_what_it_must_and_leaves_the_rest_standing(opened):
+    page = opened.page
+    choose = "async (step) => { choose(page.findings.findIndex((one) => one.step === step)); await drawHistogram(); }"
+    page.evaluate(choose, 20)
+    keep = """() => { const parts = '#finding-list li, #tree-space .tree-row, #histogram-figure .ytick';
+        window.kept = [...document.querySelectorAll(parts)];
+        window.picture = document.querySelector('#histogram-figure .imagelayer image').getAttribute('href');
+        return kept.length; }"""
+    assert page.evaluate(keep) > 10
+    page.evaluate(choose, 10)
+    assert lines_at(page)["histogram"] == 10
+    assert page.evaluate("() => kept.filter((one) => !one.isConnected).length") == 0
+    page.evaluate("async () => { update({ site: 'head.out' }); await drawHistogram(); }")
+    assert page.evaluate("() => document.querySelector('#histogram-figure .imagelayer image').getAttribute('href') !== picture")
+
+
 def test_a_click_on_a_cell_moves_all_views_to_its_layer_and_step(opened):
     page = opened.page
     page.locator("#heat-figure").scroll_into_view_if_needed()
@@ -473,7 +489,7 @@ def test_two_runs_show_where_they_part(tmp_path, chromium):
         assert page.evaluate("heat.quantity") == "ratio"
         ratios = page.evaluate("[...new Set(heat.matrix.codes)].filter((code) => code > 0).map((code) => 2 ** log2Of(code))")
         assert all(0.2 < ratio < 5 for ratio in ratios)
-        own, beside = page.evaluate("document.getElementById('histogram-figure').data.slice(1).map((trace) => trace.x)")
+        own, beside = page.evaluate("[shown.bars.x, shown.beside.x]")
         assert sum(own) == pytest.approx(1, rel=0.1)
         assert sum(beside) == pytest.approx(1, rel=0.1)
         assert "run 1 at the same step" in page.locator("#histogram-note").inner_text()

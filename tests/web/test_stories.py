@@ -32,6 +32,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "overflow": Kind("unscaled_attention", "attention_logit_overflow_fp16", "FP32 has"),
+    "silent overflow": Kind("squared_norm", "norm_square_overflow_fp16", "FP32 has"),
     "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "fp16 begins at"),
     "stagnation": Kind("lost_updates", "update_lost", "below half a spacing of bf16"),
     "learning rate": Kind("learning_rate", "lr_too_high", "weights of"),
@@ -51,6 +52,15 @@ def recorded(example: str, folder: Path, *arguments: str) -> str:
 def plain(svg: str) -> str:
     """Its words in a row, wherever a line of the picture ends."""
     return " ".join(html.unescape(re.sub("<[^>]+>", " ", re.sub("<style>.*?</style>", "", svg, flags=re.DOTALL))).split())
+
+
+def written_alike(card: str, said: str) -> bool:
+    """The number of the picture, wherever a diagnosis gives it, is the same to the last digit: not 65,957 and then 6.6e4."""
+    drawn = re.search(r"FP32 has ([\d,]+)", card)
+    if drawn is None:
+        return True
+    given = re.findall(r"(?:reaches|gives) (\d[\d,.]*(?:e[+-]?\d+)?)(?: in FP32)?, beyond", said)
+    return set(given) == {drawn.group(1)}
 
 
 def words_of(page: Any) -> str:
@@ -84,6 +94,7 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         flat = " ".join(screen.split())
         assert {fact for fact in (one.cause, one.culprit, place) if fact not in flat} == set()
         assert one.remedy.split(",")[0].rstrip(".") in flat
+        assert written_alike(card, flat)
     assert asked.startswith("NOT HEALTHY")
     assert (tmp_path / "nanny_logs" / "run-1.svg").is_file()
     assert {fact for fact in (title, one.culprit, place, kind.drawn) if fact not in card} == set()

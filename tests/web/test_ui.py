@@ -478,7 +478,7 @@ def test_two_ticked_runs_are_compared_with_curves_histograms_and_a_map_of_ratios
         assert page.locator("#comparison h2").inner_text().startswith("Beside run")
         assert page.evaluate("() => Object.keys(page.otherCurves).includes('loss')")
         assert page.evaluate("() => heat.quantity") == "ratio"
-        page.wait_for_function("() => document.getElementById('histogram-figure').data?.[2]?.x.length > 0")
+        page.wait_for_function("() => shown?.beside?.x.length > 0")
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
-"""The text report of `auto_diff`: verdict first, then the numbers behind it. Computes nothing."""
+"""The text report of `auto_diff`: verdict first, then the numbers behind it. Computes nothing.
+
+Lines, tables and lists are made once, here; the page (`page.py`) shows the same ones beside its figures.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..core.finding import Severity
@@ -14,7 +18,7 @@ from ..show.findings import danger, render_text
 from ..show.tables import Column, Table, report_line, table_text, translate_table
 from ..show.term import DEFAULT_WIDTH, painted
 from ..show.translation import translate
-from .records import MODEL, CallDiff, DiffReport, GradDiff, OpUse
+from .records import MODEL, Advice, CallDiff, DiffReport, GradDiff, OpUse
 
 MOST_CALLS = 40
 MOST_GRADIENTS = 12
@@ -29,18 +33,17 @@ T = TypeVar("T")
 def render_diff(
     report: DiffReport, colour: bool = False, width: int = DEFAULT_WIDTH, every_call: bool = False, lang: str = "en"
 ) -> str:
-    operations = _operations_by_module(report) if every_call else _operations(report)
-    tables = [_calls(report, width, every_call), *_gradients(report)]
+    operations = _operations_by_module(report) if every_call else operations_table(report)
+    calls = calls_table(report, wide=width >= WIDE)
+    tables = [replace(calls, most=None) if every_call else calls, *gradient_tables(report)]
     sections = [
         _head(report, width, colour, lang),
         render_text(report.findings, colour=colour, width=width, lang=lang),
         _advice(report, width, lang),
         *(table_text(translate_table(table, lang), width, colour) for table in tables if table.rows),
-        _list("where the error sits, in calls that stand out", _dimensions(report)[:MOST_CALLS], width, lang),
-        _list("sums of products (matmul, convolution) of unlike magnitudes", _mixes(report)[:MOST_OPERATIONS], width, lang),
-        _list(f"decisions that {report.reference} makes otherwise", _flips(report)[:MOST_OPERATIONS], width, lang),
+        *(_list(title, lines, width, lang) for title, lines in lists_of(report)),
         table_text(translate_table(operations, lang), width) if operations.rows else "",
-        _list("notes", [f"- {note}" for note in _notes(report)], width, lang),
+        _list("notes", [f"- {note}" for note in notes_of(report)], width, lang),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -56,8 +59,14 @@ def verdict(report: DiffReport) -> str:
 
 
 def _head(report: DiffReport, width: int, colour: bool, lang: str) -> str:
-    mode = "training" if report.training else "eval"
     told = painted(translate(verdict(report), lang), _STYLES[report.worst or Severity.INFO], colour)
+    lines = [part for line in result_lines(report) for part in report_line(line, width, lang)]
+    return "\n".join([f"{report.model}: {told}", *lines])
+
+
+def result_lines(report: DiffReport) -> list[str]:
+    """What was compared, and how far outputs, loss and gradient are off."""
+    mode = "training" if report.training else "eval"
     lines = [
         f"{report.target} ({report.policy} policy, {report.device}) against {report.reference}, {mode} mode, "
         f"{counted(report.batches, 'batch', 'batches')}",
@@ -77,27 +86,29 @@ def _head(report: DiffReport, width: int, colour: bool, lang: str) -> str:
     elif report.total is not None:
         scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
         lines.append(f"gradient  {deviation(report.total.rel_l2)} off as a whole{scale}")
-    return "\n".join([f"{report.model}: {told}", *(part for line in lines for part in report_line(line, width, lang))])
+    return lines
 
 
 def _advice(report: DiffReport, width: int, lang: str) -> str:
-    advice = report.advice
-    if advice is None:
+    if report.advice is None:
         return ""
+    code = [f"            {line}" for line in report.advice.code.splitlines()]
+    return "\n".join([*report_line(f"advice    {advice_text(report.advice)}", width, lang), *code])
+
+
+def advice_text(advice: Advice) -> str:
+    """The sentence before the code to write."""
     if not advice.wide:
         told = "nothing needs to stay wide" if advice.reached else "no set of modules was found that brings it there"
-        text = f"advice    the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
-        return "\n".join(report_line(text, width, lang))
+        return f"the output is {deviation(advice.before)} off, the goal is {share(advice.goal)}: {told}"
     reached = "" if advice.reached else ", which does not reach the goal"
     names = ", ".join(f"`{site}`" if site else "the model's own code between its layers" for site in advice.wide)
     flops = "" if advice.flop_share is None else f" and {share(advice.flop_share)} of the matmul and convolution FLOPs"
-    told = (
-        f"advice    keep {names} in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
+    return (
+        f"keep {names} in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
         f"from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}; "
         f"confirmed by {counted(advice.runs, 'run')}; write"
     )
-    code = [f"            {line}" for line in advice.code.splitlines()]
-    return "\n".join([*report_line(told, width, lang), *code])
 
 
 def bad_counts(found: CallDiff | GradDiff) -> str:
@@ -105,47 +116,50 @@ def bad_counts(found: CallDiff | GradDiff) -> str:
     return " ".join(f"{n} {word}" for n, word in ((found.error.nan, "NaN"), (found.error.inf, "Inf")) if n)
 
 
-def _calls(report: DiffReport, width: int, every_call: bool) -> Table:
-    limits = Limits()
-    columns = [
-        Column("site", "module", elastic=True),
-        Column("dtype"),
-        Column("shape"),
-        Column("error", "error", deviation),
-        Column("own", "own", deviation),
-        Column("inherited", "inherited", deviation),
-        Column("centred", "centred", deviation),
-        Column("ulps", "ulp p50/p99"),
-        Column("bad", ""),
-    ]
-    more = [Column("max_abs", "max abs"), Column("cosine", "1-cos"), Column("bias")] if width >= WIDE else []
+def calls_table(report: DiffReport, wide: bool = True, most: int = MOST_CALLS) -> Table:
+    """`wide`: with all that is known of a call."""
     rows, styles = [], []
-    with_class = width >= WIDE or all(len(c.name) + len(c.module) < MOST_NAME for c in report.calls)
+    with_class = not wide and all(len(c.name) + len(c.module) < MOST_NAME for c in report.calls)
     for call in report.calls:
         e = call.error
-        marked = "!!" if e.rel_l2 > limits.rel_mark_error else "!" if e.rel_l2 > limits.rel_mark_warn else ""
-        ulps = f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}"
         rows.append(
             (
                 f"{call.name} ({call.module})" if with_class else call.name,
+                call.module,
                 _type(call.dtype),
                 "x".join(map(str, call.shape)),
                 if_comparable(call, e.rel_l2),
                 call.own.rel_l2 if call.own else None,
                 call.inherited,
                 e.centred,
-                if_comparable(call, ulps) or "-",
-                " ".join(part for part in (marked, bad_counts(call)) if part),
-                *((if_comparable(call, e.max_abs), angle(call), e.bias) if more else ()),
+                if_comparable(call, e.max_abs),
+                angle(call),
+                e.bias,
+                if_comparable(call, f"{short(e.ulp_p50, 2)}/{short(e.ulp_p99, 2)}") or "-",
+                bad_counts(call),
             )
         )
         styles.append("error" if e.spoiled else "")
-    most = None if every_call else MOST_CALLS
+    columns = (
+        Column("site", "module", elastic=True), Column("class"), Column("dtype"), Column("shape"),
+        Column("error", "error", _marked), Column("own", "own", deviation), Column("inherited", "inherited", deviation),
+        Column("centred", "centred", deviation), Column("max_abs", "max abs"), Column("cosine", "1 - cos"),
+        Column("bias", "bias of error"), Column("ulps", "ulp p50/p99"), Column("bad", "not finite" if wide else ""),
+    )  # fmt: skip
+    kept = [i for i, column in enumerate(columns) if wide or column.name not in ("class", "max_abs", "cosine", "bias")]
     title = "module calls, in the order in which they ended (! above 1 %, !! above 10 %)"
-    return Table((*columns, *more), rows, title, most, "calls", styles)
+    shown = [[row[i] for i in kept] for row in rows]
+    return Table(tuple(columns[i] for i in kept), shown, title, most, "calls", styles)
 
 
-def _gradients(report: DiffReport) -> list[Table]:
+def _marked(error: float | None) -> str:
+    limits = Limits()
+    mark = "" if error is None else "!!" if error > limits.rel_mark_error else "!" if error > limits.rel_mark_warn else ""
+    return f"{deviation(error)} {mark}".rstrip()
+
+
+def gradient_tables(report: DiffReport, most: int = MOST_GRADIENTS) -> list[Table]:
+    """Of parameters, and of activations."""
     parameters = sorted(report.gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2 * g.energy**0.5))
     activations = sorted(report.activation_gradients, key=lambda g: (-g.error.spoiled, -g.error.rel_l2))
     return [
@@ -154,17 +168,21 @@ def _gradients(report: DiffReport) -> list[Table]:
             (Column("name", "gradient of", elastic=True), Column("energy", "share of gradient", deviation)),
             [(g, g.name, if_comparable(g, g.energy)) for g in parameters],
             report.reference,
+            most,
         ),
         _gradient_table(
             "activation gradients, largest error first (own: added by one module, on exact values)",
             (Column("name", "gradient at the output of", elastic=True), Column("own_site", "added by", elastic=True)),
             [(g, _call_name(g), "-" if g.own is None else g.own_site or MODEL) for g in activations],
             report.reference,
+            most,
         ),
     ]
 
 
-def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tuple[GradDiff, str, Any]], reference: str) -> Table:
+def _gradient_table(
+    title: str, ends: tuple[Column, Column], rows: Sequence[tuple[GradDiff, str, Any]], reference: str, most: int
+) -> Table:
     """`ends`: the column of the name, and the one in which the two kinds of gradients differ."""
     columns = (
         ends[0],
@@ -173,8 +191,8 @@ def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tupl
         Column("own", "own", deviation),
         ends[1],
         Column("norm", f"{reference} norm"),
-        Column("cosine", "1-cos"),
-        Column("bad", ""),
+        Column("cosine", "1 - cos"),
+        Column("bad", "not finite"),
     )
     cells = [
         (
@@ -189,7 +207,7 @@ def _gradient_table(title: str, ends: tuple[Column, Column], rows: Sequence[tupl
         )
         for g, name, other in rows
     ]
-    return Table(columns, cells, title, MOST_GRADIENTS, "gradients")
+    return Table(columns, cells, title, most, "gradients", ["error" if g.error.spoiled else "" for g, _, _ in rows])
 
 
 def _call_name(gradient: GradDiff) -> str:
@@ -215,6 +233,16 @@ def _type(dtype: str) -> str:
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(dtype, dtype)
 
 
+def lists_of(report: DiffReport) -> list[tuple[str, list[str]]]:
+    """What else was seen, a line each under a title; only what there is."""
+    lists = [
+        ("where the error sits, in calls that stand out", _dimensions(report)[:MOST_CALLS]),
+        ("sums of products (matmul, convolution) of unlike magnitudes", _mixes(report)[:MOST_OPERATIONS]),
+        (f"decisions that {report.reference} makes otherwise", _flips(report)[:MOST_OPERATIONS]),
+    ]
+    return [(title, lines) for title, lines in lists if lines]
+
+
 def _dimensions(report: DiffReport) -> list[str]:
     lines: list[str] = []
     for call in report.calls:
@@ -238,7 +266,7 @@ def _flips(report: DiffReport) -> list[str]:
     return [f"{f.site or MODEL}: {f.op}, {share(f.share)} of {f.count}" for f in report.flips]
 
 
-def operations_table(report: DiffReport, title: str, most: int) -> Table:
+def operations_table(report: DiffReport, most: int = MOST_OPERATIONS) -> Table:
     """How often each operation ran in each type, the most frequent first."""
     by_type: Counter[tuple[str, str]] = Counter()
     totals: Counter[str] = Counter()
@@ -247,16 +275,12 @@ def operations_table(report: DiffReport, title: str, most: int) -> Table:
         totals[use.op] += use.count
     dtypes = sorted({dtype for _, dtype in by_type})
     rows = [(op, *(by_type.get((op, dtype)) for dtype in dtypes)) for op, _ in totals.most_common()]
+    title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module with --all)"
     return Table((Column("operation"), *(Column(dtype) for dtype in dtypes)), rows, title, most, "operations")
 
 
 def _computations(report: DiffReport) -> list[OpUse]:
     return [use for use in report.operations if use.op not in MEMORY | SAME_VALUE]
-
-
-def _operations(report: DiffReport) -> Table:
-    title = f"what the {report.policy} policy ran in which type (calls in the first batch; per module with --all)"
-    return operations_table(report, title, MOST_OPERATIONS)
 
 
 def _operations_by_module(report: DiffReport) -> Table:
@@ -265,7 +289,7 @@ def _operations_by_module(report: DiffReport) -> Table:
     return Table(columns, rows, f"what the {report.policy} policy ran in which type")
 
 
-def _notes(report: DiffReport) -> list[str]:
+def notes_of(report: DiffReport) -> list[str]:
     kinds = sorted(report.reseeds.items(), key=lambda item: -item[1])
     return [
         *report.notes,

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import flop_registry
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
-from ..core.ops import COUNT, DECISIONS, UNWRITTEN
+from ..core.ops import COUNT, DECISIONS, FACTORS, UNWRITTEN
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
 from ..watch.names import plain_name
@@ -37,7 +37,6 @@ from .records import LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, Op
 _next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _NO_NUMBER = 1 << 63  # AccumulateGrad belongs to no operation of the forward pass
 _INTEGERS_LOOKED_AT = 4096
-_MATMULS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}  # the two factors
 _MOST_ERRORS = 256
 
 
@@ -296,7 +295,7 @@ class OpWatcher:
         if first.dtype in LOW:
             if op.name in COUNT:
                 self._look_for_integers(op.name, site, first, twin)
-            if op.name in _MATMULS or op.name == "convolution":
+            if op.name in FACTORS or op.name == "convolution":
                 self._look_for_mix(op, site)
         if op.name in DECISIONS or first.dtype == torch.bool:
             self._count_flips(op, site)
@@ -310,7 +309,7 @@ class OpWatcher:
         if op.name == "convolution":
             sizes = channel_contributions(op.args[0], op.args[1], transposed=op.args[6], groups=op.args[8])
         else:
-            left, right = _MATMULS[op.name]
+            left, right = FACTORS[op.name]
             sizes = contributions(op.args[left], op.args[right])
         ratio, index = contribution_ratio(sizes) if sizes is not None else (1.0, 0)
         notable = self._limits.imbalance_notable_roundoffs / self._target.unit_roundoff

@@ -123,12 +123,12 @@ def json_element(name: str, value: Any, nonce: str) -> str:
 @lru_cache(maxsize=1)
 def plotly_element() -> str:
     """plotly.js, deflated: 1.9 MB of the page instead of 4.8, and the words are painted before any of it is parsed."""
-    return packed_element("plotly", plotly_source(), 9)
+    return packed_element("plotly", plotly_source())
 
 
-def packed_element(name: str, text: str, level: int = 6) -> str:
+def packed_element(name: str, text: str) -> str:
     """Text, deflated: no byte of it can be read as markup."""
-    packed = base64.b64encode(zlib.compress(text.encode(), level)).decode("ascii")
+    packed = base64.b64encode(zlib.compress(text.encode(), 6)).decode("ascii")
     return f'<script type="application/octet-stream" id="{name}">{packed}</script>'
 
 

@@ -35,6 +35,7 @@ class Column:
     title: str = ""  # in text and markdown, if another
     show: Callable[[Any], str] = plain
     elastic: bool = False  # shortened in the middle where the line is too long
+    says: bool = False  # holds words, not names: these have a Chinese
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Line:
     text: str
     style: str = ""
     indent: int = 0  # of the lines it is wrapped into
-    whole: bool = False  # source code: never wrapped
+    whole: bool = False  # source code, or said in the reader's language: never wrapped, nor translated
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,23 @@ def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour:
 
 
 def _translated(answer: Answer, lang: str) -> Answer:
-    lines = [line if line.whole else translate_line(line, lang) for line in answer.lines]
+    lines = [translate_line(line, lang) for line in answer.lines]
     return replace(answer, lines=lines, tables=[translate_table(table, lang) for table in answer.tables])
 
 
 def translate_line(line: Line, lang: str | None) -> Line:
-    return replace(line, text=translate(line.text, lang))
+    return line if line.whole else replace(line, text=translate(line.text, lang))
 
 
 def translate_table(table: Table, lang: str | None) -> Table:
-    columns = tuple(replace(column, title=translate(column.title or column.name, lang)) for column in table.columns)
+    columns = tuple(_translate_column(column, lang) for column in table.columns)
     rest, more, narrow = (translate(text, lang) for text in (table.rest, table.more, table.narrow))
     return replace(table, columns=columns, title=translate(table.title, lang), rest=rest, more=more, narrow=narrow)
+
+
+def _translate_column(column: Column, lang: str | None) -> Column:
+    show = (lambda value: translate(column.show(value), lang)) if column.says else column.show
+    return replace(column, title=translate(column.title or column.name, lang), show=show)
 
 
 def csv_text(table: Table) -> str:
@@ -192,6 +198,11 @@ def report_line(text: str, width: int, lang: str = "en") -> list[str]:
     head = " " * (len(label) - len(label.lstrip())) + name
     head += " " * max(len(label) - columns_of(head), 1 if name else 0)
     return wrapped(head + translate(text[len(label) :], lang), width, len(label) or 2)
+
+
+def report_lines(texts: Sequence[str], lang: str | None) -> list[Line]:
+    """The same for a page, which has no columns: nothing is wrapped, and nothing is translated again."""
+    return [Line(report_line(text, len(text) * 4, lang or "en")[0], whole=True) for text in texts]
 
 
 def lines_text(lines: Sequence[Line], width: int, colour: bool = False) -> str:

@@ -19,7 +19,7 @@ _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, b
 _JOINTS = ((" -> ", " -> "), ("; ", "；"), (": ", "："), (". ", "。"), (", ", "，"), (" (", "（"))
 _NAMED = re.compile(r"\[\w+\.[^]]+\] ")
 FEWEST_LETTERS = 3  # in what is looked up at all
-_WITHIN = r"((?:(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
+_WITHIN = r"((?:\([^()]*\)|(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
 _FIRST = _WITHIN.replace("; |", "; |: |")
 _BRACKETED = r"((?:[^()]|\([^()]*\))+?)"  # a call in it has brackets of its own
 _ANYTHING = "(.+)"  # ... but what stands behind a colon may be a whole sentence
@@ -55,6 +55,7 @@ def words_of(room: str, lang: str) -> Mapping[str, str]:
 def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
     """Texts without gaps, and those with gaps, the most specific first."""
     whole, gapped = _remedies(), []
+    whole |= {english.removesuffix("."): chinese.removesuffix("。") for english, chinese in whole.items()}
     for english, chinese in _pairs():
         if _NAMED.match(english):
             continue
@@ -105,6 +106,8 @@ def _chinese(text: str) -> str:
     near = [entry for entry in gapped if entry.key in text]
     found = next((match for entry in near if (match := _filled(entry, text))), "")
     found = found or _by_clauses(text, every=True)
+    if not found and text[-1] == ":" and (shorter := _chinese(text[:-1])) != text[:-1]:
+        return f"{shorter}："
     return found or _by_clauses(text) or text
 
 
@@ -115,7 +118,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _filled(entry: _Entry, text: str) -> str:
     found = _compiled(entry.pattern).fullmatch(text)
-    return "" if found is None else entry.chinese.format(*(_chinese(group) for group in found.groups()))
+    return "" if found is None else entry.chinese.format(*("0" if group == "no" else _chinese(group) for group in found.groups()))
 
 
 def _by_clauses(text: str, every: bool = False) -> str:

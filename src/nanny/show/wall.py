@@ -232,7 +232,7 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         yield _text(LEFT + 8, axes.y(math.log2(last.ceiling)) - 8, label, "hot", 15, bold=True)
     else:
         bits = math.log2(last.ceiling) - axes.high
-        label = words["far"].format(format=wall.format, value=short(last.ceiling), bits=f"{bits:.0f}")
+        label = words["far"].format(format=wall.format, value=number(last.ceiling), bits=f"{bits:.0f}")
         yield _text(LEFT + 8, TOP + 16, label, "soft halo", 15)
     if axes.holds(math.log2(last.floor)):
         y = axes.y(math.log2(last.floor))

@@ -306,11 +306,13 @@ def reduction_overflow(report: TensorReport, target: Format, limits: Limits) -> 
     over = [r for r in report.reductions if r.library_overflow]
     if not over:
         return
-    seen = ", ".join(f"{r.op} over dim={r.dim} ({r.library_overflow} of {r.results} results, {r.terms} terms)" for r in over)
+    seen = "; ".join(
+        f"{r.op} over dim={r.dim}: {r.library_overflow} of {r.results} results, of {r.terms} terms each" for r in over
+    )
     first = over[0]
     yield _finding(
         report, "REDUCTION_OVERFLOW", Severity.WARNING,
-        f"every term fits into {target.name}, the result does not, in torch's own {seen}",
+        f"every term fits into {target.name}, the result in torch's own kernel does not: {seen}",
         f"if it is ever reduced, reduce in FP32: x.sum(dim={first.dim}, dtype=torch.float32)" if first.op == "sum"
         else f"if it is ever reduced, reduce in FP32: x.float() before the {first.op} over dim={first.dim}",
         value=max(r.library_overflow / r.results for r in over), limit=0.0, dims=sorted({r.dim for r in over}),

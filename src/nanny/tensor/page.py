@@ -3,36 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..core.finding import Severity
 from ..core.formats import TARGETS, format_of
-from ..core.numbers import share, short
+from ..core.numbers import short
 from ..show.figures import CLAIM, OWN, QUIET, VIRIDIS, frame, graph_objects
 from ..show.html import Section, document, finding_lines
-from ..show.tables import Column, Line, Table
-from .records import Dimension, RangeFit, TensorReport, Tiles
-from .text import bits, loudest_text, reduction_cells, resolution_text, scale_window, verdict
+from ..show.tables import Line
+from .records import Dimension, TensorReport, Tiles
+from .text import (
+    indices_table,
+    loudest_text,
+    ranges_table,
+    reductions_table,
+    resolution_text,
+    tile_lines,
+    value_lines,
+    verdict,
+)
 
 BARS = 26  # pixels of a format's bar
 HISTOGRAM = 260  # of the histogram above them, and of all around
-MOST_INDICES = 5
 
 
 def render_tensor_page(report: TensorReport, lang: str | None = None) -> str:
     figures: dict[str, Any] = {}
     healthy = (report.worst or Severity.INFO) <= Severity.INFO
-    sections = [_findings(report), _range(report, figures)]
-    sections.append(Section("Resolution", [Line(line) for line in resolution_text(report)]))
-    sections += [_dimension(d, figures) for d in report.dimensions]
+    if report.values.absmin is not None:
+        figures["range"] = _range_figure(report)
+    for d in report.dimensions:
+        figures[f"dim{d.dim}"] = _profile(d)
+    drawn = "range" if "range" in figures else ""
+    sections = [_findings(report), Section("Range", _lines(value_lines(report)), [ranges_table(report, lang)], drawn)]
+    sections.append(Section("Resolution", _lines(resolution_text(report))))
+    sections += [_dimension(d) for d in report.dimensions]
     if report.tiles is not None:
-        sections.append(_tiles(report.tiles, report.target, figures))
+        figures["tiles"] = _tiles_figure(report.tiles)
+        sections.append(Section("Tiles", _lines(tile_lines(report.tiles, report.target)), (), "tiles"))
     if report.reductions:
-        sections.append(_reductions(report))
+        advice = _lines([r.advice for r in report.reductions if r.advice])
+        sections.append(Section("Reductions, against float64", advice, [reductions_table(report, lang)]))
     if report.notes:
-        sections.append(Section("Notes", [Line(note) for note in report.notes]))
+        sections.append(Section("Notes", _lines(report.notes)))
     shape = " x ".join(map(str, report.shape)) or "a single value"
     name = f"{report.name}: " if report.name else ""
     sections[2:] = [replace(section, folded=healthy) for section in sections[2:]]
@@ -44,33 +59,8 @@ def _findings(report: TensorReport) -> Section:
     return Section("Verdict", [*healthy, *(line for finding in report.findings for line in finding_lines(finding))])
 
 
-def _range(report: TensorReport, figures: dict[str, Any]) -> Section:
-    v = report.values
-    in_bits = partial(bits, unit=" bits")
-    lines = [
-        Line(f"{v.count} elements, {v.zero} zero, {v.count - v.finite} not finite"),
-        Line(f"from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}"),
-    ]
-    if v.absmin is not None:
-        lines.append(Line(f"non-zero magnitudes from {short(v.absmin)}, 1 % of them below {short(v.low_quantile)}"))
-        figures["range"] = _range_figure(report)
-    columns = (
-        Column("format"), Column("flushed", "become 0", share), Column("flushed_energy", "energy", share),
-        Column("subnormal", "subnormal", share), Column("overflowed", "overflow", share), Column("headroom", show=in_bits),
-        Column("footroom", show=in_bits), Column("scales", "scales that fit"),
-    )  # fmt: skip
-    rows = [_range_row(fit) for fit in report.ranges]
-    styles = ["strong" if fit.format == report.target else "" for fit in report.ranges]
-    title = f"shares of the {report.ranges[0].count} non-zero finite values, and of their energy"
-    return Section("Range", lines, [Table(columns, rows, title, styles=styles)], "range" if "range" in figures else "")
-
-
-def _range_row(fit: RangeFit) -> list[Any]:
-    small: list[float | None] = [fit.flushed, fit.flushed_energy, fit.subnormal]
-    if not fit.underflow_matters and not (fit.flushed or fit.subnormal):
-        small = [None] * 3
-    foot = fit.footroom_bits if fit.underflow_matters else None
-    return [fit.format, *small, fit.overflowed, fit.headroom_bits, foot, scale_window(fit)]
+def _lines(texts: Sequence[str]) -> list[Line]:
+    return [Line(text) for text in texts]
 
 
 def _range_figure(report: TensorReport) -> Any:
@@ -109,14 +99,9 @@ def _range_figure(report: TensorReport) -> Any:
     return figure
 
 
-def _dimension(d: Dimension, figures: dict[str, Any]) -> Section:
-    columns = (Column("index"), Column("rms"), Column("absmax", "max"), Column("absmin", "min > 0"), Column("energy", show=share))
-    chosen = [*d.top[:MOST_INDICES], *(i for i in d.bottom[:2] if i not in d.top[:MOST_INDICES])]
-    rows = [[i.index, i.rms, i.absmax, i.absmin, i.energy] for i in chosen]
-    name = f"dim{d.dim}"
-    figures[name] = _profile(d)
-    line = Line(f"the {loudest_text(d)}")
-    return Section(f"Dimension {d.dim}, {d.size} indices", [line], [Table(columns, rows, "loudest, and quietest")], name)
+def _dimension(d: Dimension) -> Section:
+    table = replace(indices_table(d), title="loudest, and quietest")
+    return Section(f"Dimension {d.dim}, {d.size} indices", [Line(f"the {loudest_text(d)}")], [table], f"dim{d.dim}")
 
 
 def _profile(d: Dimension) -> Any:
@@ -139,28 +124,12 @@ def _profile(d: Dimension) -> Any:
     return figure
 
 
-def _tiles(t: Tiles, target: str, figures: dict[str, Any]) -> Section:
+def _tiles_figure(t: Tiles) -> Any:
     go = graph_objects()
     levels = [[math.log2(v) if v > 0 else None for v in row] for row in t.heat]
     scale = [(i / (len(VIRIDIS) - 1), colour) for i, colour in enumerate(VIRIDIS)]
-    figures["tiles"] = go.Figure(go.Heatmap(z=levels, colorscale=scale, colorbar={"title": {"text": "rms, 2 to the power of"}},
-                                            hovertemplate="tile row %{y}, column %{x}: 2**%{z:.1f}<extra></extra>"))  # fmt: skip
-    figures["tiles"].update_layout(**frame(120 + 18 * len(t.heat)))
-    figures["tiles"].update_yaxes(autorange="reversed", title_text="tile row")
-    silent = f", {t.silent} all zero" if t.silent else ""
-    loudest = f"the loudest at {t.loudest}: {short(t.loudest_absmax)}, the quietest {short(t.quietest_absmax)}"
-    whole = f"one power-of-two scale for the tensor: {share(t.error_per_tensor)} off, {share(t.flushed_per_tensor)} become 0"
-    each = f"one per tile: {share(t.error_per_tile)}, {share(t.flushed_per_tile)}"
-    lines = [Line(f"{t.count} of {t.rows} x {t.columns}{silent}; {loudest}"), Line(f"{target} with {whole}; with {each}")]
-    return Section("Tiles", lines, (), "tiles")
-
-
-def _reductions(report: TensorReport) -> Section:
-    columns = (
-        Column("op", "reduction"), Column("terms"), Column("torch", "error of torch's kernel"), Column("overflow"),
-        Column("accumulator", "error of acc += x"), Column("swallowed", show=share), Column("condition"),
-        Column("measured", "measured on"),
-    )  # fmt: skip
-    rows = [reduction_cells(r) for r in report.reductions]
-    advice = [Line(r.advice) for r in report.reductions if r.advice]
-    return Section("Reductions, against float64", advice, [Table(columns, rows)])
+    figure = go.Figure(go.Heatmap(z=levels, colorscale=scale, colorbar={"title": {"text": "rms, 2 to the power of"}},
+                                  hovertemplate="tile row %{y}, column %{x}: 2**%{z:.1f}<extra></extra>"))  # fmt: skip
+    figure.update_layout(**frame(120 + 18 * len(t.heat)))
+    figure.update_yaxes(autorange="reversed", title_text="tile row")
+    return figure

@@ -1,22 +1,28 @@
-"""The text report of `analyze_tensor`: verdict first, then the numbers behind it. Computes nothing."""
+"""The text report of `analyze_tensor`: verdict first, then the numbers behind it. Computes nothing.
+
+Lines and tables are made once, here; the page (`page.py`) shows the same ones beside its figures.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..core.finding import Finding, Severity
-from ..core.numbers import counted, share, short
+from ..core.numbers import counted, deviation, share, short
 from ..show.findings import danger, render_text
-from ..show.tables import report_line
-from ..show.term import DEFAULT_WIDTH, columns_of, painted
+from ..show.tables import Column, Table, report_line, table_text, translate_table
+from ..show.term import DEFAULT_WIDTH, painted
 from ..show.translation import translate
 from .records import Dimension, RangeFit, Reduction, Resolution, TensorReport, Tiles
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = ".:-=+*#@"
 SHOWN_INDICES = 4
+WHOLE = 1 << 16  # columns
 PLAIN = str.maketrans({"–": "-", "…": "...", "×": "x", "�": "?"})
 
 
@@ -28,12 +34,12 @@ def render_tensor(
     sections = [
         _head(report, colour, lang),
         render_text(report.findings, colour=colour, width=width, lang=lang),
-        _fit(_values(report), width, lang),
-        _ranges(report, width, lang),
-        _fit("resolution  " + f"\n{' ' * 12}".join(resolution_text(report)), width, lang),
+        _labelled("values", value_lines(report), width, lang),
+        _under("range", ranges_table(report, lang), width, lang),
+        _labelled("resolution", resolution_text(report), width, lang),
         _dimensions(report, plain, width, lang),
-        _fit(_tiles(report.tiles, report.target, plain), width, lang),
-        _reductions(report.reductions, width, lang),
+        _tiles(report.tiles, report.target, plain, width, lang),
+        _under("reductions", reductions_table(report, lang), width, lang) if report.reductions else "",
         _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width, lang),
         _paragraphs("notes", report.notes, width, lang),
     ]
@@ -53,49 +59,62 @@ def _head(report: TensorReport, colour: bool, lang: str) -> str:
     return f"{name}{report.source} {shape}, {painted(translate(verdict(report.findings, report.target), lang), style, colour)}"
 
 
-def _values(report: TensorReport) -> str:
+def _labelled(label: str, lines: Sequence[str], width: int, lang: str) -> str:
+    labels = [label, *[""] * len(lines)]
+    return "\n".join(part for name, line in zip(labels, lines) for part in report_line(f"{name:<12}{line}", width, lang))
+
+
+def _under(label: str, table: Table, width: int, lang: str) -> str:
+    return "\n".join([_labelled(label, [table.title], width, lang), *_table_lines(replace(table, title=""), lang)])
+
+
+def _table_lines(table: Table, lang: str, indent: int = 2) -> list[str]:
+    """Whole, however narrow the terminal is: no column says what another one does."""
+    return [" " * indent + line for line in table_text(translate_table(table, lang), WHOLE).splitlines()]
+
+
+def value_lines(report: TensorReport) -> list[str]:
     v = report.values
     lines = [
-        f"values      {v.count} elements, {v.zero} zero, {v.count - v.finite} not finite",
-        f"            from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}",
+        f"{v.count} elements, {v.zero} zero, {v.count - v.finite} not finite",
+        f"from {short(v.minimum, 5)} to {short(v.maximum, 5)}, mean {short(v.mean)}, rms {short(v.rms)}",
     ]
     if v.absmin is not None:
-        lines.append(f"            non-zero magnitudes from {short(v.absmin)}, 1 % of them below {short(v.low_quantile)}")
-    return "\n".join(lines)
+        lines.append(f"non-zero magnitudes from {short(v.absmin)}, 1 % of them below {short(v.low_quantile)}")
+    return lines
 
 
-def _ranges(report: TensorReport, width: int, lang: str) -> str:
-    head = ["", "become 0", "energy", "subnormal", "energy", "overflow", "energy", "headroom", "footroom", "scales 2**n"]
-    rows = [head, *(_range_row(fit) for fit in report.ranges)]
-    title = f"range       shares of the {report.ranges[0].count} non-zero finite values, and of their energy; room in bits"
-    return "\n".join([*report_line(title, width, lang), *_align(rows, lang)])
+def ranges_table(report: TensorReport, lang: str | None) -> Table:
+    in_words = partial(translate, lang=lang)
+    columns = (
+        Column("format"), Column("flushed", "become 0", share), Column("flushed_energy", "energy", share),
+        Column("subnormal", "subnormal", share), Column("subnormal_energy", "energy", share),
+        Column("overflowed", "overflow", share), Column("overflowed_energy", "energy", share),
+        Column("headroom", show=bits), Column("footroom", show=bits), Column("scales", "scales 2**n", in_words),
+    )  # fmt: skip
+    title = f"shares of the {report.ranges[0].count} non-zero finite values, and of their energy; room in bits"
+    styles = ["strong" if fit.format == report.target else "" for fit in report.ranges]
+    return Table(columns, [_range_row(fit) for fit in report.ranges], title, styles=styles)
 
 
-def _range_row(fit: RangeFit) -> list[str]:
-    small = [share(v) for v in (fit.flushed, fit.flushed_energy, fit.subnormal, fit.subnormal_energy)]
+def _range_row(fit: RangeFit) -> list[Any]:
+    small: list[float | None] = [fit.flushed, fit.flushed_energy, fit.subnormal, fit.subnormal_energy]
     if not fit.underflow_matters and not (fit.flushed or fit.subnormal):
-        small = ["-"] * 4
-    return [
-        fit.format,
-        *small,
-        share(fit.overflowed),
-        share(fit.overflowed_energy),
-        bits(fit.headroom_bits),
-        bits(fit.footroom_bits if fit.underflow_matters else None),
-        scale_window(fit).replace("2**", "").replace(" to ", " .. "),
-    ]
+        small = [None] * 4
+    foot = fit.footroom_bits if fit.underflow_matters else None
+    return [fit.format, *small, fit.overflowed, fit.overflowed_energy, fit.headroom_bits, foot, _scale_window(fit)]
 
 
-def bits(value: float | None, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.1f}{unit}"
+def bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
 
 
-def scale_window(fit: RangeFit) -> str:
+def _scale_window(fit: RangeFit) -> str:
     if fit.scale_low is None or fit.scale_high is None:
         return "any"
     if fit.scale_low > fit.scale_high:
         return "none"
-    return f"2**{fit.scale_low} to 2**{fit.scale_high}"
+    return f"{fit.scale_low} .. {fit.scale_high}"
 
 
 def resolution_text(report: TensorReport) -> list[str]:
@@ -133,7 +152,7 @@ def _dimensions(report: TensorReport, plain: bool, width: int, lang: str) -> str
     lines = []
     for d in report.dimensions:
         said = f"  dim {d.dim}, {d.size} indices: {loudest_text(d)}"
-        lines += [*report_line(said, width, lang), f"    {heat_line(d.heat, plain)}", *_indices(d, lang)]
+        lines += [*report_line(said, width, lang), f"    {heat_line(d.heat, plain)}", *_table_lines(indices_table(d), lang, 4)]
     title = report_line("dimensions  rms along each, everything else pooled", width, lang)
     return "\n".join([*title, *lines]) if lines else ""
 
@@ -148,28 +167,33 @@ def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{short(ratio)} times"
 
 
-def _indices(d: Dimension, lang: str) -> list[str]:
+def indices_table(d: Dimension) -> Table:
+    """The loudest and the quietest."""
     if d.bottom:
         chosen = [*d.top[:SHOWN_INDICES], *d.bottom[:2]]
     else:
         chosen = list(d.top) if len(d.top) <= SHOWN_INDICES + 2 else [*d.top[:SHOWN_INDICES], *d.top[-2:]]
-    rows = [[str(i.index), short(i.rms), short(i.absmax), short(i.absmin), share(i.energy)] for i in chosen]
-    return _align([["index", "rms", "max", "min > 0", "energy"], *rows], lang, indent=4)
+    columns = (Column("index"), Column("rms"), Column("absmax", "max"), Column("absmin", "min > 0"), Column("energy", show=share))
+    return Table(columns, [[i.index, i.rms, i.absmax, i.absmin, i.energy] for i in chosen])
 
 
-def _tiles(t: Tiles | None, target: str, plain: bool) -> str:
+def _tiles(t: Tiles | None, target: str, plain: bool, width: int, lang: str) -> str:
     if t is None:
         return ""
-    lines = [
-        f"tiles       {t.count} tiles of {t.rows} x {t.columns}{f', {t.silent} all zero' if t.silent else ''}; loudest at "
-        f"{t.loudest}: {short(t.loudest_absmax)}, quietest {short(t.quietest_absmax)}; loudest over median "
-        f"{_times(t.absmax_ratio)}",
-        f"            {target} with one power-of-two scale for the tensor: {share(t.error_per_tensor)} off, "
-        f"{share(t.flushed_per_tensor)} become 0; one per tile: {share(t.error_per_tile)}, {share(t.flushed_per_tile)}",
-    ]
     peak = [v for line in t.heat for v in line if v > 0]
     bounds = (min(peak), max(peak)) if peak else None
-    return "\n".join([*lines, *(f"    {heat_line(line, plain, bounds)}" for line in t.heat)])
+    said = _labelled("tiles", tile_lines(t, target), width, lang)
+    return "\n".join([said, *(f"    {heat_line(line, plain, bounds)}" for line in t.heat)])
+
+
+def tile_lines(t: Tiles, target: str) -> list[str]:
+    return [
+        f"{t.count} tiles of {t.rows} x {t.columns}{f', {t.silent} all zero' if t.silent else ''}; loudest at "
+        f"{t.loudest}: {short(t.loudest_absmax)}, quietest {short(t.quietest_absmax)}; loudest over median "
+        f"{_times(t.absmax_ratio)}",
+        f"{target} with one power-of-two scale for the tensor: {share(t.error_per_tensor)} off, "
+        f"{share(t.flushed_per_tensor)} become 0; one per tile: {share(t.error_per_tile)}, {share(t.flushed_per_tile)}",
+    ]
 
 
 def heat_line(values: Sequence[float], plain: bool = False, bounds: tuple[float, float] | None = None) -> str:
@@ -191,27 +215,23 @@ def heat_line(values: Sequence[float], plain: bool = False, bounds: tuple[float,
     return "|" + "".join(map(mark, values)) + "|"
 
 
-def _reductions(reductions: Sequence[Reduction], width: int, lang: str) -> str:
-    if not reductions:
-        return ""
-    head = ["", "terms", "torch", "overflow", "acc += x", "swallowed", "condition", "measured on"]
-    rows = [
-        [name, str(terms), *errors, share(swallowed), short(condition), measured]
-        for name, terms, *errors, swallowed, condition, measured in map(reduction_cells, reductions)
-    ]
-    title = "reductions  error against float64: torch's kernel on the target dtype, and one accumulator in it"
-    return "\n".join([*report_line(title, width, lang), *_align([head, *rows], lang)])
+def reductions_table(report: TensorReport, lang: str | None) -> Table:
+    in_words = partial(translate, lang=lang)
+    columns = (
+        Column("op", "reduction"), Column("terms"), Column("torch", "by torch", deviation), Column("overflow", show=in_words),
+        Column("accumulator", "acc += x", deviation), Column("swallowed", show=share), Column("condition"),
+        Column("measured", "measured on", in_words),
+    )  # fmt: skip
+    title = "error against float64: torch's kernel on the target dtype, and one accumulator in it"
+    return Table(columns, [_reduction_row(r) for r in report.reductions], title)
 
 
-def reduction_cells(r: Reduction) -> list[Any]:
-    def error(value: float | None) -> str:
-        return "Inf" if value == math.inf else share(value)
-
-    over = f"{r.library_overflow} of {r.results}" if r.library_overflow else "0"
+def _reduction_row(r: Reduction) -> list[Any]:
+    over = f"{r.library_overflow}/{r.results}" if r.library_overflow else "0"
     whole = r.measured == r.results == r.accumulator_results and r.accumulator_terms == r.terms
     some = f"{r.measured} of {r.results} results; acc: {r.accumulator_results} x {r.accumulator_terms} terms"
     return [
-        f"{r.op} dim={r.dim}", r.terms, error(r.library_error), over, error(r.accumulator_error), r.swallowed, r.condition,
+        f"{r.op} dim={r.dim}", r.terms, r.library_error, over, r.accumulator_error, r.swallowed, r.condition,
         "all" if whole else some,
     ]  # fmt: skip
 
@@ -219,19 +239,3 @@ def reduction_cells(r: Reduction) -> list[Any]:
 def _paragraphs(title: str, texts: Sequence[str], width: int, lang: str) -> str:
     lines = [line for text in texts for line in report_line(f"  - {text}", width, lang)]
     return "\n".join([translate(title, lang), *lines]) if lines else ""
-
-
-def _fit(section: str, width: int, lang: str) -> str:
-    return "\n".join(part for line in section.splitlines() for part in report_line(line, width, lang))
-
-
-def _align(rows: Sequence[Sequence[str]], lang: str, indent: int = 2) -> list[str]:
-    """First column to the left, the last as it comes, the others to the right."""
-    rows = [[translate(cell, lang) for cell in row] for row in rows]
-    widths = [max(columns_of(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        space = [" " * (width - columns_of(cell)) for cell, width in zip(row, widths)]
-        cells = [row[0] + space[0], *(s + cell for cell, s in zip(row[1:-1], space[1:-1])), row[-1]]
-        lines.append((" " * indent + "  ".join(cells)).rstrip())
-    return lines

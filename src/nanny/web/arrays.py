@@ -94,14 +94,10 @@ def kept_points(values: np.ndarray, most_groups: int) -> np.ndarray:
     if len(values) <= 2 * most_groups:
         return np.arange(len(values))
     size = -(-len(values) // most_groups)
-    kept = {len(values) - 1}
-    for start in range(0, len(values), size):
-        group = values[start : start + size]
-        finite = np.isfinite(group)
-        kept.add(start)
-        if finite.any():
-            kept.add(start + int(np.argmin(np.where(finite, group, np.inf))))
-            kept.add(start + int(np.argmax(np.where(finite, group, -np.inf))))
-        if not finite.all():
-            kept.add(start + int(np.argmin(finite)))
-    return np.array(sorted(kept))
+    starts = np.arange(0, len(values), size)
+    groups = np.full((len(starts), size), np.nan)
+    groups.flat[: len(values)] = values
+    finite = np.isfinite(groups)
+    lowest, highest = np.where(finite, groups, np.inf).argmin(1), np.where(finite, groups, -np.inf).argmax(1)
+    kept = np.unique([*starts, *(starts + lowest), *(starts + highest), *(starts + finite.argmin(1)), len(values) - 1])
+    return kept[kept < len(values)]

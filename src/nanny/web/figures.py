@@ -1,4 +1,5 @@
-"""The page's figures, built with Plotly. Colours that follow light and dark mode, data and selection are filled in by the script.
+"""The page's figures as plotly.js reads them; built by hand, for Plotly's own classes take half a second to say the same. Colours
+that follow light and dark mode, data and selection are filled in by the script.
 
 A trace's `meta` names the data that belongs into it: a curve of the run (`loss`), of the run it is compared with (`other:loss`),
 points that are not finite (`bad:loss`), or findings of one severity (`finding:error`).
@@ -11,10 +12,11 @@ from collections.abc import Collection
 from typing import Any
 
 from ..core.formats import FORMATS, TARGETS, Format
-from ..show.figures import BAD, NOTE, OTHER, OWN, SKIPPED, VIRIDIS, WARN, ZERO, figure_json, graph_objects
+from ..show.figures import BAD, NOTE, OTHER, OWN, SKIPPED, VIRIDIS, WARN, ZERO
 
 ROWS = ("loss", "grad_norm", "lr", "scale")
 HEIGHTS = {"findings": 0.07, "loss": 0.34, "grad_norm": 0.27, "lr": 0.12, "scale": 0.20}
+SPACE = 0.025  # between two rows
 ON_LOG = ("grad_norm", "scale")
 
 MARKS = {"error": ("x", BAD, 10), "warning": ("triangle-up", WARN, 10), "info": ("circle", NOTE, 6)}
@@ -34,82 +36,83 @@ def colour_scale() -> list[tuple[float, str]]:
 
 def page_figures(curves: Collection[str], compared: Collection[str] = ()) -> dict[str, Any]:
     """The three figures of a run that has these curves, beside one that has those."""
-    return {"curves": figure_json(curve_figure(curves, compared)), "heat": figure_json(heat_figure()),
-            "histogram": figure_json(histogram_figure())}  # fmt: skip
+    return {"curves": curve_figure(curves, compared), "heat": heat_figure(), "histogram": histogram_figure()}
 
 
-def curve_figure(curves: Collection[str], compared: Collection[str] = ()) -> Any:
+def curve_figure(curves: Collection[str], compared: Collection[str] = ()) -> dict[str, Any]:
     """One step axis; findings on top, then each curve that the run has."""
-    go, subplots = _plotly()
     rows = [name for name in ROWS if name in curves or name in compared] or ["loss"]
     heights = [HEIGHTS[name] for name in ("findings", *rows)]
-    figure = subplots.make_subplots(
-        rows=len(rows) + 1, cols=1, shared_xaxes=True, vertical_spacing=0.025, row_heights=[h / sum(heights) for h in heights]
-    )
+    spikes = {"zeroline": False, "showspikes": True, "spikemode": "across", "spikethickness": 1, "spikedash": "dot"}
+    unit, top = (1 - SPACE * len(rows)) / sum(heights), 1.0
+    layout: dict[str, Any] = {"annotations": [], "height": 90 + int(620 * sum(heights)), "hovermode": "x", **_frame()}
+    for row, height in enumerate(heights, start=1):
+        number = row if row > 1 else ""
+        shared = {} if row == len(heights) else {"matches": f"x{len(heights)}", "showticklabels": False}
+        layout[f"xaxis{number}"] = {"anchor": f"y{number}", "domain": [0.0, 1.0], **shared, **spikes}
+        bottom = max(top - unit * height, 0.0)
+        layout[f"yaxis{number}"] = {"anchor": f"x{number}", "domain": [bottom, top], "zeroline": False}
+        top = bottom - SPACE
+    layout["xaxis"] |= {"showgrid": False, "showline": False}
+    layout["yaxis"] |= {"visible": False, "range": [-0.6, 2.6], "fixedrange": True}
+    data: list[dict[str, Any]] = []
     for severity, (symbol, colour, size) in MARKS.items():
         marker = {"symbol": symbol, "color": colour, "size": size, "line": {"width": 0}}
-        figure.add_trace(
-            go.Scatter(mode="markers", meta=f"finding:{severity}", name=severity, marker=marker, cliponaxis=False), row=1, col=1
-        )
+        data.append({**_trace(f"finding:{severity}", severity, ""), "mode": "markers", "marker": marker, "cliponaxis": False})
     for row, name in enumerate(rows, start=2):
         if name in compared:
-            dash = {"color": OTHER, "width": 1.5, "dash": "dot"}
-            figure.add_trace(go.Scatter(mode="lines", meta=f"other:{name}", name=name, line=dash), row=row, col=1)
+            data.append({**_trace(f"other:{name}", name, row), "line": {"color": OTHER, "width": 1.5, "dash": "dot"}})
         shape = "hv" if name in ("scale", "lr") else "linear"
-        line = {"color": OWN, "width": 1.6, "shape": shape}
-        figure.add_trace(go.Scatter(mode="lines", meta=name, name=name, line=line), row=row, col=1)
+        data.append({**_trace(name, name, row), "line": {"color": OWN, "width": 1.6, "shape": shape}})
         bad = {"symbol": "x", "color": BAD, "size": 6}
-        figure.add_trace(go.Scatter(mode="markers", meta=f"bad:{name}", name=name, marker=bad), row=row, col=1)
+        data.append({**_trace(f"bad:{name}", name, row), "mode": "markers", "marker": bad})
         if name == "scale" and "skipped" in curves:
             marker = {"symbol": "triangle-down", "color": SKIPPED, "size": 9}
-            figure.add_trace(go.Scatter(mode="markers", meta="skipped", name="skipped", marker=marker), row=row, col=1)
+            data.append({**_trace("skipped", "skipped", row), "mode": "markers", "marker": marker})
         kind = {"type": "log"} if name in ON_LOG else {"type": "linear", "nticks": 5}
         look = {"rangemode": "tozero", "exponentformat": "e"} if name == "lr" else {"exponentformat": "power"}
-        figure.update_yaxes(**look, **kind, row=row, col=1)
-        figure.add_annotation(
-            text=name, name=name, xref="paper", x=0, xanchor="right", xshift=-62, yref=f"y{row} domain", y=0.5, showarrow=False
-        )
-    figure.update_yaxes(visible=False, range=[-0.6, 2.6], fixedrange=True, row=1, col=1)
-    figure.update_yaxes(zeroline=False)
-    figure.update_xaxes(zeroline=False, showspikes=True, spikemode="across", spikethickness=1, spikedash="dot")
-    figure.update_xaxes(showgrid=False, showline=False, row=1, col=1)
-    figure.update_layout(height=90 + int(620 * sum(heights)), showlegend=False, hovermode="x", **_frame())
-    return figure
+        layout[f"yaxis{row}"] |= {**look, **kind}
+        place = {"xref": "paper", "x": 0, "xanchor": "right", "xshift": -62, "yref": f"y{row} domain", "y": 0.5}
+        layout["annotations"].append({"text": name, "name": name, "showarrow": False, **place})
+    return {"data": data, "layout": layout}
 
 
-def heat_figure() -> Any:
+def _trace(meta: str, name: str, row: int | str) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "lines", "meta": meta, "name": name, "xaxis": f"x{row}", "yaxis": f"y{row}"}
+
+
+def heat_figure() -> dict[str, Any]:
     """Layers down, steps across; and a cross on what is not finite, for eyes that do not tell red."""
-    go, _ = _plotly()
     bar = {"thickness": 14, "len": 1.0, "outlinewidth": 0, "x": 1.005, "xpad": 4}
-    heat = go.Heatmap(
-        meta="heat", zmin=0, zmax=LEVEL_BAD, zauto=False, colorscale=colour_scale(), colorbar=bar, hoverinfo="none", zsmooth=False
-    )
+    scale = {"zmin": 0, "zmax": LEVEL_BAD, "zauto": False, "colorscale": colour_scale(), "colorbar": bar, "zsmooth": False}
     cross = {"symbol": "x", "color": "#ffffff", "size": 7, "line": {"width": 1.5, "color": BAD}}
-    bad = go.Scatter(meta="bad", mode="markers", marker=cross, hoverinfo="skip")
-    figure = go.Figure([heat, bad])
-    figure.update_layout(height=430, showlegend=False, hovermode="closest", **_frame())
-    figure.update_yaxes(zeroline=False, showgrid=False, showspikes=False, ticks="")
-    figure.update_xaxes(zeroline=False, showgrid=False, showspikes=False)
-    return figure
+    data = [
+        {"type": "heatmap", "meta": "heat", "hoverinfo": "none", **scale},
+        {"type": "scatter", "meta": "bad", "mode": "markers", "marker": cross, "hoverinfo": "skip"},
+    ]
+    return {
+        "data": data,
+        "layout": {"height": 430, "hovermode": "closest", "xaxis": BARE, "yaxis": {**BARE, "ticks": ""}, **_frame()},
+    }
 
 
-def histogram_figure() -> Any:
-    """Binary orders up, steps across; on the right the distribution at the chosen step."""
-    go, subplots = _plotly()
-    figure = subplots.make_subplots(rows=1, cols=2, shared_yaxes=True, column_widths=[0.84, 0.16], horizontal_spacing=0.012)
-    heat = go.Heatmap(
-        meta="heat", zmin=0, zmax=LEVEL_BAD, zauto=False, colorscale=colour_scale(), showscale=False, hoverinfo="none"
-    )
-    figure.add_trace(heat, row=1, col=1)
-    bar = go.Bar(meta="bar", orientation="h", marker={"color": OWN, "line": {"width": 0}}, hoverinfo="none")
-    figure.add_trace(bar, row=1, col=2)
-    dash = {"color": OTHER, "width": 2, "dash": "dot", "shape": "vhv"}
-    figure.add_trace(go.Scatter(meta="other", mode="lines", line=dash, hoverinfo="none"), row=1, col=2)
-    figure.update_layout(height=400, showlegend=False, hovermode="closest", bargap=0.05, **_frame())
-    figure.update_xaxes(zeroline=False, showgrid=False, showspikes=False)
-    figure.update_xaxes(tickformat=".0%", nticks=4, fixedrange=True, row=1, col=2)
-    figure.update_yaxes(zeroline=False, showgrid=False, showspikes=False)
-    return figure
+def histogram_figure() -> dict[str, Any]:
+    """Binary orders up, steps across; on the right the distribution at the chosen step. The script draws both over these traces,
+    which are there for the mouse alone: a picture and a path can change without their axes."""
+    data = [
+        {"type": "heatmap", "meta": "heat", "opacity": 0, "showscale": False, "hoverinfo": "none"},
+        {"type": "bar", "meta": "bar", "orientation": "h", "opacity": 0, "hoverinfo": "none", "xaxis": "x2", "yaxis": "y2"},
+    ]
+    hidden = {"showticklabels": False, **BARE}
+    beside = {
+        "xaxis2": {"anchor": "y2", "fixedrange": True, "range": [0, 1.05], "tickvals": [], **hidden},
+        "yaxis2": {"anchor": "x2", "matches": "y", **hidden},
+    }
+    sides = {"xaxis": BARE, "yaxis": BARE, **beside}
+    return {"data": data, "layout": {"height": 400, "hovermode": "closest", "bargap": 0.05, **sides, **_frame()}}
+
+
+BARE = {"zeroline": False, "showgrid": False, "showspikes": False}
 
 
 def format_borders() -> list[dict[str, Any]]:
@@ -131,16 +134,9 @@ def _border(form: Format) -> dict[str, Any]:
 
 def _frame() -> dict[str, Any]:
     return {
-        "template": "none",
+        "showlegend": False,
         "margin": {"l": 64, "r": 24, "t": 8, "b": 34},
         "font": {"size": 12, "family": "system-ui, sans-serif"},
         "dragmode": "zoom",
         "uirevision": "kept",
     }
-
-
-def _plotly() -> tuple[Any, Any]:
-    graphs = graph_objects()
-    from plotly import subplots
-
-    return graphs, subplots

@@ -1,7 +1,7 @@
 "use strict";
 // Exponent histogram of the chosen layer over time, with the ends of the formats drawn in.
 
-let shown = null; // what the histogram shows now: its matrix, the lowest and highest order, grid and range
+let shown = null; // what the histogram shows now: its matrix, the lowest and highest order, the bars, and what frame they stand in
 
 // The same layer of the run that this one is compared with, or nothing.
 async function otherMatrix(kind, site) {
@@ -49,54 +49,57 @@ async function drawHistogram() {
   message.textContent = found ? "" : wanted ? t("no histogram", shortened(wanted, 200), t("never traced")) : t("choose");
   if (!found) return;
   const matrix = await layerMatrix(found), other = await otherMatrix(kind, found.name), bits = scaleBits(kind), form = formatChosen();
-  const span = orderSpan(matrix, form, bits), range = rangeShown();
-  const columnsWide = Math.max(50, Math.floor((place.clientWidth - LEFT - RIGHT) / CELL));
-  const bins = matrix.bins - 2, inner = [...Array(bins).keys()].map((i) => i + 1);
-  const grid = pooledTo(matrix, inner, range, columnsWide, bins);
-  const ends = [0, matrix.bins - 1].map((bin) => pooledTo(matrix, [bin], range, columnsWide, 1));
-  shown = { matrix, grid, range, span };
-  const stretch = (LEVEL.high - LEVEL.low) / 254;
-  const level = (code) => (code ? LEVEL.low + (code - 1) * stretch : NaN);
-  const z = [], y = [];
-  const add = (height, codes, look) => (y.push(height), z.push(Float32Array.from(codes, look)));
-  add(span.zero, ends[0].codes, (code) => (code ? LEVEL.zero : NaN));
-  for (let i = 0; i < bins; i++) {
-    add(matrix.lowest + i + 0.5, grid.codes.subarray(i * columnsWide, (i + 1) * columnsWide), level);
-  }
-  add(span.bad, ends[1].codes, (code) => (code ? LEVEL.bad : NaN));
-  const layout = themed(page.figures.histogram.layout);
+  const span = orderSpan(matrix, form, bits), range = rangeShown(), bars = barsAt(matrix, span);
+  const layout = themed(page.figures.histogram.layout), inside = place.clientWidth - LEFT - 10, wide = place.clientWidth - LEFT - RIGHT;
   layout.margin.r = 10;
-  const inside = place.clientWidth - LEFT - 10;
-  layout.xaxis.domain = [0, (place.clientWidth - LEFT - RIGHT) / inside];
-  layout.xaxis2.domain = [(place.clientWidth - LEFT - RIGHT + 8) / inside, 1];
+  layout.xaxis.domain = [0, wide / inside];
+  layout.xaxis2.domain = [(wide + 8) / inside, 1];
   layout.yaxis = { ...layout.yaxis, ...orderTicks(span), range: [span.zero - 1, span.bad + 1] };
-  layout.yaxis2 = { ...layout.yaxis2, matches: "y", showticklabels: false };
   const edges = borders(form, bits, span);
-  layout.shapes = [...edges.shapes, ...chosenStep().map((line) => ({ ...line, xref: "x" }))];
   layout.annotations = [...edges.annotations, ...whatFp32Has(found.name, kind, bits, span)];
-  const [trace, bar, dots] = page.figures.histogram.data;
-  const bars = barsAt(matrix, span), beside = other ? barsAt(other, span) : { x: [], y: [] }, longest = Math.max(...bars.x, ...beside.x, 0.01);
-  Object.assign(layout.xaxis2, { range: [0, longest * 1.05], tickvals: [longest], ticktext: [percent(longest)], tickfont: { size: 10 } });
-  const data = [
-    { ...trace, z: evenly(z, y), x0: range[0] + grid.pixel / 2, dx: grid.pixel, y0: span.zero, dy: 1 },
-    { ...bar, ...bars, marker: { color: colour("--own"), line: { width: 0 } } },
-    { ...dots, ...beside, line: { ...dots.line, color: colour("--other") } },
-  ];
-  await plot(place, data, layout);
+  const frame = JSON.stringify(layout), stands = place.dataset.ready && shown?.frame === frame, columns = Math.max(50, Math.floor(wide / CELL));
+  const rows = span.bad - span.zero + 1, beside = other ? barsAt(other, span) : null;
+  const picture = (tall) => histogramImage(matrix, range, columns, rows, span, tall);
+  const over = { images: [picture(1)], shapes: [...edges.shapes, ...chosenStep(), ...barShapes(bars, beside)] };
+  shown = { matrix, span, bars, beside, frame, picture };
   document.getElementById("histogram-note").textContent = [noteOn(form, bits, span), other ? t("compare.bars", page.comparison.other.id) : ""].filter(Boolean).join(" · ");
-  if (!place.dataset.ready) {
-    place.dataset.ready = "yes";
-    place.on("plotly_hover", tipOverHistogram);
-    place.on("plotly_click", (event) => event.points[0].data.meta === "heat" && update({ step: nearestStep(event.points[0].x) }));
-  }
+  // What the eye sees lies over the traces, which are for the mouse: it changes alone, and spares the axes.
+  if (stands) return Plotly.relayout(place, over);
+  const [heat, bar] = page.figures.histogram.data, heights = Array.from({ length: rows }, (_, i) => span.zero + i), pixel = (range[1] - range[0]) / columns;
+  const data = [
+    { ...heat, z: heights.map(() => new Uint8Array(columns)), x0: range[0] + pixel / 2, dx: pixel, y0: span.zero, dy: 1 },
+    { ...bar, x: heights.map(() => 1), y: heights },
+  ];
+  await plot(place, data, { ...layout, ...over });
+  if (place.dataset.ready) return;
+  place.dataset.ready = "yes";
+  place.on("plotly_hover", tipOverHistogram);
+  place.on("plotly_click", (event) => event.points[0].data.meta === "heat" && update({ step: nearestStep(event.points[0].x) }));
+}
 
-  // Rows at their heights, one per order from the zeros up to the non-finite, empty where nothing is.
-  function evenly(rows, heights) {
-    const count = Math.round(span.bad - span.zero) + 1, out = [];
-    for (let i = 0; i < count; i++) out.push(new Float32Array(columnsWide).fill(NaN));
-    rows.forEach((row, i) => (out[Math.round(heights[i] - span.zero)] = row));
-    return out;
-  }
+// `tall` pixels per order, from the not finite at the top down to the zeros.
+function histogramImage(matrix, range, columns, rows, span, tall) {
+  const { bins, lowest } = matrix, { codes } = pooledTo(matrix, [...Array(bins).keys()], range, columns, bins);
+  const stretch = (LEVEL.high - LEVEL.low) / 254, canvas = make("canvas", { width: columns, height: rows * tall });
+  paint(canvas, (x, y) => {
+    const row = Math.floor(y / tall), end = row === 0 ? bins - 1 : row === rows - 1 ? 0 : null, bin = end ?? span.bad - row - lowest + 0.5;
+    if (end === null && (bin < 1 || bin > bins - 2)) return NaN;
+    const code = codes[bin * columns + x];
+    return !code ? NaN : end === null ? LEVEL.low + (code - 1) * stretch : end ? LEVEL.bad : LEVEL.zero;
+  });
+  const [left, right] = range;
+  return { source: canvas.toDataURL(), xref: "x", yref: "y", x: left, sizex: right - left, y: span.bad + 0.5, sizey: rows, sizing: "stretch", layer: "above" };
+}
+
+// The chosen step's own distribution, that of the other run as an outline, and what the longest bar stands for.
+function barShapes(bars, beside) {
+  const longest = Math.max(...bars.x, ...(beside?.x ?? []), 0.01), shape = { type: "path", xref: "x2", yref: "y2" };
+  const own = bars.y.map((y, i) => `M0,${y - 0.47}H${bars.x[i] / longest}V${y + 0.47}H0Z`).join("");
+  const outline = beside && `M0,${beside.y[0] - 0.5}${beside.y.map((y, i) => `H${beside.x[i] / longest}V${y + 0.5}`).join("")}`;
+  const label = { text: percent(longest), textposition: "middle right", font: { size: 10 }, padding: 0 };
+  return [{ ...shape, path: own, fillcolor: colour("--own"), line: { width: 0 } },
+    ...(beside ? [{ ...shape, path: outline, line: { color: colour("--other"), width: 2, dash: "dot" } }] : []),
+    { type: "rect", xref: "x2", yref: "paper", x0: 0, x1: 1, y0: -0.05, y1: 0, line: { width: 0 }, label }];
 }
 
 // From where to where the picture reaches: all values, and the ends of FP16 and the chosen format if they are not far away.
@@ -189,7 +192,7 @@ function barsAt(matrix, span) {
 function tipOverHistogram(event) {
   const point = event.points[0];
   if (point.data.meta !== "heat") {
-    return showTip(event.event, [orderText(point.y), t("share", percent(point.x))]);
+    return showTip(event.event, [orderText(point.y), t("share", percent(shown.bars.x[shown.bars.y.indexOf(point.y)] ?? 0))]);
   }
   const { matrix, span } = shown, columns = matrix.reach.length / 2, step = nearestStep(point.x), column = columnAt(matrix, step);
   const bin = point.y <= span.zero + 0.1 ? 0 : point.y >= span.bad - 0.1 ? matrix.bins - 1 : Math.round(point.y - 0.5) - matrix.lowest + 1;

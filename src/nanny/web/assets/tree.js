@@ -77,7 +77,7 @@ async function makeTree() {
   const born = page.verdict.healthy === false && culprit ? culprit : first; // an optimizer or a batch has no row of its own
   const open = new Set((all.length <= TREE_OPEN ? all : root.kids.length <= 4 ? root.kids : []).filter((node) => node.kids.length));
   for (let node = born?.parent; node; node = node.parent) open.add(node);
-  tree = { kind, matrix, facts, root, all, gradients, errors, born, culprit, open, active: null, strips: new Map(), shown: [] };
+  tree = { kind, matrix, facts, root, all, gradients, errors, born, culprit, open, active: null, rows: new Map(), shown: [] };
 }
 
 // Bits to the end of the chosen format at the closest approach; what is not finite has none.
@@ -111,7 +111,9 @@ async function drawTree() {
   const again = tree.listed === undefined || tree.listed === listed; // another list is read from its top
   const moved = tree.site !== state.site && chosen >= 0;
   tree.active = !again ? 0 : moved ? chosen : Math.min(tree.active ?? 0, Math.max(0, tree.shown.length - 1));
-  Object.assign(tree, { listed, site: state.site });
+  const look = `${listed} ${state.format} ${rangeShown()} ${language}`;
+  if (look !== tree.look) tree.rows.clear();
+  Object.assign(tree, { listed, site: state.site, look });
   const bad = tree.all.filter((node) => node.row >= 0 && tree.facts[node.row].bad !== null).length;
   document.getElementById("tree-message").textContent = tree.shown.length
     ? [t("tree.count", tree.matrix.names.length), bad ? t("tree.bad", bad) : ""].filter(Boolean).join(" · ") : t("no match", state.filter);
@@ -123,21 +125,31 @@ async function drawTree() {
   drawTreeRows();
 }
 
-// Only what is in view is made: five thousand modules cost as much as twenty.
+// Only what is in view is made, and once: five thousand modules cost as much as twenty, and a click moves two marks.
 function drawTreeRows() {
   if (!tree) return;
   const list = document.getElementById("tree-list"), from = Math.max(0, Math.floor(list.scrollTop / TREE_ROW) - 2);
-  const until = Math.min(tree.shown.length, from + TREE_MOST + 5);
-  const rows = [];
-  for (let i = from; i < until; i++) rows.push(treeRow(tree.shown[i], i));
-  document.getElementById("tree-space").replaceChildren(...rows);
-  const range = rangeShown(), { level } = scaleOf("headroom", tree.matrix), mark = colour("--mark");
-  for (let i = from; i < until; i++) paintStrip(rows[i - from].querySelector("canvas"), tree.shown[i], range, level, mark);
+  const rows = tree.shown.slice(from, from + TREE_MOST + 5).map((node, i) => treeRow(node, from + i)), space = document.getElementById("tree-space");
+  if (rows.length !== space.children.length || rows.some((row, i) => row !== space.children[i])) space.replaceChildren(...rows);
+  const [first, last] = rangeShown(), grid = document.getElementById("tree-grid");
+  grid.style.setProperty("--step", state.step === null ? "-9px" : `${Math.round(((state.step - first) / (last - first)) * TREE_STRIP)}px`);
   const active = document.getElementById(`tree-row-${tree.active}`);
-  if (active) document.getElementById("tree-grid").setAttribute("aria-activedescendant", active.id);
+  if (active) grid.setAttribute("aria-activedescendant", active.id);
 }
 
 function treeRow(node, i) {
+  if (!tree.rows.has(node)) tree.rows.set(node, newTreeRow(node));
+  const row = tree.rows.get(node), chosen = node.path === state.site;
+  row.id = `tree-row-${i}`;
+  row.style.top = `${i * TREE_ROW}px`;
+  row.setAttribute("aria-rowindex", i + 2);
+  row.setAttribute("aria-selected", chosen);
+  row.classList.toggle("active", i === tree.active);
+  row.classList.toggle("chosen", chosen);
+  return row;
+}
+
+function newTreeRow(node) {
   const flat = state.filter || state.order === "risk", kids = node.kids.length > 0 && !flat, open = tree.open.has(node);
   const own = node.row >= 0 ? tree.facts[node.row] : node, bits = headroomOf(kids && !open ? node : own);
   const look = bits < 1 ? "error" : bits < 4 ? "warning" : "";
@@ -149,15 +161,16 @@ function treeRow(node, i) {
   const gradient = tree.gradients.get(node.path), error = tree.errors.get(node.path);
   const cell = (className, ...content) => make("span", { role: "gridcell", class: className }, ...content);
   const name = flat ? node.path : node.label;
+  const strip = make("canvas", { width: TREE_STRIP, height: 12, "aria-hidden": "true" });
+  paintStrip(strip, node);
   return make("div", {
-    role: "row", id: `tree-row-${i}`, class: `tree-row${i === tree.active ? " active" : ""}${node.path === state.site ? " chosen" : ""}${born ? " born" : ""}`,
-    style: `top:${i * TREE_ROW}px`, "aria-level": flat ? 1 : node.depth, "aria-rowindex": i + 2, "aria-expanded": kids ? String(open) : null,
-    "aria-selected": String(node.path === state.site), on: { click: () => pickNode(i), dblclick: () => kids && fold(node) },
+    role: "row", class: `tree-row${born ? " born" : ""}`, "aria-level": flat ? 1 : node.depth, "aria-expanded": kids ? String(open) : null,
+    on: { click: () => pickNode(node), dblclick: () => kids && fold(node) },
   },
   cell("name", make("span", { class: "twig", "aria-hidden": "true", style: `padding-left:${flat ? 0 : 14 * (node.depth - 1)}px`,
-    on: { click: (event) => kids && (event.stopPropagation(), (tree.active = i), fold(node)) } }, kids ? (open ? "▾ " : "▸ ") : "· "),
+    on: { click: (event) => kids && (event.stopPropagation(), (tree.active = tree.shown.indexOf(node)), fold(node)) } }, kids ? (open ? "▾ " : "▸ ") : "· "),
   make("span", { class: "site tail", title: node.path }, make("bdi", {}, name)), kids && !open ? make("small", { class: "quiet" }, ` ${node.size - 1}`) : null),
-  cell("strip", make("canvas", { width: TREE_STRIP, height: 12, "aria-hidden": "true" })),
+  cell("strip", strip),
   cell(`number ${look}`, room), cell("quiet", node.row < 0 ? "" : shortType(tree.matrix.dtypes[node.row])),
   cell("number", gradient === undefined ? "" : valueText(gradient)),
   cell("number", error === undefined ? "" : isFiniteCode(error) ? (log2Of(error) > 0 ? "> 100 %" : percent(2 ** log2Of(error))) : valueText(error)),
@@ -171,47 +184,44 @@ function holds(node, other) {
   return false;
 }
 
-// The worst code of everything in a node at each pixel of the step axis.
-function paintStrip(canvas, node, range, level, mark) {
-  const flat = state.filter || state.order === "risk", whole = !flat && !tree.open.has(node);
-  const key = `${range} ${whole} ${node.path}`;
-  if (!tree.strips.has(key)) {
-    const rows = [], gather = (one) => (one.row >= 0 && rows.push(one.row), one.kids.forEach(gather));
-    if (whole) gather(node);
-    else if (node.row >= 0) rows.push(node.row);
-    tree.strips.set(key, rows.length ? pooledTo(tree.matrix, rows, range, TREE_STRIP, 1).codes : null);
-  }
-  const codes = tree.strips.get(key), context = canvas.getContext("2d");
-  if (!codes) return;
-  const table = levelColours();
-  for (let x = 0; x < codes.length; x++) {
-    const shade = level(codes[x]);
-    if (Number.isNaN(shade)) continue;
-    context.fillStyle = table[Math.round(shade)];
-    context.fillRect(x, codes[x] >= CODE.infinite ? 0 : 2, 1, codes[x] >= CODE.infinite ? 12 : 8); // bad is taller: not by colour alone
-  }
-  if (state.step !== null) {
-    const x = Math.round(((state.step - range[0]) / (range[1] - range[0])) * TREE_STRIP);
-    context.fillStyle = mark;
-    context.fillRect(x, 0, 1, 12);
-  }
+// The worst code of everything in a node at each pixel of the step axis; bad is taller: not by colour alone.
+function paintStrip(canvas, node) {
+  const rows = [], gather = (one) => (one.row >= 0 && rows.push(one.row), one.kids.forEach(gather));
+  if (!state.filter && state.order !== "risk" && !tree.open.has(node)) gather(node);
+  else if (node.row >= 0) rows.push(node.row);
+  const { level } = scaleOf("headroom", tree.matrix), { codes } = pooledTo(tree.matrix, rows, rangeShown(), TREE_STRIP, 1);
+  paint(canvas, (x, y) => (codes[x] >= CODE.infinite || (y >= 2 && y < 10) ? level(codes[x]) : NaN));
 }
 
+// Levels of colour as pixels; what is no number stays clear.
+function paint(canvas, levelAt) {
+  const { width, height } = canvas, context = canvas.getContext("2d"), image = context.createImageData(width, height);
+  const pixels = new Uint32Array(image.data.buffer), table = levelColours();
+  for (let y = 0; y < height; y++) {
+    for (let x = 0; x < width; x++) {
+      const level = levelAt(x, y);
+      if (level === level) pixels[y * width + x] = table[Math.round(level)];
+    }
+  }
+  context.putImageData(image, 0, 0);
+}
+
+// Red, green and blue from the low byte up, as a canvas has them.
 let colours = null;
 function levelColours() {
   if (colours) return colours;
   const stops = page.figures.heat.data[0].colorscale.map(([at, text]) => [at * LEVEL.bad, [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16))]);
-  colours = Array.from({ length: LEVEL.bad + 1 }, (_, i) => {
+  colours = Uint32Array.from({ length: LEVEL.bad + 1 }, (_, i) => {
     const next = stops.findIndex(([at]) => at >= i), right = stops[Math.max(next, 0)], left = stops[Math.max(next - 1, 0)];
     const share = right[0] > left[0] ? (i - left[0]) / (right[0] - left[0]) : 0;
-    return `rgb(${left[1].map((part, j) => Math.round(part + (right[1][j] - part) * share)).join()})`;
+    const [red, green, blue] = left[1].map((part, j) => Math.round(part + (right[1][j] - part) * share));
+    return (255 << 24) | (blue << 16) | (green << 8) | red;
   });
   return colours;
 }
 
-function pickNode(i) {
-  const node = tree.shown[i];
-  tree.active = i;
+function pickNode(node) {
+  tree.active = tree.shown.indexOf(node);
   document.getElementById("tree-grid").focus({ preventScroll: true });
   if (node.row < 0) return fold(node);
   return update({ site: node.path, finding: null, ...(state.step === null && node.bad !== null ? { step: node.bad } : {}) });
@@ -220,6 +230,7 @@ function pickNode(i) {
 function fold(node, open = !tree.open.has(node)) {
   if (open) tree.open.add(node);
   else tree.open.delete(node);
+  tree.rows.delete(node);
   drawTree();
 }
 
@@ -239,7 +250,7 @@ function keyInTree(event) {
   else if (event.key === "ArrowRight" && !flat && node.kids.length && !tree.open.has(node)) fold(node, true);
   else if (event.key === "ArrowLeft" && !flat && tree.open.has(node)) fold(node, false);
   else if (event.key === "ArrowLeft" && !flat && node.parent?.parent) tree.active = tree.shown.indexOf(node.parent);
-  else if (event.key === "Enter" || event.key === " ") pickNode(tree.active);
+  else if (event.key === "Enter" || event.key === " ") pickNode(node);
   else return;
   event.preventDefault();
   event.stopPropagation();

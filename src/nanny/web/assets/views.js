@@ -61,7 +61,7 @@ function drawCurves() {
   for (const label of layout.annotations) {
     if (label.xanchor !== "right") continue;
     label.text = plain(t(label.name));
-    if (SMALL) Object.assign(label, { xanchor: "left", xshift: 4, y: 1, yanchor: "top", font: { size: 11 } }); // no room beside the axis
+    if (SMALL) Object.assign(label, { xanchor: "left", xshift: 4, y: 1, yanchor: "bottom", font: { size: 11 } }); // no room beside the axis
   }
   const loss = figure.data.find((trace) => trace.meta === "loss");
   if (loss) layout[(loss.yaxis || "y").replace("y", "yaxis")].type = isLossOnLog() ? "log" : "linear";

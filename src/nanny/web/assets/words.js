@@ -207,19 +207,29 @@ function setUpFindings() {
 function drawFindings() {
   const shown = findingsShown();
   const items = shown.map((i) => {
-    const f = page.findings[i], chosen = state.finding === i;
-    return make("li", { "data-index": i, class: chosen ? "chosen" : null },
-      make("button", { title: shortened(f.site, 500), "aria-current": chosen ? "true" : null, on: { click: () => choose(i) } },
+    const f = page.findings[i];
+    return make("li", { "data-index": i },
+      make("button", { title: shortened(f.site, 500), on: { click: () => choose(i) } },
         make("span", { class: "head" }, make("span", { class: f.severity }, `${SIGNS[f.severity]} ${t(`one.${f.severity}`)}`),
           make("b", {}, f.code), make("span", { class: "at" }, f.step === null ? t("whole run") : t("step", f.step),
             page.ranks.length && f.rank !== undefined ? ` · ${t("rank", f.rank)}` : "",
             f.times > 1 ? ` ×${f.times}` : "")),
         f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
-        make("span", { class: "said" }, rich(said(f.message)), chosen && f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(said(f.hint))) : null)));
+        make("span", { class: "said" }, rich(said(f.message)), f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(said(f.hint))) : null)));
   });
   const none = page.findings.length ? t("findings.nothing matches") : t("findings.none");
   const rest = page.findings_left_out ? make("li", { class: "quiet none" }, t("findings.left out", page.findings_left_out)) : null;
   fill("finding-list", items.length ? items : make("li", { class: "quiet none" }, none), rest);
+  markFinding();
+}
+
+// Of the list a click changes two entries: the others stay, and so does the focus.
+function markFinding() {
+  for (const item of document.querySelectorAll("#finding-list li[data-index]")) {
+    const chosen = Number(item.dataset.index) === state.finding;
+    item.classList.toggle("chosen", chosen);
+    item.firstChild.setAttribute("aria-current", chosen);
+  }
 }
 const SIGNS = { error: "✕", warning: "▲", info: "●" };
 
@@ -274,7 +284,8 @@ function download(name, address) {
 
 async function saveFigure(name, form) {
   const place = document.getElementById(`${name}-figure`);
-  if (form !== "CSV") return download(`${name}.${form.toLowerCase()}`, await Plotly.toImage(place, { format: form.toLowerCase(), width: place.clientWidth, height: place.clientHeight, scale: 2 }));
+  const drawn = name === "histogram" ? { data: place.data, layout: { ...place.layout, images: [shown.picture(8)] } } : place; // a file has no style sheet to keep its pixels sharp
+  if (form !== "CSV") return download(`${name}.${form.toLowerCase()}`, await Plotly.toImage(drawn, { format: form.toLowerCase(), width: place.clientWidth, height: place.clientHeight, scale: 2 }));
   return download(`${name}.csv`, `data:text/csv;charset=utf-8,${encodeURIComponent((await figureRows(name)).map((row) => row.map(csvCell).join(",")).join("\n"))}`);
 }
 
@@ -347,7 +358,7 @@ function drawWhatif() {
   const { whatif } = page;
   document.getElementById("whatif").hidden = !whatif.formats;
   if (!whatif.formats) return;
-  const word = (f) => (f.unknown ? ["not known", "warning", "?"] : !f.survives ? [f.own ? "died" : "dies", "error", "✕"]
+  const word = (f) => (f.unknown ? ["not known", "warning", "?"] : !f.survives ? [!f.own ? "dies" : f.broken ? "died" : "went wrong", "error", "✕"]
     : f.with_losses ? ["survives losses", "warning", "▲"] : [f.own ? "survived" : "survives", "good", "✓"]);
   const many = (text) => whatif.formats.filter((f) => f.remarks.includes(text)).length > 1;
   const common = [...new Set(whatif.formats.flatMap((f) => f.remarks.filter(many)))];
