@@ -1,8 +1,10 @@
 """Two workers with two threads each would wait for one another: every test process, and what it starts, uses one thread."""
 
 import os
+import random
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text(encoding="utf-8")
     return re.search(rf"^pytestmark = pytest\.mark\.{left_out}", text, re.MULTILINE) is not None or None
+
+
+@pytest.hookimpl(tryfirst=True)  # before the fixtures, which may make models
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test draws the same numbers alone, in any order and on any worker."""
+    random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied

@@ -69,7 +69,7 @@ def test_text_names_the_device_the_store_and_every_extra():
 def test_extras_are_those_of_the_distribution():
     from importlib.metadata import metadata
 
-    groups = {"all", "dev", "gallery", "site"}  # for many commands at once, or for tests
+    groups = {"all", "dev", "gallery", "site", "trackers"}  # for many commands at once, or for tests
     assert {e.name for e in doctor.EXTRAS} == set(metadata("precision-nanny").get_all("Provides-Extra")) - groups
 
 
