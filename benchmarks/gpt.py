@@ -26,10 +26,10 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -42,9 +42,9 @@ class Gpt(nn.Module):
 class Training:
     """One model with its optimizer and data; `step()` is one plain training step."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         torch.manual_seed(0)
-        self.model = Gpt()
+        self.model = Gpt(layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self.ids = torch.randint(0, VOCABULARY, (BATCH, CONTEXT + 1))
 

@@ -108,9 +108,11 @@ def test_growth_before_the_overflow_is_a_learning_rate_not_a_format():
     evidence = broken_run(overflow_exam(step=8), steps=12)
     grows = [1.0, 1.1, 2.0, 9.0, 60.0, 400.0, 3e3, 2e4] + [math.nan] * 4
     norms = [1.0, 1.5, 4.0, 20.0, 150.0, 900.0, 8e3, 5e4] + [math.nan] * 4
-    evidence = replace(evidence, scalars={**evidence.scalars, "loss": curve(grows), "grad_norm": curve(norms)})
-    best = diagnoses_of(evidence)[0]
+    rates = [0.01, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.4, 0.2, 0.1, 0.05]
+    told = {**evidence.scalars, "loss": curve(grows), "grad_norm": curve(norms), "lr": curve(rates)}
+    best = diagnoses_of(replace(evidence, scalars=told))[0]
     assert (best.cause, best.culprit, best.precision_caused) == ("lr_too_high", "optimizer.lr", False)
+    assert "learning rate 0.5" in best.evidence  # while it grew, not what a schedule has left of it
 
 
 def test_a_run_away_that_precision_began_is_not_blamed_on_the_learning_rate():

@@ -12,6 +12,7 @@ from torch import nn
 
 from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.cli import main
+from nanny.core.examination import Examination
 from nanny.core.step import OptimizerState, StepRecord
 from nanny.diagnose.choose import diagnoses_of, fitting
 from nanny.diagnose.evidence import Evidence, RunFacts
@@ -39,6 +40,13 @@ def test_steps_are_too_long_only_if_the_weights_go_along():
     assert causes_of(run_of(GROWS, GROWS, [2.0] * 8)) == []  # the loss is made of other things than before
 
 
+@pytest.mark.parametrize(("error", "told"), [(0.16, ["lr_too_high"]), (0.7, [])])
+def test_gradients_that_rounding_has_moved_a_little_do_not_excuse_a_runaway(error: float, told: list[str]):
+    exam = Examination(0, 100, amp_dtype="bf16", gradient_error=error)
+    evidence = run_of(GROWS, GROWS, [2.0, 2.0, 2.0, 2.1, 2.4, 9.0, 80.0, 800.0])
+    assert causes_of(replace(evidence, examinations=(exam,))) == told
+
+
 def test_a_learning_rate_of_zero_is_not_too_high():
     assert causes_of(run_of(GROWS, GROWS, [2.0, 2.0, 2.0, 2.0, 2.0, 9.0, 80.0, 800.0], lr=0.0)) == []
 
@@ -52,6 +60,15 @@ def test_a_reward_that_is_maximised_may_grow():
 def test_a_runaway_that_begins_with_the_first_step_is_seen():
     losses = [1.0, 3e5, 4e5, 3e5, 2e5, 9e4]
     assert causes_of(run_of(losses, [0.5, 1e5, 2e5, 1e5, 1e5, 9e4], [3.0, 60.0, 70.0, 80.0, 90.0, 99.0])) == ["lr_too_high"]
+
+
+def test_a_fall_from_where_the_first_updates_threw_the_loss_is_no_learning():
+    height = [3.7, 9.0, 8.0, 7.0, 6.0, 5.0, *[3.6] * 18]
+    learnt = [*height[:6], *[1.4] * 18]
+    for losses, said in ((height, ["lr_too_high"]), (learnt, [])):
+        evidence = run_of(losses, [1.0] * 24, [2.0, *[9.0] * 23])
+        ratios = np.arange(24), np.array([0.5] * 24)
+        assert causes_of(replace(evidence, scalars={**evidence.scalars, "update_ratio": ratios})) == said
 
 
 def test_one_batch_is_told_from_steps_that_are_too_long():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import os
 import pickle
@@ -105,10 +106,35 @@ def _never_called(model: Net, calls: ModelCalls) -> None:
         model(torch.randn(6, 8))
 
 
+class AsksItsCaller(nn.Module):
+    def __init__(self, look: Any) -> None:
+        super().__init__()
+        self.look = look
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.look().f_back.f_locals.get("factor", 1)
+
+
+def _by_getframe(model: Net, calls: ModelCalls) -> None:
+    model.head = nn.Sequential(model.head, AsksItsCaller(lambda: sys._getframe(1)))
+    model(torch.randn(6, 8))
+
+
+def _by_inspect(model: Net, calls: ModelCalls) -> None:
+    model.head = nn.Sequential(model.head, AsksItsCaller(lambda: inspect.currentframe().f_back))  # type: ignore[union-attr]
+    model(torch.randn(6, 8))
+
+
 @pytest.mark.parametrize(
     ("act", "why"),
-    [(_written_over, "written over"), (_with_hook, "hooks"), (_never_called, "no call")],
-    ids=["inputs", "hooks", "evaluation"],
+    [
+        (_written_over, "written over"),
+        (_with_hook, "hooks"),
+        (_never_called, "no call"),
+        (_by_getframe, "looks at who calls it"),
+        (_by_inspect, "looks at who calls it"),
+    ],
+    ids=["inputs", "hooks", "evaluation", "getframe", "inspect"],
 )
 def test_what_cannot_be_made_again_is_left_alone(act: Any, why: str) -> None:
     model = Net()

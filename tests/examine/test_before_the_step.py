@@ -108,3 +108,23 @@ def test_a_table_that_was_rounded_to_what_it_is_taken_from(dtype: torch.dtype, t
     watcher.close()
     assert [one.cause for one in watcher.diagnoses()] == [told] * bool(told)
     assert all(one.precision_caused for one in watcher.diagnoses())
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(torch.bfloat16, ["catastrophic_cancellation"]), (torch.float32, [])])
+def test_series_that_lose_their_mean_between_two_steps(dtype: torch.dtype, told: list[str]) -> None:
+    torch.manual_seed(0)
+    series = (101325 + 300 * torch.randn(200, 1) + 100 * torch.sin(torch.arange(40) * 0.4 + torch.randn(200, 1))).to(dtype)
+    model = nn.Linear(39, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watcher = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    watcher.steps_by_themselves(find_models=False)
+    for i in range(6):
+        x = torch.stack([series[k] for k in range(16 * i, 16 * i + 16)]).float()
+        x = (x - x.mean(1, keepdim=True)) / (x.std(1, keepdim=True) + 1)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(x[:, :-1])
+        optimizer.zero_grad()
+        nn.functional.mse_loss(out.float(), x[:, -1:]).backward()
+        optimizer.step()
+    watcher.close()
+    assert [one.cause for one in watcher.diagnoses()] == told

@@ -86,3 +86,19 @@ def test_columns_of_which_the_mean_leaves_no_more_than_their_spacing(table: Tens
         nn.functional.mse_loss(out.float().squeeze(-1), torch.randn(64)).backward()
     told = {(h.cause, h.place.site) for h in seen.examination.hazards}
     assert told == ({("catastrophic_cancellation", "data:input")} if is_told else set())
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_series_that_are_stacked_and_taken_from_their_own_means(is_stored: bool) -> None:
+    torch.manual_seed(0)
+    time = torch.arange(40)
+    series = 101325 + 300 * torch.randn(20, 1) + 100 * torch.sin(time * 0.4 + torch.randn(20, 1))
+    series = series.to(LOW) if is_stored else series
+    model = nn.Linear(40, 1)
+    with sanitize(model, strict=True) as seen:
+        rows = torch.stack([series[i] for i in range(16)]).float()
+        with torch.autocast("cpu", dtype=LOW):
+            out = model((rows - rows.mean(1, keepdim=True)) / (rows.std(1, keepdim=True) + 1))
+        nn.functional.mse_loss(out.float().squeeze(-1), torch.randn(16)).backward()
+    told = {(h.cause, h.place.site) for h in seen.examination.hazards}
+    assert told == ({("catastrophic_cancellation", "data:input")} if is_stored else set())

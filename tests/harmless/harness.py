@@ -418,9 +418,8 @@ def differing(one: Any, two: Any, path: str = "") -> list[str]:
 
 
 def harms_of(setting: str, name: str) -> list[str]:
-    """What differs for a program, if it differs twice: an overloaded machine may end anything once."""
-    plain = plain_record(name)
-    return harms(plain, run_program(setting, name)) and harms(plain, run_program(setting, name))
+    """What differs for a program, if it differs twice: an overloaded machine may end anything once, the kept plain run too."""
+    return harms(plain_record(name), run_program(setting, name)) and harms(run_program("plain", name), run_program(setting, name))
 
 
 def known_harm() -> dict[tuple[str, str], str]:

@@ -454,3 +454,17 @@ def test_a_healthy_scaled_run_is_not_taken_for_an_explosion(tmp_path):
     nanny, _ = run(model, SGD(model.parameters(), lr=1e-3), GradScaler("cpu"), None, folder=tmp_path, given=False)
     assert max(scalar(tmp_path, "grad_norm").values()) < 100
     assert above_info(nanny.findings) == []
+
+
+def test_a_loss_that_only_its_scale_makes_infinite_is_looked_into():
+    model = mlp()
+    optimizer, scaler = SGD(model.parameters(), lr=1e-3), GradScaler("cpu", init_scale=2.0**127)
+    batch, target = regression()(0)
+    with watch(model, optimizer, scaler) as nanny, nanny.step(0):
+        scaler.scale(1e3 + (model(batch) - target).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    told = nanny._history.facts.latest
+    assert told.autopsy is not None
+    assert told.autopsy.op == "mul"
+    assert math.isfinite(told.loss or math.nan)

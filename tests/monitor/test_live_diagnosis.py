@@ -62,3 +62,24 @@ def test_a_callback_hears_of_it_also_where_nothing_is_printed(capsys):
                 optimizer.step()
     assert [f.code for f in told if f.code == "norm_square_overflow_fp16"] == ["norm_square_overflow_fp16"]
     assert capsys.readouterr().err == ""
+
+
+def test_once_the_cause_is_told_what_follows_from_it_comes_without_advice_of_its_own(capsys):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 1))
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    nanny = MixedPrecisionNanny(model, optimizer, scaler, output_dir=None, strict=True)
+    for step in range(16):
+        x = (1e5 if step >= 4 else 1.0) * torch.ones(4, 8)  # the first matrix product ends at infinity from step 4 on
+        with nanny.step(step):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(x).float().square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    before, _, after = capsys.readouterr().err.partition("nanny: diagnosis: ")
+    assert before.count(" ERROR ") >= 1
+    assert after.count(" ERROR ") >= 1
+    assert after.count(" -> ") == 1  # the remedy of the cause
+    nanny.close()

@@ -166,6 +166,24 @@ def test_gradients_that_vanish_on_the_way_to_the_first_layers_are_a_warning_ther
     assert "26" not in vanish[0].evidence["layers"]  # the last ones learn
 
 
+class Gated(nn.Module):
+    """A router of one choice: its weight is 1 whatever it says, and its gradient rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(8, 8), nn.Linear(8, 4, bias=False), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        best = self.gate(hidden).softmax(-1).amax(-1, keepdim=True)
+        return self.last(hidden * (best / (best + 1e-12 * best)))
+
+
+def test_a_layer_behind_others_that_learn_does_not_fade():
+    torch.manual_seed(0)
+    assert said(train(Gated(), lr=0.01, steps=8, interval=1), "GRAD_VANISH") == []
+
+
 def test_a_sum_that_leaves_the_fp16_range_is_an_overflow_though_every_term_is_small():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 320), Apply(lambda x: (x * 0 + 256).sum(-1, keepdim=True)), nn.Linear(1, 1))

@@ -122,15 +122,20 @@ def test_wandb_gets_it_all_and_the_program_keeps_its_numbering(tmp_path, monkeyp
     assert any(key.startswith("nanny/finding/NAN") for key in dict(run.summary))
     run.log({"mine": 4}, step=4, commit=True)  # it would be dropped, had the count gone on
     assert run.summary["mine"] == 4
+    assert wandb.run is run
     run.finish()
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*.wandb"))
+    assert all(word in written for word in (b"nanny/grad_norm", b"nanny/step", b"nanny/verdict", b"NOT HEALTHY"))
 
 
 @pytest.mark.slow
-def test_mlflow_gets_it_all(tmp_path):
+def test_mlflow_gets_it_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow = pytest.importorskip("mlflow")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())  # what the small package has, too
     with mlflow.start_run() as run:
         train(broken(), steps=4)
+        assert mlflow.active_run().info.run_id == run.info.run_id
         mlflow.flush_async_logging()
     client = mlflow.MlflowClient()
     assert [m.step for m in client.get_metric_history(run.info.run_id, "nanny/grad_norm")] == [0, 1, 2, 3]
@@ -144,18 +149,20 @@ def test_mlflow_gets_it_all(tmp_path):
 def test_trackio_gets_it_all_and_the_program_keeps_its_numbering(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     trackio = pytest.importorskip("trackio")
+    from trackio.context_vars import current_run
+    from trackio.sqlite_storage import SQLiteStorage
+
     run = trackio.init(project="test", embed=False)
-    logged = []
-    monkeypatch.setattr(run, "log", lambda metrics, step=None: logged.append((metrics, step)))
-    monkeypatch.setattr(run, "_next_step", 7)
-    train(broken(), steps=3)
-    assert [step for metrics, step in logged if "nanny/grad_norm" in metrics] == [0, 1, 2]
-    assert any(str(metrics.get("nanny/verdict")).startswith("NOT HEALTHY") for metrics, _ in logged)
-    monkeypatch.undo()
-    before = run._next_step
-    train(mlp(), steps=30)
-    assert run._next_step == before
+    trackio.log({"mine": 0.0})
+    train(broken(), steps=30)
+    trackio.log({"mine": 1.0})
+    assert current_run.get() is run
     trackio.finish()
+    rows = SQLiteStorage.get_logs("test", run.name)
+    assert [row["step"] for row in rows if "mine" in row] == [0, 1]  # it would be 30, had the count gone on
+    assert [row["step"] for row in rows if "nanny/grad_norm" in row] == list(range(30))
+    assert any(str(row.get("nanny/finding")).startswith("NAN") for row in rows)
+    assert [row["nanny/verdict"] for row in rows if "nanny/verdict" in row][-1].startswith("NOT HEALTHY")
 
 
 @pytest.mark.slow
@@ -165,4 +172,7 @@ def test_aim_gets_it_all(tmp_path):
     train(broken(), steps=3)
     assert {metric.name for metric in run.metrics()} >= {"nanny/grad_norm", "nanny/lr"}
     assert run["nanny.verdict"].startswith("NOT HEALTHY")
+    assert any(str(key).startswith("nanny.finding.NAN") for key in run.meta_run_tree.collect())
+    run.track(1.0, name="mine", step=3)  # still open
     run.close()
+    train(mlp(), steps=2)  # one that is closed stays closed

@@ -128,6 +128,18 @@ def test_the_window_limits_what_is_watched(trace):
     assert trace("--op", "addmm", "train.py", "--amp", "--blow-up")[0] == 0
 
 
+def test_operations_are_left_out_and_tolerances_are_taken_as_given(trace):
+    """An exact limit makes rounding a fault; what is on the white list is none."""
+    exact = ("--compare", "--end-step", "1", "--atol", "0", "--rtol", "0")
+    code, _, err = trace(*exact, "train.py")
+    assert code == 1
+    assert "atol 0, rtol 0" in err
+    assert "torch.ops.aten.addmm(forward)" in err
+    code, _, err = trace(*exact, "--white-list", "*", "train.py")
+    assert code == 0
+    assert "not compared: white list" in err
+
+
 def test_modules_are_chosen_and_the_log_goes_to_a_file(folder, trace):
     _, _, err = trace("--compare", "--module", "head", "--verbose", "--log", "train.py")
     log = (folder / "nanny_logs" / "ops" / "CompareWithCPU.rank0.log").read_text()

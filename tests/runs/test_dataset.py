@@ -124,20 +124,25 @@ def test_what_is_not_there_is_said_in_one_sentence(
     assert said in capsys.readouterr().err
 
 
+def record_replica(folder: Path, rank: int, world: int, flipped: dict[int, int]) -> None:
+    """Two parameters at two traced steps; `flipped`: step -> what is added to the bits of the second one."""
+    info = RunInfo(1000.0, world_size=world, rank=rank, meta={"replicas": [list(range(world))], "shards": {}})
+    writer = RunWriter(folder, info)
+    for kind in ("weight", "grad"):
+        writer.add_sites([Site(kind, name, "float32", (4,)) for name in ("a", "b")])
+    for step in (0, 10):
+        words = np.array([step + 1, 7 + flipped.get(step, 0)], np.int64)
+        for kind, stats in (("weight", SAMPLE_STATS), ("grad", GRADIENT_STATS)):
+            columns = {name: np.ones(2) for name in stats} | pack_bits(words, [1, 1])
+            data = np.array([columns[name] for name in (*stats, *BITS)], "<f4").tobytes()
+            writer.add_sample(Sample(kind, step, (*stats, *BITS), data))
+        writer.add_scalars(step, {"loss": 1.0, "updates": float(step)})
+    writer.close()
+
+
 def test_a_rank_that_differs_is_found_among_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in range(4):
-        info = RunInfo(1000.0, world_size=4, rank=rank, meta={"replicas": [[0, 1, 2, 3]], "shards": {}})
-        writer = RunWriter(tmp_path / "files", info)
-        for kind in ("weight", "grad"):
-            writer.add_sites([Site(kind, name, "float32", (4,)) for name in ("a", "b")])
-        for step in (0, 10):
-            words = np.array([step + 1, 7 + (rank == 2 and step == 10)], np.int64)
-            for kind, stats in (("weight", SAMPLE_STATS), ("grad", GRADIENT_STATS)):
-                columns = {name: np.ones(2) for name in stats} | pack_bits(words, [1, 1])
-                data = np.array([columns[name] for name in (*stats, *BITS)], "<f4").tobytes()
-                writer.add_sample(Sample(kind, step, (*stats, *BITS), data))
-            writer.add_scalars(step, {"loss": 1.0, "updates": float(step)})
-        writer.close()
+        record_replica(tmp_path / "files", rank, 4, {10: 1} if rank == 2 else {})
     cli.main(["export", "--format", "parquet", "--db", str(tmp_path / "files"), "-o", str(tmp_path / "dataset")])
     capsys.readouterr()
     files, dataset = (ask(capsys, "summary", "--db", str(tmp_path / name)) for name in ("files", "dataset"))
@@ -170,3 +175,16 @@ def test_findings_keep_their_place(tmp_path: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     files, dataset = (ask(capsys, "alerts", "--db", str(tmp_path / name)) for name in ("files", "dataset"))
     assert dataset == files
+
+
+def test_the_checksums_of_parameters_are_read_only_where_ranks_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in range(3):
+        record_replica(tmp_path / "files", rank, 3, {})
+    dataset = tmp_path / "dataset"
+    cli.main(["export", "--format", "parquet", "--db", str(tmp_path / "files"), "-o", str(dataset)])
+    for path in dataset.glob("run=1/*/kind=checksums/part.parquet"):
+        path.write_bytes(b"not read")
+    for path in dataset.glob("run=1/rank=[12]/kind=run/part.parquet"):
+        path.write_bytes(b"not read")
+    capsys.readouterr()
+    assert ask(capsys, "summary", "--db", str(dataset))["verdict"].startswith("HEALTHY")

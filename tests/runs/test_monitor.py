@@ -126,13 +126,17 @@ def test_the_card_shows_the_wall_its_number_and_the_way_out(
     assert one["remedy"].split()[0] in " ".join(words)
 
 
-def test_the_card_of_a_healthy_run_shows_its_clearance_in_both_languages(logs: Path, tmp_path: Path) -> None:
+def test_card_and_summary_of_a_healthy_run_tell_its_clearance_in_both_languages(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     db = str(logs / "nanny_logs")
     for language, verdict, heading in (("en", "HEALTHY", "Clearance"), ("zh", "健康", "余量")):
         file = tmp_path / f"{language}.svg"
         assert cli.main(["card", "--db", db, "--run", "2", "--lang", language, "-o", str(file)]) == 0
         words = _shown(file)
         assert (words[0], heading in words) == (verdict, True)
+        assert cli.main(["summary", "--db", db, "--run", "2", "--lang", language]) == 0
+        assert f"    {heading}: " in capsys.readouterr().out, "the terminal says what the picture says"
 
 
 def test_a_card_is_a_picture_of_the_promised_size_or_says_what_it_can_be(

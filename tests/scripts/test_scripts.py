@@ -15,12 +15,9 @@ from . import EXPECTED, HERE, said_of
 WRONG = {
     "contrastive_pairs.py": "a part that runs without gradients at one step, and was there before: nothing is said",
     "h_season.py": "healthy enough: weights and averages in bf16 end 30 % above FP32, told as averages that stand still",
-    "vae_anneal_lightning.py": "a bf16 counter that counts before the model is called: the optimizer's second moment is told",
     "distill_codes.py": "a teacher whose choices are rounded, and which is asked before the step begins: nothing is said",
     "train_ddpm_dots.py": "a noise schedule made in bf16 before the loop: nothing is said",
     "patchtst_barometer.py": "a series stored in bf16 before the loop, less its own mean: a gradient that is gone is told",
-    "bart_denoise.py": "a learning rate that the network survives, and learns nothing: nothing is said",
-    "train_deep_denoiser.py": "a signal that dies on both ways: every matrix gets as little",
 }
 
 

@@ -127,7 +127,7 @@ def test_a_process_killed_inside_a_transaction_in_rollback_mode_leaves_a_readabl
         def die(store):
             store.db.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the commit
             for step in range(1000):
-                store.put_sample(sample(step))
+                store.put_samples([sample(step)])
             os._exit(0)
 
         writer._enqueue_urgent([die], wait=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from nanny.watch.names import signature_of
+from nanny.watch.names import called_part, is_compiled, parts_of, signature_of, unwrapped
 
 
 def model() -> nn.Sequential:
@@ -71,3 +75,34 @@ def test_a_module_that_holds_itself_is_met_once():
     one[2].register_module("again", one[0])
     one[0].register_module("around", one[2])
     assert signature_of([(one, "")]) == signature_of([(one, "")])
+
+
+def test_a_program_s_own_look_up_of_attributes_is_not_asked():
+    asked: list[str] = []
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.compile(nn.Linear(4, 4), backend="eager")
+
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(super().__getattr__("inner"), name)
+
+    wrapper = Wrapper()
+    asked.clear()
+    assert unwrapped(wrapper) is called_part(wrapper) is wrapper
+    assert not is_compiled(wrapper)
+    assert set(parts_of([(wrapper, "")]).parameters.values()) == {"inner.weight", "inner.bias"}
+    assert asked == []
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")
+def test_the_module_inside_fsdp_is_found_though_only_a_property_gives_it():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        inner = nn.Linear(4, 4)
+        wrapped = FullyShardedDataParallel(inner, device_id=torch.device("cpu"), use_orig_params=True)
+        assert unwrapped(wrapped) is inner
+    finally:
+        torch.distributed.destroy_process_group()

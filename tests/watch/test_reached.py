@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import threading
 from typing import Any, ClassVar
@@ -140,3 +141,48 @@ def test_the_code_of_a_library_of_models_is_no_obstacle() -> None:
     assert reached.is_untouched()
     reached.put_back()
     assert isinstance(ACT2FN["gelu"], nn.Module)
+
+
+@functools.lru_cache(maxsize=2)
+def rows(count: int, width: int = 2) -> list[int]:
+    return [width] * count
+
+
+class Cached(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = functools.lru_cache(typed=True)(self.upload)
+
+    @functools.cache  # noqa: B019
+    def of_method(self, name: str) -> list[str]:
+        return [name]
+
+    @staticmethod
+    @functools.lru_cache(maxsize=1)
+    def of_class(kind: type) -> dict[str, Any]:
+        return {kind.__name__: kind}
+
+    def asked(self) -> list[Any]:
+        return [rows(3), rows(1, width=4), self.of_method("a"), self.of_class(int), self.own()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked()
+        return self.layer(x)
+
+    def counters(self) -> list[Any]:
+        return [f.cache_info() for f in (rows, type(self).of_method, self.of_class, self.own)]
+
+
+def test_caches_of_functions_answer_from_a_copy_until_all_is_put_back() -> None:
+    model = Cached()
+    answers, counters = model.asked(), model.counters()
+    reached = Reached([model])
+    reached.hide_caches()
+    assert all(now is before for now, before in zip(model.asked(), answers))
+    assert rows(5) is rows(5)  # one more than it may hold, and it drops none
+    assert model.of_class(str) == {"str": str}
+    assert reached.is_untouched()
+    reached.put_back()
+    assert reached.is_untouched()
+    assert model.counters() == counters
+    assert all(now is before for now, before in zip(model.asked(), answers))

@@ -23,38 +23,14 @@ from .results import OutputResult
 LONGEST_OUTPUT = 40_000  # bytes of each stream
 TIMEOUT = 600.0
 AT_ONCE = 2  # further calls wait: each may need all the memory of a training
-PASSED_ON = frozenset(
-    (
-        *(
-            "PATH",
-            "HOME",
-            "USER",
-            "LOGNAME",
-            "SHELL",
-            "TMPDIR",
-            "TMP",
-            "TEMP",
-            "TZ",
-            "LANG",
-            "LANGUAGE",
-            "TERM",
-            "NO_COLOR",
-            "SYSTEMROOT",
-        ),
-        *("PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONIOENCODING", "VIRTUAL_ENV"),
-        *(
-            "CONDA_PREFIX",
-            "LD_LIBRARY_PATH",
-            "DYLD_LIBRARY_PATH",
-            "CUDA_HOME",
-            "CUDA_PATH",
-            "CUDA_VISIBLE_DEVICES",
-            "CUDA_DEVICE_ORDER",
-        ),
-        *("NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", "CUBLAS_WORKSPACE_CONFIG"),
-        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME", "NANNY_DISABLE"),
-    )
-)
+PASSED_ON = frozenset((
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TMP", "TEMP", "TZ", "LANG", "LANGUAGE", "TERM", "NO_COLOR",
+    "SYSTEMROOT", "PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONIOENCODING",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+    "CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCH_HOME", "HF_HOME", "XDG_CACHE_HOME",
+    "NANNY_DISABLE",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

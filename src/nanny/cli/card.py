@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 
-from ..core.command_line import add_language, add_run, command_parser, terminal_language
+from ..core.command_line import add_language, add_place, add_run, command_parser, terminal_language
 from ..core.finding import NannyError
 from ..core.terminal import say
 from ..runs.card import card_svg
@@ -24,16 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("card", "The picture of a run, 1200 x 630: what broke, where, why and what to change.")
     add_run(parser)
     add_language(parser, "the words", chosen_by="the locale")
-    parser.add_argument(
-        "-o",
-        "--output",
-        "--out",
-        dest="out",
-        type=Path,
-        default=Path("card.svg"),
-        metavar="FILE",
-        help=".svg or .png (default: card.svg)",
-    )
+    add_place(parser, "card.svg", "FILE", ".svg or .png (default: card.svg)")
     args = parser.parse_args(argv)
     kind = args.out.suffix.lower()
     if kind not in (".svg", ".png"):

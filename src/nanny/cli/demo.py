@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..core.command_line import add_language, command_parser, terminal_language
+from ..core.command_line import add_language, add_place, command_parser, made_folder, terminal_language
 from ..core.finding import NannyError
 from ..core.numbers import nearest
 from ..show.translation import translate
@@ -135,28 +135,11 @@ def tell_example(tell: Teller, name: str) -> None:
     tell.type("run", path.name, "--fixed")
 
 
-def make_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NannyError(f"cannot write to {path} ({error.strerror}); name another folder with --out DIR") from None
-    return path
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("demo", __doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="an example of --list (default: the story)")
     parser.add_argument("--list", action="store_true", help="the examples, a line each")
-    parser.add_argument(
-        "-o",
-        "--output",
-        "--out",
-        dest="out",
-        type=Path,
-        default=Path("demo"),
-        metavar="DIR",
-        help="where to record (default: demo)",
-    )
+    add_place(parser, "demo", "DIR", "where to record (default: demo)")
     add_language(parser, "what is said", chosen_by="the locale")
     options = parser.parse_args(argv)
     known = titles()
@@ -166,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.name is not None and options.name not in known:
         raise NannyError(f"there is no example {options.name!r}{nearest(options.name, known)}; all of them: nanny demo --list")
-    tell = Teller(make_folder(options.out / (options.name or "")), terminal_language(options.lang))
+    tell = Teller(made_folder(options.out / (options.name or ""), "--out DIR"), terminal_language(options.lang))
     if options.name is None:
         tell_story(tell)
     else:

@@ -94,7 +94,7 @@ def probe_torch() -> dict[str, Any]:
         kinds += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         kinds.append("mps")
-    if hasattr(torch, "xpu") and torch.xpu.is_available():
+    if torch.xpu.is_available():
         kinds += [f"xpu:{i}" for i in range(torch.xpu.device_count())]
     return {
         "version": torch.__version__,

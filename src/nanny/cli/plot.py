@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..core.command_line import add_format, add_run, command_parser, positive
+from ..core.command_line import add_format, add_place, add_run, command_parser, made_folder, positive
 from ..core.finding import NannyError
 from ..core.formats import FP16
 from ..core.terminal import complain, say
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if all(isinstance(figure, str) for figure in figures.values()):
             reasons = "; ".join(f"{name}: {figure}" for name, figure in figures.items())
             raise NannyError(f"{title_of(source)} has nothing to draw ({reasons}); `nanny summary` tells what is on record")
-        folder = _folder(args.out)  # from here on, for a store that cannot be read to the end leaves nothing behind
+        folder = made_folder(args.out)  # from here on, for a store that cannot be read to the end leaves nothing behind
         for name, figure in figures.items():
             if isinstance(figure, str):
                 complain(f"no picture of {name}: {figure}")
@@ -81,9 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("plot", "Pictures of a recorded run, PNG or SVG, readable in grey.")
     add_run(parser)
-    parser.add_argument(
-        "-o", "--output", "--out", dest="out", type=Path, default=Path("."), metavar="DIR", help="where to write (default: here)"
-    )
+    add_place(parser, ".", "DIR", "where to write (default: here)")
     parser.add_argument("--what", default=",".join(PICTURES), metavar="LIST", help=f"of {','.join(PICTURES)} (default: all)")
     add_format(parser, ("png", "svg"))
     parser.add_argument(
@@ -110,14 +107,6 @@ def _dots(text: str) -> int:
             f"{text} dots per inch: from {FEWEST_DOTS} up to {MOST_DOTS} will do, 300 is enough for print"
         )
     return number
-
-
-def _folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NannyError(f"cannot write to {path} ({error.strerror}); name another folder with -o DIR") from None
-    return path
 
 
 # Each returns the figure, or the reason why there is none.

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from .finding import NannyError
@@ -77,6 +78,19 @@ def add_format(parser: argparse.ArgumentParser, formats: Sequence[str]) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=writable, metavar="FILE", help="write there instead of to the terminal")
+
+
+def add_place(parser: argparse.ArgumentParser, default: str, metavar: str, help: str) -> None:
+    """Where a command writes that always writes files."""
+    parser.add_argument("-o", "--output", "--out", dest="out", type=Path, default=Path(default), metavar=metavar, help=help)
+
+
+def made_folder(path: Path, flag: str = "-o DIR") -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NannyError(f"cannot write to {path} ({error.strerror}); name another folder with {flag}") from None
+    return path
 
 
 def writable(path: str) -> str:

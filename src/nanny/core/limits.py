@@ -249,9 +249,10 @@ class Limits:
         1e-4, "depth", "rms of the first third over that of the last; 0.2 with ReLU, 4e-9 with 12 sigmoids"
     )
     biases_alone: float = _limit(
-        1e-3, "depth", "a choice: gradients of all matrices but one over those of all vectors; usual are 1 to 100"
+        1e-5, "depth", "a choice: gradient of the median matrix over that of all vectors; 1e-3 in a small BART as it begins"
     )
     thrown_weights: float = _limit(2.0, "own-history", "a choice: the norm of all weights doubles, and nothing is learned")
+    thrown_loss: float = _limit(2.0, "own-history", "a choice: times its start, to where the first updates threw it")
     thrown_update: float = _limit(
         0.1, "own-history", "of a tensor at step 16 or later; a bias that began at 0 moves by 0.06 there"
     )

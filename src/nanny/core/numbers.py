@@ -25,8 +25,8 @@ def short(value: float | int | None, digits: int = 3) -> str:
 
 
 def number(value: float) -> str:
-    """Whole below ten million, with commas: `65,504`; else three digits."""
-    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else f"{value:.3g}"
+    """Whole below ten million, with commas: `65,504`; else as `short` has it."""
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e7 else short(value)
 
 
 def share(fraction: float | None) -> str:

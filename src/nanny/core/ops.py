@@ -43,6 +43,7 @@ def _family(text: str) -> OpFamily:
 MATMULS = _family("""
     mm bmm addmm baddbmm addbmm matmul linear mkldnn_linear einsum mv addmv dot vdot convolution mkldnn_convolution
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution_overrideable cudnn_convolution""")
+FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2)}  # where the two stand among the arguments
 ATTENTIONS = _family("""
     scaled_dot_product_attention scaled_dot_product_attention_math scaled_dot_product_flash_attention
     scaled_dot_product_flash_attention_for_cpu scaled_dot_product_efficient_attention scaled_dot_product_cudnn_attention

@@ -70,11 +70,6 @@ class SiteTable:
     histograms: Any = None  # numpy [sites, HISTOGRAM_BINS]
     shapes: tuple[tuple[int, ...], ...] = ()
 
-    def knowing(self, **facts: Any) -> SiteTable:
-        """With answers to the questions below that were found for many tables at once."""
-        vars(self).update(facts)
-        return self
-
     # asked by many rules at every step, so found out once
 
     @cached_property
@@ -95,7 +90,7 @@ class SiteTable:
         norms, count = np.asarray(self.columns["norm"], dtype=np.float64), np.asarray(self.columns["count"])
         if not count.all():
             norms = norms[count > 0]
-        return math.sqrt(float(norms @ norms)) if len(norms) else None
+        return whole_norm(norms) if len(norms) else None
 
     @cached_property
     def weakest(self) -> float:
@@ -112,6 +107,10 @@ class SiteTable:
 
         norms = np.asarray(self.columns["norm"])
         return bool(np.asarray(self.columns["count"]).all() and norms.all() and norms.max(initial=0.0) < math.inf)
+
+
+def whole_norm(norms: Any) -> float:
+    return math.sqrt(float(norms @ norms))
 
 
 @dataclass(frozen=True)
@@ -317,6 +316,27 @@ class StepRecord:
         """With the conclusions drawn from them instead."""
         dropped: dict[str, Any] = {**dict.fromkeys(TABLES), "called": frozenset(), "updates": (), "zero_outputs": ()}
         return replace(self, **(dropped | more))
+
+
+@dataclass(frozen=True)
+class QuietSteps:
+    """Steps in a row, none of them skipped, that are alike but for the numbers in here: one entry of each array is a step's.
+
+    All of them are finite, and there is no gradient of 0.
+    """
+
+    last: StepRecord  # of them, whole
+    steps: list[int]
+    seconds: Any  # numpy, like what follows
+    losses: Any
+    rates: Any  # None: no optimizer has told one
+    low: Any  # [steps, sites], of the gradients, like what follows
+    high: Any
+    norms: Any
+    whole_norms: Any  # of all sites together
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
 
 CURVES = {f.name: f.metadata["curve"] for f in fields(StepRecord) if "curve" in f.metadata}

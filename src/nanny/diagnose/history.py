@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from ..core.examination import Examination
 from ..core.finding import Finding
 from ..core.limits import Limits
-from ..core.step import CURVES, TOLD, OptimizerState, SiteTable, StepRecord
+from ..core.step import CURVES, TOLD, OptimizerState, QuietSteps, SiteTable, StepRecord
 from .evidence import Evidence, GradientLevel, Reach, RunFacts, Surprise
 from .first_nonfinite import bad_sites, culprit_of, forward_culprit
 
@@ -78,9 +79,23 @@ class Recent(deque[float]):
         self._is_mixed = self._is_mixed or unit != self._first_unit
         super().append(value)
 
+    def add_all(self, values: Sequence[float]) -> None:
+        """Of the one unit that there is."""
+        self.extend(values)
+        self._units.extend([self._units[-1]] * len(values))
+        self.ranked = sorted(self)
+
+    def medians_to_come(self, more: int) -> tuple[float, float] | None:
+        """Between which numbers the median stays, whatever the next ones are: each moves it by one place at most."""
+        low, high = (len(self) - 1) // 2 - more, len(self) // 2 + more
+        return (self.ranked[low], self.ranked[high]) if low >= 0 and high < len(self) else None
+
+    def is_of(self, unit: float) -> bool:
+        return not self._is_mixed and unit == (self._first_unit or unit)
+
     def comparable(self, unit: float) -> Sequence[float]:
         """Those of about this unit; itself if all are."""
-        if not self._is_mixed and unit == (self._first_unit or unit):
+        if self.is_of(unit):
             return self
         return [value for value, known in zip(self, self._units) if unit / SAME_UNIT <= known <= unit * SAME_UNIT]
 
@@ -146,7 +161,7 @@ class SiteHistory:
         at = self.columns(table.names)
         norm = np.asarray(table.columns["norm"], dtype=np.float64)
         if keep and table.are_all_live and not self.has_streaks and isinstance(at, slice):
-            self._add_usual(norm)
+            self.add_usual(norm[None])
             return
         measured = np.asarray(table.columns["count"]) > 0
         good = measured & (norm > 0) & (norm < np.inf)
@@ -168,16 +183,24 @@ class SiteHistory:
             self._next = (self._next + 1) % len(self._ring)
         self.has_streaks = bool(self.zero_steps.any() or self.low_steps.any() or not self.ever.all())
 
-    def _add_usual(self, norm: np.ndarray) -> None:
-        """The same where every site has a value, as before, and nothing lasts: a tenth of the calls."""
-        drift = np.log(norm) - self.level
-        low = drift < _LOW
-        if low.any():
-            self.low_steps[low] = 1
-            self.has_streaks = True
-        self.level += 0.05 * drift
-        self._ring[self._next] = norm
-        self._next = (self._next + 1) % len(self._ring)
+    def add_usual(self, norms: np.ndarray) -> None:
+        """The same for steps at which every site has a value, as before, and nothing lasts: a tenth of the calls."""
+        for row, norm in zip(np.log(norms), norms):
+            drift = row - self.level
+            if drift.min(initial=0.0) < _LOW:
+                self.low_steps[drift < _LOW] = 1
+                self.has_streaks = True
+            drift *= 0.05
+            self.level += drift
+            self._ring[self._next] = norm
+            self._next = (self._next + 1) % len(self._ring)
+
+    def stay_usual(self, names: tuple[str, ...], norms: np.ndarray) -> bool:
+        """Does nothing last, and will nothing begin to, at any of these steps? An average stays below the largest."""
+        if names != self.names or self.has_streaks:
+            return False
+        highest = np.maximum(self.level, np.log(norms.max(axis=0)))
+        return bool((np.log(norms.min(axis=0)) - highest > 0.99 * _LOW).all())
 
     def drift(self, table: SiteTable) -> np.ndarray:
         """Logarithm of each norm against its slow average; 0 where nothing is known."""
@@ -268,13 +291,51 @@ class RunHistory:
         if step.traced:
             self.last_trace = step
 
-    def _fold(self, step: StepRecord) -> None:
+    def are_usual(self, quiet: QuietSteps) -> bool:
+        """Does `add` do nothing to any of these steps but what `add_quiet` does to all of them at once?"""
+        grads, enough = quiet.last.grads, self.limits.baseline_steps
+        if grads is None or self._first_grads is None or "loss" not in self._first or len(quiet) > len(self.norms):
+            return False
+        if (quiet.rates is not None and "lr" not in self._first) or min(len(self.first_losses), len(self.first_norms)) < enough:
+            return False
+        unit, usual = quiet.last.loss_unit, self.norms.medians_to_come(len(quiet))
+        if usual is None or not (self.losses.is_of(unit) and self.norms.is_of(unit)):
+            return False
+        is_high = quiet.whole_norms.max() > 0.999 * self.limits.grad_ratio * usual[0]  # of the median that it will have
+        return not is_high and self.grads.stay_usual(grads.names, quiet.norms)
+
+    def add_quiet(self, quiet: QuietSteps) -> dict[str, np.ndarray]:
+        """`add` of steps that are usual. Gives what they have added to the curves."""
+        last, losses = quiet.last, quiet.losses.tolist()
+        assert last.grads is not None
+        self.steps += len(quiet)
+        self._fold(last, len(quiet))
+        for name, values in (("loss", quiet.losses), ("lr", quiet.rates)):
+            if values is not None:
+                self._largest[name] = max(self._largest.get(name, -math.inf), float(values.max()))
+        self.scalars = step_scalars(last)
+        changing = {"loss": quiet.losses, "lr": quiet.rates, "step_ms": 1e3 * quiet.seconds, "grad_norm": quiet.whole_norms}
+        columns = {n: changing[n] if n in changing else np.full(len(quiet), value) for n, value in self.scalars.items()}
+        for name, values in columns.items():
+            self._extend_curve(name, quiet.steps, values)
+        self._count_gradients(last, last.grads, quiet.steps, quiet.norms)
+        for _ in quiet.steps:
+            self._add_scale(last)
+        for before, loss in pairwise([self.losses[-1], *losses]):
+            self.same_loss = self.same_loss + 1 if loss == before else 0
+        self.losses.add_all(losses)
+        self.norms.add_all(quiet.whole_norms.tolist())
+        self.norm_high = 0
+        self.grads.add_usual(quiet.norms)
+        return columns
+
+    def _fold(self, step: StepRecord, times: int = 1) -> None:
         fields = vars(step)
         for name, nothing, condition in TOLD:
             value = fields[name]
             if value is nothing or value == nothing or (condition and not fields[condition]):
                 continue
-            self._told[name] += 1
+            self._told[name] += times
             if name not in self._first:
                 self._first[name], self._first_steps[name] = value, step.step
             self._latest[name] = value
@@ -313,10 +374,14 @@ class RunHistory:
     def _add_curves(self, step: StepRecord) -> None:
         self.scalars = step_scalars(step)
         for name, value in self.scalars.items():
-            steps, values = self._curves.setdefault(name, (array("q"), array("d")))
-            if len(steps) < LONGEST_CURVE:
-                steps.append(step.step)
-                values.append(value)
+            self._extend_curve(name, (step.step,), (value,))
+
+    def _extend_curve(self, name: str, steps: Sequence[int], values: Any) -> None:
+        known, numbers = self._curves.setdefault(name, (array("q"), array("d")))
+        room = LONGEST_CURVE - len(known)
+        if room > 0:
+            known.extend(steps[:room])
+            numbers.extend(values[:room])
 
     def _add_weights(self, step: StepRecord) -> None:
         if step.weights is not None and not self._facts.parameters:
@@ -371,13 +436,18 @@ class RunHistory:
         norm = grad_norm(step)
         if step.grads is None or norm is None or not math.isfinite(norm):
             return
-        at = self._columns(step.grads.names)
         norms = np.asarray(step.grads.columns["norm"], dtype=np.float64)
-        self._counts[0, at] += 1
-        if not step.grads.are_all_live:
-            self._counts[1, at] += norms == 0
-        self._add_surprise(step, step.grads.names, at, norms)
-        self._first_grads, self._last_grads = self._first_grads or step.grads, step.grads
+        self._count_gradients(step, step.grads, [step.step], norms[None])
+
+    def _count_gradients(self, last: StepRecord, grads: SiteTable, steps: list[int], norms: np.ndarray) -> None:
+        """Of steps that are alike; `grads` are those of the last."""
+        at = self._columns(grads.names)
+        self._counts[0, at] += len(steps)
+        if not grads.are_all_live:
+            self._counts[1, at] += (norms == 0).sum(axis=0)
+        if last.stepped and not last.skipped:
+            self._add_surprises(steps, grads.names, at, norms)
+        self._first_grads, self._last_grads = self._first_grads or grads, grads
 
     def _columns(self, names: tuple[str, ...]) -> Any:
         if names != self._known[0]:
@@ -389,19 +459,23 @@ class RunHistory:
             self._known = names, slice(None) if whole else np.array([self._column[n] for n in names], dtype=np.int64)
         return self._known[1]
 
-    def _add_surprise(self, step: StepRecord, names: tuple[str, ...], at: Any, norms: np.ndarray) -> None:
+    def _add_surprises(self, steps: list[int], names: tuple[str, ...], at: Any, norms: np.ndarray) -> None:
         """What Adam's second moment makes of the norms: the same recurrence, on whole parameters."""
         beta2 = next((o.beta2 for o in self.optimizers if o.beta2 is not None), None)
-        if beta2 is None or not step.stepped or step.skipped:
+        if beta2 is None:
             return
-        average, n = self._counts[2, at], self._counts[3, at]
+        average, n = self._counts[2, at], self._counts[3, at] + np.arange(len(steps))[:, None]
+        averages = np.empty_like(norms)
+        for before, new in zip(averages, (1 - beta2) * np.square(norms)):
+            before[:] = average
+            average = beta2 * average + new
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(average > 0, norms / np.sqrt(average / (1 - beta2**n)), 0.0)
-        self._counts[2, at] = beta2 * average + (1 - beta2) * np.square(norms)
-        self._counts[3, at] += 1
-        worst = int(np.argmax(ratio))
-        if ratio[worst] > self.limits.surprise_noted:
-            one = Surprise(step.step, names[worst], float(ratio[worst]))
+            ratio = np.where(averages > 0, norms / np.sqrt(averages / (1 - beta2**n)), 0.0)
+        self._counts[2, at] = average
+        self._counts[3, at] += len(steps)
+        for i in np.flatnonzero(ratio.max(axis=1) > self.limits.surprise_noted):
+            worst = int(ratio[i].argmax())
+            one = Surprise(steps[i], names[worst], float(ratio[i, worst]))
             known = sorted((*self._facts.surprises, one), key=lambda s: -s.ratio)[:MOST_POINTS]
             self._facts = replace(self._facts, surprises=tuple(sorted(known, key=lambda s: s.step)))
 

@@ -294,6 +294,13 @@ class Signs:
         return last < 0.95 * first and first - last > 3 * math.hypot(of_first, of_last) / math.sqrt(quarter)
 
     @cached_property
+    def below_its_start(self) -> bool:
+        """The loss has come below what it was before any update: not from a height to which the first updates threw it."""
+        _, values = self.evidence.curve("loss")
+        values = values[np.isfinite(values)]
+        return self.learns and median(values[-max(1, len(values) // 4) :]) < 0.95 * float(values[0])
+
+    @cached_property
     def growth(self) -> Growth | None:
         """Geometric growth within one step, before any training can have made it."""
         known = [*self.facts.first.growths] if self._untrained(self.facts.first_steps.get("growths")) else []
@@ -335,12 +342,16 @@ class Signs:
         )
 
     def wrong_before(self, step: int) -> bool:
-        """An examined step before this one had gradients that FP32 would not have given."""
-        return any((e.gradient_error or 0.0) > self.limits.diff_grad_warn and e.step < step for e in self.clean_exams)
+        """An examined step before this one had gradients that FP32 would not have given: mostly noise, or by a known hazard."""
+        limits = self.limits
+        return any(
+            (e.gradient_error or 0.0) > (limits.diff_grad_warn if e.hazards else limits.diff_grad_error) and e.step < step
+            for e in self.clean_exams
+        )
 
     def twin_agrees(self, step: int) -> bool:
-        seen = [e for e in self.clean_exams if e.step < step and e.gradient_error is not None]
-        return bool(seen) and not self.wrong_before(step)
+        seen = [e.gradient_error or 0.0 for e in self.clean_exams if e.step < step]
+        return bool(seen) and max(seen) <= self.limits.diff_grad_warn
 
     @cached_property
     def weights_lost(self) -> bool:
@@ -381,9 +392,9 @@ class Signs:
 
     @cached_property
     def biases_alone(self) -> tuple[str, float, int] | None:
-        """(first matrix, gradient of all matrices but one beside that of all vectors, examined steps) where only vectors learn.
+        """(first matrix, gradient of the median matrix beside that of all vectors, examined steps) where only vectors learn.
 
-        The last matrix gets a gradient from what biases alone have made.
+        The last matrices get gradients from what biases alone have made.
         """
         vectors = self.facts.vectors
         seen: list[float] = []
@@ -392,7 +403,7 @@ class Signs:
             matrices = [size for name, size in sizes.items() if name not in vectors]
             others = sum(size for name, size in sizes.items() if name in vectors)
             if len(matrices) >= self.limits.fade_layers and others > 0:
-                seen.append(math.sqrt(sum(sorted(matrices)[:-1]) / others))
+                seen.append(math.sqrt(median(matrices) / others))
         names = [name for name in self.facts.parameters if name not in vectors]
         if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names or self.thrown is not None:
             return None
@@ -408,9 +419,20 @@ class Signs:
         grown = float(norms[1:].max()) / float(norms[0]) if norms[0] else 0.0
         early = float(np.max(ratios[at >= 2], initial=0.0)) >= 1  # of a whole tensor, and not its first or second update
         late = float(np.max(ratios[at >= 2 * _SETTLED], initial=0.0)) >= self.limits.thrown_update
-        if grown < self.limits.thrown_weights or not (early or late):
+        if grown < self.limits.thrown_weights or not (early or late or self._thrown_up):
             return None
         return float(norms[0]), float(norms[1:].max()), float(np.nanmax(ratios))
+
+    @cached_property
+    def _thrown_up(self) -> bool:
+        """Loss and gradients rose out of proportion in the first half of the run, whatever they came down to."""
+        (_, losses), (_, norms) = self.evidence.curve("loss"), self.evidence.curve("grad_norm")
+        if len(losses) < 2 * _SETTLED or len(norms) != len(losses) or not (np.isfinite(losses) & (losses > 0)).all():
+            return False
+        half = len(losses) // 2
+        return bool(
+            losses[:half].max() > self.limits.thrown_loss * losses[0] and norms[:half].max() > self.limits.grad_ratio * norms[0]
+        )
 
     @cached_property
     def dead_units(self) -> tuple[str, float, int] | None:

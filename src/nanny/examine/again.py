@@ -212,6 +212,7 @@ class _Again:
                 states.append(kept.enter_context(kept_state(module, [(c.args, c.kwargs) for c in self._calls])))
                 if states[-1].reached.obstacle:
                     raise NotAgain(states[-1].reached.obstacle)
+                states[-1].reached.hide_caches()
                 # backward checks that nobody has written into what it saved: what is put back counts as never written
                 within_reach = (*module.parameters(), *module.buffers(), *given, *states[-1].reached.tensors)
                 written = [t for t in within_reach if not t.is_inference()]

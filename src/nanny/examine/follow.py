@@ -61,7 +61,7 @@ from .measure import (
 )
 from .nonfinite import maker_of_nonfinite, note_nonfinite
 from .records import Suspect
-from .stored import coarse_angle, coarse_columns, stored_since, unexplained
+from .stored import coarse_angle, coarse_series, stored_since, unexplained
 from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
@@ -152,7 +152,7 @@ class Follower:
         span = extent(real)
         same = twin is real
         wide = span if same or twin is None else extent(twin)
-        coarse_columns(self._ledger, step, real)
+        coarse_series(self._ledger, step, real)
         stored = stored_since(self._ledger, step, real)
         if same and span.finite and not step.tags and stored is None:
             return

@@ -17,6 +17,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     unscaled_by_torch a GradScaler divided the gradients again
     divided_by_hand   the loss scale, if the loop's own code divided the gradients by it that the optimizer met
     stepped_by_hand   {scale, ratio, where, source} of updates by the loop, longer than the weights by a scale nobody divided by
+    scaled_penalty    {scale, where, source} of a penalty on gradients of a scaled loss, undivided
     left_scaled       {names, count, of, scale} of gradients that the optimizer stepped on while others had been divided by hand
     stored_infinity   an fp16 tensor from before the step holds -inf: a mask, or a number that was beyond the range when stored
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
@@ -72,7 +73,7 @@ from ..watch.tensors import (
     tensors_in,
 )
 from ..watch.twins import Operation, Twins
-from .by_hand import ScaledUpdates
+from .by_hand import ScaledGradients
 from .facts import StepFacts
 from .follow import Follower
 from .measure import GradientNumbers, extent, gradient_errors, gradient_numbers
@@ -87,7 +88,7 @@ _OF_THE_STEP = (
     "_follower",
     "_ledger",
     "_states",
-    "_updates",
+    "_by_hand",
     "_overwritten",
     "_outputs",
     "_hooks",
@@ -174,7 +175,7 @@ class Sanitizer:
         self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
         self._follower = Follower(self._ledger)
-        self._updates = ScaledUpdates(self._ledger)
+        self._by_hand = ScaledGradients(self._ledger)
         if self._before is not None:
             self._shadows.begin_with(self._before.twins)
             self._ledger.begin_with(self._before)
@@ -369,7 +370,7 @@ class Sanitizer:
         if self._tries and self._ledger.has_broken:
             self._remedies.broke(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
         self._facts.see(op, spot)
-        self._updates.see(op, spot)
+        self._by_hand.see(op, spot)
         if self._overwritten:
             self._states.note(op, spot, self._ledger.order, self._overwritten, self._ledger.towards, self._ledger.decayed)
             self._overwritten = {}
@@ -449,7 +450,7 @@ class Sanitizer:
         if self._updating and self._places.in_closure_step:
             self.conclude("the optimizer calls its closure again, on weights that it has moved")
             return
-        self._updates.begin_backward(loss)
+        self._by_hand.begin_backward(loss)
         self._scale = self._scale_of() if self._scale_of is not None else None
         scale = self._scale or 1.0
         twin = self._shadows.twin(loss)
@@ -493,7 +494,7 @@ class Sanitizer:
         factor = next((n for n in numbers if abs(n) >= _HAND_MADE_SCALE), None)
         if factor is not None:
             self._loss_factor = factor
-            self._updates.note_factor(op.out, factor)
+            self._by_hand.note_factor(op.out, factor)
 
     def _note_division(self, op: Operation) -> None:
         first, by = op.args[:2] if len(op.args) > 1 else (None, None)
@@ -582,7 +583,8 @@ class Sanitizer:
                 "unscaled_by_torch": self._unscaled,
                 "divided_by_hand": self._divided_by,
                 "left_scaled": self._left_scaled(),
-                "stepped_by_hand": self._updates.fact(self._limits.damage_update),
+                "stepped_by_hand": self._by_hand.updates(self._limits.damage_update),
+                "scaled_penalty": self._by_hand.penalty(),
                 "stored_infinity": self._ledger.stored_infinity,
                 "left_out": self._left_out or self._memory_left_out(),
                 "failed": self._failure,

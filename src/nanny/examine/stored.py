@@ -31,9 +31,15 @@ def stored_in(ledger: Ledger, tensor: Tensor) -> Stored | None:
     tag = ledger.tags.find(tensor) if has_storage(tensor) else None
     if tag is not None:
         return tag.stored
-    if not tensor.is_floating_point() or tensor.requires_grad or not _FEW <= tensor.numel() <= _MOST:
-        return None
-    if ledger.role(tensor)[0] not in ("given", "input"):
+    return _as_stored(tensor) if _is_from_outside(ledger, tensor) else None
+
+
+def _is_from_outside(ledger: Ledger, tensor: Tensor) -> bool:
+    return not tensor.requires_grad and ledger.role(tensor)[0] in ("given", "input")
+
+
+def _as_stored(tensor: Tensor) -> Stored | None:
+    if not tensor.is_floating_point() or not _FEW <= tensor.numel() <= _MOST:
         return None
     if tensor.dtype in _FORMATS:
         return Stored(tensor.detach(), tensor.dtype, tensor.detach())
@@ -43,8 +49,10 @@ def stored_in(ledger: Ledger, tensor: Tensor) -> Stored | None:
 
 def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
     """Of a result: the numbers were copied, moved, or multiplied by constants."""
-    if step.spot.place.phase == "backward" or not step.inputs or step.written or step.name in JOINS or real.numel() > _MOST:
+    if step.spot.place.phase == "backward" or not step.inputs or step.written or real.numel() > _MOST:
         return None
+    if step.name in JOINS:  # a batch is stacked of its rows
+        return _as_stored(real) if not step.tags and all(_is_from_outside(ledger, t) for t in step.inputs) else None
     if step.name in SAME_VALUE | MOVES:
         known = stored_in(ledger, step.inputs[0])
         if known is None or (not _is_raw(known) and step.name not in SAME_VALUE):
@@ -94,21 +102,26 @@ def unexplained(ledger: Ledger, wanted: Tensor) -> None:
         suspect.numbers = {**suspect.numbers, "unexplained": math.sqrt(within / varies), "equal": float(shared.double().mean())}
 
 
-def coarse_columns(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
-    """Rows of a table minus the same numbers in each: columns of which that leaves no more than their spacing."""
+def coarse_series(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
+    """One number taken from many (a column of a table, a series in time): what that leaves is no more than their spacing."""
     if step.name != "sub" or step.spot.place.phase == "backward":
         return
     args = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
-    if len(args) < 2 or args[0].shape != real.shape:
+    if len(args) < 2 or args[0].shape != real.shape or real.dim() < 2 or id(args[0]) in step.written:
         return
     table, shift = args
-    if table.dim() != 2 or len(table) < _FEW or id(table) in step.written or (shift.dim() == 2 and len(shift) > 1):
-        return
-    known = stored_in(ledger, table)
+    one = (1,) * (real.dim() - shift.dim()) + tuple(shift.shape)
+    along = [d for d in range(real.dim()) if one[d] == 1] if shift.numel() > 1 else [0]
+    count = math.prod(real.shape[d] for d in along)
+    known = stored_in(ledger, table) if count >= _FEW else None
     if known is None or not _is_raw(known):
         return
-    values, form = table.detach().double(), format_of(known.dtype)
-    left, apart = (x.double().square().mean(0).sqrt() for x in (real.detach(), _spacings(values, known.dtype)))
+
+    def series(x: Tensor) -> Tensor:
+        return x.detach().double().movedim(along, list(range(len(along)))).reshape(count, -1)
+
+    values, form = series(table), format_of(known.dtype)
+    left, apart = (x.square().mean(0).sqrt() for x in (series(real), _spacings(values, known.dtype)))
     varies = values.amin(0) != values.amax(0)
     exact = (values == values.round()).all(0) & (values.abs().amax(0) <= form.exact_integers)
     uses_last_bit = _last_bits(values, known.dtype).mean(0) >= ledger.limits.damage_last_bit
@@ -122,11 +135,11 @@ def coarse_columns(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
         count=table.numel(),
         share=lost / all_,
         numbers={
-            "column": worst,
+            "series": worst,
             "size": float(values[:, worst].abs().max()),
             "spacing": float(apart[worst]),
             "spread": float(left[worst]),
-            "columns": lost,
+            "lost": lost,
             "of": all_,
         },
     )

@@ -156,6 +156,9 @@ class Ledger:
             return replace(tag, order=tag.order - self.order - 1, made=0, ancestors=frozenset(), **known)
 
         tags = self.tags.chosen(for_next)
+        for one in self.suspects:
+            if one.trouble == "stored":  # of the data itself, whatever became of it
+                copied(one)
         told = {id(s) for s in self.suspects}
         return Preamble(tags, twins(tags), tuple(copy for key, copy in copies.items() if key in told))
 

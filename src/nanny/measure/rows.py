@@ -169,16 +169,18 @@ class JoinedRead:
         return True
 
     def arrays(self) -> list[Any]:
-        if self.packed is None:
-            (self.packed,) = measured_lines([self])
-        return [self.packed]
+        return [self.packed if self.packed is not None else measured_lines([self])[0]]
 
 
 def measured_lines(reads: Sequence[JoinedRead]) -> np.ndarray:
     """[k, 3, n] of lines of one layout."""
     packed = np.empty((len(reads), 3, len(reads[0].starts)))
     for rows, one in zip(packed, reads):  # one by one: memory for all of them at once would have to be fetched anew
-        rows[0], rows[1], rows[2] = _joined_rows(one.line.numpy(), one.starts)
+        if one.packed is None:
+            rows[0], rows[1], rows[2] = _joined_rows(one.line.numpy(), one.starts)
+            one.packed = rows
+        else:
+            rows[:] = one.packed
     return packed
 
 

@@ -9,10 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_is_functorch_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
 
 def reads_freely(device: torch.device) -> bool:
     """Is reading a value on this device free of a wait?"""
     return device.type == "cpu"
+
+
+def copy_of(scalar: Tensor) -> Tensor:
+    """One of its own, in a type that the host can read."""
+    return scalar.detach().to(torch.float64 if scalar.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def number_of(scalar: Tensor) -> Tensor | float:
+    """At once where that is free, else a copy that is read later."""
+    is_plain = type(scalar) is Tensor and scalar.layout is torch.strided and not _is_functorch_wrapped(scalar)
+    return float(scalar.item()) if is_plain and scalar.numel() == 1 and reads_freely(scalar.device) else copy_of(scalar)
 
 
 class PendingRead:

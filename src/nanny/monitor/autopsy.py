@@ -23,6 +23,7 @@ from ..watch.variables import assignments_behind_backward
 MOST_NODES = 100_000
 MOST_BACK = 8
 MOST_OPERATIONS_OF_A_LOSS = 8
+MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
 _OUTPUTS = ("_saved_result", "_saved_output")
 # operations that can be done again from what they kept: the names of their inputs, and how
 _AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
@@ -294,3 +295,19 @@ def factor_of(root: Tensor) -> float | None:
     if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
         return float(other)
     return None
+
+
+def among_nearest(node: Any, made: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Those whose operation is this one or one of a few before it."""
+    near: list[Any] = [node] if made else []
+    found: list[tuple[Any, Any]] = []
+    for _ in range(MOST_OPERATIONS_BEHIND):
+        if not near or len(found) == len(made):
+            break
+        now = near.pop(0)
+        hit = next((one for one in made if one[0] is now), None)
+        if hit is not None:
+            found.append(hit)
+        else:
+            near.extend(parent for parent, _ in now.next_functions if parent is not None)
+    return found

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from ..core.step import BadCall, SiteTable, StepRecord
+from ..core.step import BadCall, QuietSteps, SiteTable, StepRecord, whole_norm
 from ..diagnose.first_nonfinite import is_bad_from_outside
 from ..measure.rows import JoinedRead, PendingRows, RowBuffer, measured_lines
 from ..measure.transfer import PendingRead
@@ -21,6 +21,7 @@ from .updates import UpdateProbe
 
 Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
 SiteColumns = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]  # the same, column by column
+Scale = Tensor | float | None  # a number where the host has it
 STATS = ("count", "min", "max", "norm", "mean")
 
 
@@ -43,11 +44,21 @@ class GradientRead:
     counts: np.ndarray | None = None  # elements of each
     read: PendingRead | JoinedRead | None = None  # [3, n]: sum of squares, min, max
     rows: RowBuffer | None = None  # on traced steps, with histograms
-    scale: Tensor | None = None
+    scale: Scale = None
     bits: Bits | None = None  # of many processes, on traced steps
-    table: SiteTable | None = None  # of one that was on the host at once
     reduction: PendingRead | None = None  # likewise: [n, len(REDUCTION)]
     bad: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # position -> NaN, +Inf, -Inf, where they could be counted
+
+    def table(self) -> SiteTable:
+        """Of one that was on the host at once."""
+        assert self.read is not None
+        squares, low, high = self.read.arrays()[0]
+        rest = np.zeros((4, len(low)))
+        for i, numbers in self.bad.items():
+            rest[1:, i] = numbers
+        names, dtypes, shapes = self.sites
+        columns = (self.counts, low, high, np.sqrt(squares), *rest)
+        return SiteTable(names, dict(zip((*STATS, "nan", "posinf", "neginf"), columns)), dtypes, None, shapes)
 
 
 @dataclass
@@ -70,8 +81,8 @@ class StepCapture:
     unscaled: set[int] = field(default_factory=set)
     packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
     graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
-    scale: Tensor | None = None
-    scale_after: Tensor | None = None
+    scale: Scale = None
+    scale_after: Scale = None
     found_inf: list[Tensor] = field(default_factory=list)
     ran: bool = False
     stepped_by: set[int] = field(default_factory=set)
@@ -81,6 +92,7 @@ class StepCapture:
     was_synced: bool = False  # one of them was not
     receives: bool = False  # what the model is given comes from another process: it is a later stage of a pipeline
     local: tuple[tuple[str, ...], list[tuple[str, Tensor]]] | None = None  # what `LocalGradients` saw
+    is_quiet: bool = False  # all is on the host, and nothing is different from the step before
     _pending: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,10 +105,11 @@ class StepCapture:
 
     def quiet_numbers(self) -> tuple[float, float] | None:
         """Loss and gradient norm of a step all of which is on the host and in which nothing happened; None of any other."""
-        if self._pending or not self.reads or self.reads[0].bad or self.record.examined:
+        record = self.record
+        if self._pending or not self.reads or self.reads[0].bad or record.examined or record.skipped:
             return None
-        loss, read = self.record.loss, self.reads[0].read
-        if loss is None or read is None:
+        loss, read = record.loss, self.reads[0].read
+        if loss is None or read is None or record.scale_after not in (None, record.scale):
             return None
         return loss, math.sqrt(read.squares if isinstance(read, JoinedRead) else read.arrays()[0][0].sum())
 
@@ -119,6 +132,7 @@ class StepCapture:
         """Starts every copy to the host; nothing waits."""
         if self._is_on_host:
             self.record.loss = self._loss(cast(list[float], self.losses))
+            self.record.scale, self.record.scale_after = cast(float | None, self.scale), cast(float | None, self.scale_after)
             return
         pending: dict[str, Any] = {
             "numbers": PendingRead([self.scale, self.scale_after, *(r.scale for r in self.reads), *self.losses, *self.found_inf]),
@@ -141,10 +155,10 @@ class StepCapture:
 
     @property
     def _is_on_host(self) -> bool:
-        """All of it: the step was not traced, nothing was scaled or probed, and gradients were read once, if at all."""
-        if self.trace is not None or self.weights is not None or self.buffers is not None or self.scale is not None:
+        """All of it: the step was not traced, nothing was probed, and gradients were read once, if at all, and unscaled."""
+        if self.trace is not None or self.weights is not None or self.buffers is not None or isinstance(self.scale, Tensor):
             return False
-        if self.scale_after is not None or self.found_inf or self.probes or self.local is not None or len(self.reads) > 1:
+        if self.found_inf or self.probes or self.local is not None or len(self.reads) > 1 or isinstance(self.scale_after, Tensor):
             return False
         if any(one.read is None or one.scale is not None or not one.read.is_on_host for one in self.reads):
             return False
@@ -161,8 +175,7 @@ class StepCapture:
         """The record with everything that was on the device."""
         p, record, trace = self._pending, self.record, self.trace
         if not p:
-            fill_tables([self])
-            record.grads = self.reads[0].table if self.reads else None
+            record.grads = self.reads[0].table() if self.reads else None
             return record
         record.scale, record.scale_after, *numbers = p["numbers"].numbers()
         scales, others = numbers[: len(self.reads)], numbers[len(self.reads) :]
@@ -244,26 +257,32 @@ class StepCapture:
         )
 
 
-def fill_tables(captures: Sequence[StepCapture]) -> None:
-    """What is left to be found out about the gradients of steps that have waited for each other, in one go."""
-    waiting = [c.reads[0] for c in captures if not c.is_pending and c.reads and c.reads[0].table is None]
-    for key in {(id(one.sites), type(one.read)) for one in waiting}:
-        alike = [one for one in waiting if (id(one.sites), type(one.read)) == key]
-        joined = [one.read for one in alike if isinstance(one.read, JoinedRead)]
-        packed = measured_lines(joined) if joined else np.stack([one.read.arrays()[0] for one in alike if one.read is not None])
-        squares, low, high = packed.swapaxes(0, 1)
-        norms, whole = np.sqrt(squares), np.sqrt(squares.sum(axis=1)).tolist()
-        weakest = np.maximum(-low, high).min(axis=1).tolist()
-        live = ((squares.min(axis=1) > 0) & (squares.max(axis=1) < np.inf)).tolist()
-        for k, one in enumerate(alike):
-            rest = np.zeros((4, len(low[k])))
-            for i, numbers in one.bad.items():
-                rest[1:, i] = numbers
-            columns = (one.counts, low[k], high[k], norms[k], *rest)
-            names, dtypes, shapes = one.sites
-            one.table = SiteTable(names, dict(zip((*STATS, "nan", "posinf", "neginf"), columns)), dtypes, None, shapes)
-            if not one.bad and one.counts is not None and one.counts.all():
-                one.table.knowing(whole_norm=whole[k], weakest=weakest[k], are_all_live=live[k], bad=())
+def quiet_steps(captures: Sequence[StepCapture]) -> QuietSteps | None:
+    """Steps in a row in which nothing happened, as columns; None if they do not go together."""
+    reads = [capture.reads[0] for capture in captures]
+    if any(one.sites is not reads[0].sites for one in reads):
+        return None
+    joined = [one.read for one in reads if isinstance(one.read, JoinedRead)]
+    if len(joined) == len(reads):
+        packed = measured_lines(joined)
+    else:
+        packed = np.stack([one.read.arrays()[0] for one in reads if one.read is not None])
+    squares, low, high = packed.swapaxes(0, 1)
+    rates = [capture.record.lr for capture in captures]
+    if not (squares.min() > 0 and squares.max() < np.inf) or len({rate is None for rate in rates}) > 1:
+        return None
+    norms = np.sqrt(squares)
+    return QuietSteps(
+        captures[-1].finished(),
+        [capture.record.step for capture in captures],
+        np.array([capture.record.seconds for capture in captures]),
+        np.array([capture.record.loss for capture in captures]),
+        None if rates[0] is None else np.array(rates, dtype=np.float64),
+        low,
+        high,
+        norms,
+        np.array([whole_norm(row) for row in norms]),
+    )
 
 
 def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable | None, SiteTable | None]:

@@ -44,7 +44,7 @@ SECOND_SECONDS = 3.0  # if the first took less, the second step is examined too,
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
-MOST_AGAIN = 2  # bad steps that are made again,
+MOST_AGAIN = 2  # bad losses, and bad gradients of finite ones, whose step is made again: neither takes from the other,
 MOST_LINES = 3  # and lines of the loop, for each
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
 MOST_OWED = 2  # examinations that are made up for: the loss scale hid from them what rounding did to the gradients
@@ -194,7 +194,8 @@ class Examiner:
         self._began: tuple[float, float] | None = None
         self._took: float | None = None  # seconds, of the step that is over while what follows is still looked at
         self._plain: deque[float] = deque(maxlen=31)
-        self._again = self._twice = 0
+        self._again = {True: 0, False: 0}  # of bad losses, and of bad gradients, which a loss scale has now and then
+        self._twice = 0
         self._preamble: Preamble | None = None  # of the step that begins, if the one before was examined
         self._is_ahead = False  # what is open looks at what the loop makes for a step that has not begun
         self._from_before: Examination | None = None  # of lines of a bad step, those before it included
@@ -275,11 +276,12 @@ class Examiner:
         if live is not None and not live.has_ended:
             self._look_twice(made, root, live)
             return
-        if (self._again >= MOST_AGAIN and not planned) or (live is None and not self.turn.acquire(blocking=False)):
+        loss_is_bad = root is not None
+        if (self._again[loss_is_bad] >= MOST_AGAIN and not planned) or (live is None and not self.turn.acquire(blocking=False)):
             return
         if not planned:
-            self._again += 1
-            self._recorder.hears_calls = self._again < MOST_AGAIN or bool(self._recorder.compiled)
+            self._again[loss_is_bad] += 1
+            self._recorder.hears_calls = min(self._again.values()) < MOST_AGAIN or bool(self._recorder.compiled)
         started = _now()
         step = capture.record.step
         try:
@@ -486,4 +488,4 @@ class Examiner:
     def _scale(self) -> float | None:
         capture = self._recorder.capture
         scale = None if capture is None else capture.scale
-        return float(scale) if isinstance(scale, torch.Tensor) else None
+        return None if scale is None else float(scale)

@@ -26,7 +26,7 @@ def line(finding: Finding, lang: str = "en") -> str:
 
 
 class LiveLog:
-    """Prints findings of `lowest` and above, with their hint; counts what it holds back."""
+    """Prints findings of `lowest` and above; counts what it holds back."""
 
     def __init__(
         self, stream: TextIO | None = None, per_minute: int = LINES_PER_MINUTE, lowest: Severity = Severity.WARNING
@@ -42,7 +42,8 @@ class LiveLog:
         self.lang = lang
         translate("the catalogue is read", lang)
 
-    def show(self, finding: Finding) -> None:
+    def show(self, finding: Finding, hint: bool = True) -> None:
+        """`hint`: what to do about it; not where the cause is told already, whose remedy counts."""
         if finding.severity < self._lowest:
             return
         now = time.monotonic()
@@ -50,7 +51,8 @@ class LiveLog:
             self.held_back += 1
             return
         self._times.append(now)
-        self._write(line(finding, self.lang) + (f"\n       -> {translate(finding.hint, self.lang)}" if finding.hint else ""))
+        advice = f"\n       -> {translate(finding.hint, self.lang)}" if hint and finding.hint else ""
+        self._write(line(finding, self.lang) + advice)
 
     def say(self, text: str) -> None:
         found = map(_LINE.fullmatch, text.splitlines())

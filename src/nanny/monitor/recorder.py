@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from threading import get_ident
 from time import perf_counter  # the one of now: programs replace it to freeze time
 from typing import Any, TypeVar, cast
@@ -24,11 +26,11 @@ from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.rows import HostLayout, JoinedRead, RowBuffer, count_nonfinite, pack_gradients
 from ..measure.sketch import checksum, reduction_rows, sketch
-from ..measure.transfer import PendingRead
+from ..measure.transfer import PendingRead, copy_of, number_of
 from ..watch import events
 from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
-from ..watch.float_traps import Untrapped
+from ..watch.float_traps import Untrapped, traps_are_set
 from ..watch.hooks import weakly
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
 from ..watch.ranks import (
@@ -42,8 +44,8 @@ from ..watch.ranks import (
     summed_parts,
 )
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
-from .autopsy import bad_from_outside, factor_of, first_nonfinite, hidden_nonfinite, singular_operation, terms_of
-from .capture import Bits, GradientRead, SiteColumns, Sites, StepCapture
+from .autopsy import among_nearest, bad_from_outside, factor_of, first_nonfinite, hidden_nonfinite, singular_operation, terms_of
+from .capture import Bits, GradientRead, Scale, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .invariants.watched import parameters_of
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -51,7 +53,6 @@ from .updates import UpdateProbe, lr_of, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
-MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
 MOST_KNOWN = 64  # groups of gradients whose names and sizes are kept
 MOST_BELOW = 3  # levels of modules between a model and what the program calls of it
 SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
@@ -102,7 +103,7 @@ class Recorder:
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
-        self._scaled: list[tuple[Any, Tensor]] = []  # since the last backward: grad_fn of what scale() gave, and the true loss
+        self._scaled: list[tuple[Any, Tensor | float]] = []  # since the last backward: grad_fn of what scale() gave, true loss
         self._probe: UpdateProbe | None = None
         self._updating = 0  # the optimizer whose closure has been called, until its step is over
         self._in_scaler_step: Optimizer | None = None
@@ -134,6 +135,8 @@ class Recorder:
             return None
         if apart and torch._C._len_torch_dispatch_stack():
             work = functools.partial(_without_modes, work)
+        if traps_are_set() > 0:
+            work = functools.partial(_without_traps, work)
         here = get_ident()
         if self._busy == here:
             return work(*args, **kwargs)  # a failure is met where it came in
@@ -141,7 +144,7 @@ class Recorder:
         started = perf_counter()
         try:
             # tensors of a class that counts or refuses calls are not asked by us
-            with Untrapped(), torch._C.DisableTorchFunction():
+            with torch._C.DisableTorchFunction():
                 return work(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
             self.failed(error)
@@ -299,24 +302,27 @@ class Recorder:
             self._calls.made.clear()
         return made
 
-    @guarded
     def end(self) -> None:
         """The user's block is over. Gradients are read at the optimizer; here, for now, if none is known to come."""
-        if self.capture is None:
+        capture = self.capture
+        if capture is None or self.off:
             return
-        self.capture.ended = True
-        if self.capture.trace is not None:
-            self.capture.trace.close()
-        if self.capture.record.stepped:
-            self.capture.graph = None  # it holds the parameters
+        capture.ended = True
+        if capture.record.stepped:
+            capture.graph = None  # it holds the parameters
             self._scaled = []
-        if not self.capture.reads and not (self.optimizers and self._updates):  # a compiled optimizer tells nobody
-            mine = [p for r in self._owners.values() if (p := r()) is not None]
-            scaled = self.capture.backward_scaled and not self.capture.unscaled
-            self._read_gradients(mine, self.capture.scale if scaled else None, last=True)
-            self.capture.provisional = True
-            for read in self.capture.reads:
-                read.bits = None  # nobody knows whether they are complete
+        if capture.trace is not None:
+            self.run(capture.trace.close)
+        if not capture.reads and not (self.optimizers and self._updates):  # a compiled optimizer tells nobody
+            self.run(self._read_for_now, capture)
+
+    def _read_for_now(self, capture: StepCapture) -> None:
+        mine = [p for r in self._owners.values() if (p := r()) is not None]
+        scaled = capture.backward_scaled and not capture.unscaled
+        self._read_gradients(mine, capture.scale if scaled else None, last=True)
+        capture.provisional = True
+        for read in capture.reads:
+            read.bits = None  # nobody knows whether they are complete
 
     def take(self, last: bool = False) -> StepCapture | None:
         """All that was seen of the step, its numbers on their way to the host; of the last one, what it left behind as well."""
@@ -372,7 +378,7 @@ class Recorder:
         held = {n: b for n, r in self.buffers.items() if (b := r()) is not None and is_readable(b)}
         return frozenset(n for n, b in held.items() if not bool(b.isfinite().all()))
 
-    def _read_gradients(self, parameters: Sequence[Tensor], scale: Tensor | None, last: bool = False) -> None:
+    def _read_gradients(self, parameters: Sequence[Tensor], scale: Scale, last: bool = False) -> None:
         """Once per parameter and step, at the first moment they are complete: before clipping, after unscaling if possible.
 
         `last`: the optimizer has stepped; a part of a sum that nobody has made is read as it is.
@@ -430,13 +436,13 @@ class Recorder:
                 self._known[ids[0]] = KnownGradients(ids, absent, (names, dtypes, shapes), frozenset(names), layout)
             self._read_untraced(capture, (names, dtypes, shapes), grads, scale, layout)
 
-    def _read_as_before(self, capture: StepCapture, parameters: Sequence[Tensor], scale: Tensor | None) -> bool:
+    def _read_as_before(self, capture: StepCapture, parameters: Sequence[Tensor], scale: Scale) -> bool:
         """The gradients of these parameters, if they are like those of the last time; nothing is asked one by one in Python."""
         known = self._known.get(id(parameters[0])) if parameters else None
         if known is None or known.ids != list(map(id, parameters)) or not all(map(_IS_LEAF, parameters)):
             return False
         grads = list(map(_GRAD, parameters))
-        if [grad is None for grad in grads] != known.absent:
+        if list(map(operator.is_, grads, repeat(None))) != known.absent:
             return False
         if True in known.absent:
             grads = [grad for grad in grads if grad is not None]
@@ -447,7 +453,7 @@ class Recorder:
         return True
 
     def _read_untraced(
-        self, capture: StepCapture, sites: SiteColumns, grads: list[Tensor], scale: Tensor | None, layout: HostLayout | None
+        self, capture: StepCapture, sites: SiteColumns, grads: list[Tensor], scale: Scale, layout: HostLayout | None
     ) -> None:
         counts, read = pack_gradients(grads, layout)
         bad: list[int] = []
@@ -475,9 +481,7 @@ class Recorder:
     # events
 
     def _mine(self, optimizer: Optimizer) -> list[Tensor]:
-        every = parameters_of(optimizer)
-        are_mine = all(map(self.parameters.__contains__, map(id, every)))  # in C: most often they all are
-        return every if are_mine else [p for p in every if id(p) in self.parameters]
+        return self.invariants.watched.mine_of(optimizer)
 
     def _has_mine(self, optimizer: Optimizer) -> bool:
         return any(map(self.parameters.__contains__, map(id, parameters_of(optimizer))))
@@ -529,7 +533,8 @@ class Recorder:
             capture.losses.append(loss)
             capture.record.loss_terms = max(capture.record.loss_terms or 0, terms_of(root.grad_fn)) or None
         looks = isinstance(loss, float) or transfer.reads_freely(root.device)
-        if looks and capture.record.autopsy is None and not _is_finite(loss if isinstance(loss, float) else root):
+        seen = root if loss is None or capture.backward_scaled else loss  # its scale alone may make it infinite
+        if looks and capture.record.autopsy is None and not _is_finite(seen):
             capture.record.autopsy = self._autopsy(root, capture.packed)
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
@@ -543,16 +548,16 @@ class Recorder:
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
-        scaled = self._scaled and _among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        scaled = self._scaled and among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
         if not scaled:
             capture.record.loss_factor = factor_of(root)
-            return root.item() if transfer.reads_freely(root.device) else _copy_of(root)
+            return root.item() if transfer.reads_freely(root.device) else copy_of(root)
         capture.backward_scaled, capture.record.loss_factor = True, None
         waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
         self._scaled = [*waiting, scaled[-1]]  # backward may run there once more
         if scaled[0][0] is root.grad_fn or capture.scale is None:
             return scaled[0][1]
-        return _copy_of(root) / capture.scale
+        return number_of(copy_of(root) / capture.scale)
 
     def _look_behind_loss(self) -> None:
         """A gradient of this process is bad: what broke it may be a number of the forward pass that the loss did not show."""
@@ -576,11 +581,9 @@ class Recorder:
         capture = self.capture
         if capture is None or (capture.ended and capture.backwards):
             return
-        self._scaled.append((scaled.grad_fn, _copy_of(loss)))
+        self._scaled.append((scaled.grad_fn, number_of(loss)))
         self._note("scale")
         self._note_scaler(scaler)
-        if scaler._scale is not None:
-            capture.scale = scaler._scale.detach().clone()
 
     @guarded
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
@@ -616,8 +619,6 @@ class Recorder:
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
         self._own_scalers.add(scaler)
-        if scaler._scale is not None:
-            capture.scale = scaler._scale.detach().clone()
         capture.record.growth_interval = scaler.get_growth_interval()
         capture.ran = False
         if getattr(optimizer, "_step_supports_amp_scaling", False) and id(mine[0]) not in capture.unscaled:
@@ -641,7 +642,7 @@ class Recorder:
             return
         self._note("update")
         if self.capture is not None and scaler._scale is not None:
-            self.capture.scale_after = scaler._scale.detach().clone()
+            self.capture.scale_after = number_of(scaler._scale)
             self.capture.record.scale_given |= given
 
     @guarded
@@ -712,9 +713,9 @@ class Recorder:
         self.run(self._cleared, optimizer, apart=False)  # an examination may end here
 
     def _cleared(self, optimizer: Optimizer) -> None:
-        if self.stepped_late and self.when_cleared is not None and self._has_mine(optimizer):
-            self.when_cleared()
         if self._has_mine(optimizer):
+            if self.stepped_late and self.when_cleared is not None:
+                self.when_cleared()
             self.invariants.cleared(optimizer)
             if self.capture is not None:
                 self.capture.begin_window()
@@ -746,6 +747,8 @@ class Recorder:
             self._scalers.add(scaler)
             self.capture.record.new_scaler = True
         self.capture.record.scale_static = scaler.get_backoff_factor() >= 1.0
+        if scaler._scale is not None:
+            self.capture.scale = number_of(scaler._scale)
 
     def _note_optimizer(self, optimizer: Optimizer) -> None:
         assert self.capture is not None
@@ -761,15 +764,15 @@ def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return work(*args, **kwargs)
 
 
+def _without_traps(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with Untrapped():
+        return work(*args, **kwargs)
+
+
 def _is_read_freely(model: nn.Module) -> bool:
     """Else nobody asks in time whether a loss is bad, and what a model was called with would be held for nothing."""
     first = next(model.parameters(), None)
     return first is None or transfer.reads_freely(first.device)
-
-
-def _copy_of(loss: Tensor) -> Tensor:
-    """A scalar of its own, in a type that the host can read."""
-    return loss.detach().to(torch.float64 if loss.dtype == torch.float64 else torch.float32, copy=True)
 
 
 def _is_finite(tensor: Tensor | float) -> bool:
@@ -778,19 +781,3 @@ def _is_finite(tensor: Tensor | float) -> bool:
         return math.isfinite(tensor)
     is_number = tensor.numel() == 1 and tensor.is_floating_point()
     return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
-
-
-def _among_nearest(node: Any, made: Sequence[tuple[Any, Tensor]]) -> list[tuple[Any, Tensor]]:
-    """Those whose operation is this one or one of a few before it."""
-    near: list[Any] = [node] if made else []
-    found: list[tuple[Any, Tensor]] = []
-    for _ in range(MOST_OPERATIONS_BEHIND):
-        if not near or len(found) == len(made):
-            break
-        now = near.pop(0)
-        hit = next((one for one in made if one[0] is now), None)
-        if hit is not None:
-            found.append(hit)
-        else:
-            near.extend(parent for parent, _ in now.next_functions if parent is not None)
-    return found

@@ -19,7 +19,18 @@ import torch.distributed as dist
 from ..core.examination import Examination
 from ..core.finding import Finding
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
-from ..core.step import GRADIENT_STATS, SAMPLE_STATS, UPDATE_STATS, RunInfo, Sample, Site, SiteTable, StepRecord, Update
+from ..core.step import (
+    GRADIENT_STATS,
+    SAMPLE_STATS,
+    UPDATE_STATS,
+    QuietSteps,
+    RunInfo,
+    Sample,
+    Site,
+    SiteTable,
+    StepRecord,
+    Update,
+)
 from ..diagnose.evidence import RunFacts
 from ..store.packing import BITS, REDUCTION
 from ..store.writer import RunWriter
@@ -51,7 +62,6 @@ class RunRecording:
         self._positions: dict[str, dict[str, int]] = {}
         self._last: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._ring: deque[Sample] = deque(maxlen=RING)
-        self._curves: list[tuple[int, Mapping[str, float]]] = []  # that were not handed over yet
         self._rank = info.rank
         self._held: Any = None  # what was said last of who holds which parameters
         self._amp = ""
@@ -70,7 +80,6 @@ class RunRecording:
         return self._writer.dropped
 
     def flush(self) -> None:
-        self.hand_over()
         self._writer.flush()
 
     def add_finding(self, finding: Finding) -> None:
@@ -93,14 +102,8 @@ class RunRecording:
     def set_facts(self, facts: RunFacts) -> None:
         self._writer.set_fact("facts", facts)
 
-    def hand_over(self) -> None:
-        """The scalars of the steps since the last time: one message to the writer's thread, not one for each."""
-        if self._curves:
-            self._writer.add_curves(self._curves)
-            self._curves = []
-
     def add_step(self, step: StepRecord, scalars: Mapping[str, float], urgent: bool) -> None:
-        self._curves.append((step.step, scalars))
+        self._writer.add_scalars(step.step, scalars)
         if step.amp_dtype and step.amp_dtype != self._amp:
             self._amp = step.amp_dtype
             self._writer.set_meta(amp_dtype=self._amp)
@@ -114,18 +117,31 @@ class RunRecording:
             ("buffer", step.buffers),
         ):
             if table is not None:
-                self._writer.add_sample(self._sample(kind, step.step, table, SAMPLE_STATS + _of_ranks(table)))
+                self._writer.add_samples([self._sample(kind, step.step, table, SAMPLE_STATS + _of_ranks(table))])
         if step.updates and not step.skipped:
-            self._writer.add_sample(self._sample("update", step.step, update_table(step.updates), UPDATE_STATS))
+            self._writer.add_samples([self._sample("update", step.step, update_table(step.updates), UPDATE_STATS)])
+
+    def add_quiet(self, quiet: QuietSteps, columns: Mapping[str, np.ndarray]) -> None:
+        self._writer.add_curves(quiet.steps, columns)
+        grads = quiet.last.grads
+        assert grads is not None
+        at = self._places("grad", grads)
+        data = np.zeros((len(quiet), len(GRADIENT_STATS), len(self._positions["grad"])), dtype="<f4")
+        with np.errstate(over="ignore"):
+            for row, numbers in enumerate((grads.columns["count"], quiet.norms, quiet.low, quiet.high)):
+                data[:, row, at] = numbers
+        samples = [Sample("grad", step, GRADIENT_STATS, one.tobytes()) for step, one in zip(quiet.steps, data)]
+        self._writer.add_samples([one for one in samples if _is_kept(one.step)])
+        self._ring.extend(one for one in samples if not _is_kept(one.step))
 
     def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
         assert step.grads is not None
         sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS + _of_ranks(step.grads))
         if urgent:
-            while self._ring:
-                self._writer.add_sample(self._ring.popleft())
-        if urgent or step.traced or step.step < EVERY_STEP_UNTIL or step.step % THIN == 0:
-            self._writer.add_sample(sample)
+            self._writer.add_samples(self._ring)
+            self._ring.clear()
+        if urgent or step.traced or _is_kept(step.step):
+            self._writer.add_samples([sample])
         else:
             self._ring.append(sample)
 
@@ -167,10 +183,13 @@ class RunRecording:
         if self.failed_with:
             meta["exception"] = self.failed_with
         try:
-            self.hand_over()
             self._writer.set_meta(**meta)
         finally:
             self._writer.close(status)
+
+
+def _is_kept(step: int) -> bool:
+    return step < EVERY_STEP_UNTIL or step % THIN == 0
 
 
 def _of_ranks(table: SiteTable) -> tuple[str, ...]:

@@ -15,14 +15,14 @@ A step is judged when the next one begins (or at `close`): the optimizer usually
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
+import itertools
 import os
 import sys
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import getpid
 from pathlib import Path
@@ -53,13 +53,13 @@ from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.ranks import many_processes
 from ..watch.steps import StepClock
-from .capture import StepCapture, fill_tables
+from .capture import StepCapture, quiet_steps
 from .dump import save_bad_output
 from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
-from .registry import all_rules, is_of_loop, judge_step
+from .registry import all_rules, is_of_loop, judge_step, pass_quiet
 from .trace import BadOutput, layer_filter
 from .trackers import Trackers
 
@@ -69,7 +69,7 @@ FORETELL_EVERY = 20  # steps, at traced ones: asking takes a few milliseconds
 MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
 LARGEST_STEP = 1 << 53  # of one that is larger its position stands
 FIRST_AT_ONCE = 100  # steps; after that, steps in which nothing happens
-MOST_WAITING, LONGEST_WAIT = 24, 0.05  # are judged so many, or those of so many seconds, at a time
+MOST_WAITING, LONGEST_WAIT = 40, 0.25  # are judged so many, or those of so many seconds, at a time
 EARLY_STEPS, FACTS_EVERY, FACTS_SECONDS = 5, 50, 0.5  # when the facts of the run are written down, beside traced and bad steps
 
 
@@ -152,7 +152,8 @@ class MixedPrecisionNanny:
         self._dumps: list[Path] = []
         self._facts_written = 0.0
         self._facts: dict[str, Any] = {}  # of the last step
-        self._is_tracked = self._greets = False
+        self._greets = False
+        self._usual: tuple[float, float, float] | None = None  # None: no step waits
         self._rng: torch.Tensor | None = None
         self._began: float | None = None
         self._ended = 0.0
@@ -212,16 +213,9 @@ class MixedPrecisionNanny:
 
     # steps
 
-    @contextlib.contextmanager
-    def step(self, step: int) -> Iterator[None]:
+    def step(self, step: int) -> Framed:
         """Frames one training step: forward and backward inside, the optimizer inside or right after."""
-        self.begin_step(step)
-        try:
-            yield
-        except BaseException as error:
-            self._leave(error)
-            raise
-        self.end_step()
+        return Framed(self, step)
 
     def begin_step(self, step: int) -> None:
         if self._closed or getpid() != self._pid:
@@ -243,7 +237,8 @@ class MixedPrecisionNanny:
         if self._step is not None and step + self._offset <= self._step:
             self._offset = self._step + 1 - step  # counting began anew (a second epoch)
         step += self._offset
-        traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until, many_processes())
+        early = step < self._interval and many_processes()
+        traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until, early)
         if traced and self._dump_on_error:
             self._rng = torch.get_rng_state()
         if self._began is None:
@@ -303,7 +298,7 @@ class MixedPrecisionNanny:
         if self._recording is not None:
             self._recording.add_examination(examination)
 
-    def _leave(self, error: BaseException) -> None:
+    def leave_step(self, error: BaseException) -> None:
         """The step was left by an exception: judge what was seen of it and take every hook away."""
         if self._closed:
             return
@@ -325,7 +320,8 @@ class MixedPrecisionNanny:
         if capture is not None:
             self._waiting.append(capture)
             few = len(self._waiting) < MOST_WAITING and capture.started - self._waiting[0].started < LONGEST_WAIT
-            if self._is_quiet(capture) and few and not wait and not at_once:
+            capture.is_quiet = self._is_quiet(capture)
+            if capture.is_quiet and few and not wait and not at_once:
                 self._recorder.suspects = frozenset()
                 return
         self._catch_up(wait)
@@ -334,22 +330,48 @@ class MixedPrecisionNanny:
         """Nothing is different from the step before, and loss and gradients are not far from what they have been lately."""
         facts, before = capture.facts(), self._facts
         self._facts = facts
-        losses, norms = self._history.losses.ranked, self._history.norms.ranked
-        numbers = capture.quiet_numbers()
-        if facts != before or numbers is None or self._is_tracked or self._steps <= FIRST_AT_ONCE or not losses or not norms:
+        numbers = capture.quiet_numbers() if self._usual is not None and facts == before else None
+        if numbers is None or self._usual is None:
             return False
-        loss, norm = numbers
-        usual, usual_norm = losses[len(losses) // 2], norms[len(norms) // 2]
-        rise, ratio = (self._history.limits.loss_ratio - 1) / 2, self._history.limits.grad_ratio / 2
-        return loss - usual <= rise * abs(usual) and usual_norm / ratio <= norm <= usual_norm * ratio
+        most, lowest, highest = self._usual
+        return numbers[0] <= most and lowest <= numbers[1] <= highest
+
+    def _find_usual(self) -> tuple[float, float, float] | None:
+        """The largest loss, the smallest and the largest norm with which a step may wait for others."""
+        losses, norms, limits = self._history.losses.ranked, self._history.norms.ranked, self._history.limits
+        if self._trackers.any_open or self._steps < FIRST_AT_ONCE or not losses or not norms:
+            return None
+        loss, norm = losses[len(losses) // 2], norms[len(norms) // 2]
+        return loss + (limits.loss_ratio - 1) / 2 * abs(loss), 2 * norm / limits.grad_ratio, norm * limits.grad_ratio / 2
 
     def _catch_up(self, wait: bool = False) -> None:
-        fill_tables(self._waiting)
+        quiet = list(itertools.takewhile(lambda capture: capture.is_quiet, self._waiting))
+        if len(quiet) > 1 and not self._trackers.any_open and self._take_in(quiet):
+            for _ in quiet:
+                self._waiting.popleft()
         while self._waiting and (wait or self._waiting[0].ready()):
             self._judge(self._waiting.popleft().finished())
+        self._usual = self._find_usual()
+
+    def _take_in(self, captures: Sequence[StepCapture]) -> bool:
+        """Steps about which nothing is to be said, at once; whether there is nothing."""
+        quiet = quiet_steps(captures)
+        columns = None if quiet is None else pass_quiet(quiet, self._history, self._rules)
+        if quiet is None or columns is None:
+            return False
         if self._recording is not None:
-            self._recording.hand_over()
-        self._is_tracked = self._trackers.any_open
+            self._recording.add_quiet(quiet, columns)
+            if any(map(self._are_facts_due, quiet.steps)):
+                self._write_facts(self._recording)
+        if self._examiner is not None:
+            for seconds in quiet.seconds.tolist():
+                self._examiner.plain_step(seconds)
+        self._recorder.suspects = frozenset()
+        return True
+
+    def _write_facts(self, recording: RunRecording) -> None:
+        recording.set_facts(self._history.facts)
+        self._facts_written = perf_counter()
 
     def _judge(self, step: StepRecord) -> None:
         found = judge_step(step, self._history, self._rules)
@@ -359,8 +381,7 @@ class MixedPrecisionNanny:
         if self._recording is not None:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
             if wrong or step.traced or step.examined or step.step < EARLY_STEPS or self._are_facts_due(step.step):
-                self._recording.set_facts(self._history.facts)
-                self._facts_written = perf_counter()
+                self._write_facts(self._recording)
             if step.traced and self._recorder.replicas is not None:
                 self._recording.set_replicas(self._recorder.replicas.groups, self._recorder.shards)
         if self._examiner is not None:
@@ -463,7 +484,7 @@ class MixedPrecisionNanny:
         if self._recording is not None:
             self._recording.add_finding(finding)
         if self._live is not None:
-            self._live.show(finding)
+            self._live.show(finding, hint=self._told is None or is_of_loop(finding.code))
         self._trackers.tell_finding(finding)
         if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
             self._dense_bursts += 1
@@ -647,6 +668,24 @@ class MixedPrecisionNanny:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.close(status_of(kind))
+
+
+class Framed:
+    """One step of a nanny, in a `with`."""
+
+    __slots__ = ("_nanny", "_step")
+
+    def __init__(self, nanny: MixedPrecisionNanny, step: int) -> None:
+        self._nanny, self._step = nanny, step
+
+    def __enter__(self) -> None:
+        self._nanny.begin_step(self._step)
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self._nanny.end_step()
+        else:
+            self._nanny.leave_step(error)
 
 
 class _Warnings:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.finding import NannyError
-from ..core.ops import ADD_UP, MATMULS, MOVES
+from ..core.ops import ADD_UP, FACTORS, MATMULS, MOVES
 from ..watch.op_facts import KERNEL_ERRORS, bare_name, written_by
 from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_in
 from ..watch.unheard import run_unheard
@@ -25,7 +25,7 @@ REFERENCES = ("wide", "cpu_same_dtype")
 _HALF_TO_FLOAT = {aten._softmax.default, aten._log_softmax.default}
 _FP32_ONLY = {aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default}
 _CPU = torch.device("cpu")
-_PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1, aten.baddbmm.default: 1}  # tensors before A
+_PRODUCTS = {getattr(aten, name).default: places for name, places in FACTORS.items()}
 
 
 @dataclass(frozen=True)
@@ -222,12 +222,12 @@ def unwritten_parts(call: Call, reference: Reference) -> list[Tensor]:
 
 def product_parts(call: Call) -> tuple[Tensor | None, Tensor, Tensor, float, float] | None:
     """C = beta * added + alpha * A B."""
-    before = _PRODUCTS.get(call.func)
-    if before is None:
+    places = _PRODUCTS.get(call.func)
+    if places is None:
         return None
     args, kwargs = call.inputs
-    left, right = args[before], args[before + 1]
-    if not before:
+    left, right = (args[i] for i in places)
+    if 0 in places:
         return None, left, right, 0.0, 1.0
     return args[0], left, right, kwargs.get("beta", 1), kwargs.get("alpha", 1)
 

@@ -1,6 +1,6 @@
 """Many ranks as one dataset of parquet files, on a disk or in an object store: `nanny export --format parquet`.
 
-    run=3/rank=7/kind=findings/part.parquet     also: run, scalars, sites, checksums, stats_grad, ...
+    run=3/rank=7/kind=findings/part.parquet     also: run, scalars, sites, moments, checksums, stats_grad, ...
     run=3/rank=7/kind=store/metrics.db          the rank's own file
 
 What all ranks must be asked for (who was first, who differs) DuckDB answers from the tables, without opening the rank files. The
@@ -16,7 +16,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from hashlib import blake2b
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -42,14 +43,9 @@ RUN = {
     "status": _TEXT, "dropped": _WHOLE, "meta": _TEXT, "first_step": _WHOLE, "last_step": _WHOLE,
     "verdict": _TEXT, "cause": _TEXT, "culprit": _TEXT, "bad_step": _WHOLE,
 }  # fmt: skip
-CHECKSUMS = {
-    "step": _WHOLE,
-    "of": _WHOLE,
-    "updates": _WHOLE,
-    "parameter": _TEXT,
-    "sum": _WHOLE,
-    "replicas": _WHOLE,
-}  # of which group: its first rank
+MOMENT = {"step": _WHOLE, "of": _WHOLE, "updates": _WHOLE, "replicas": _WHOLE}  # of which group: its first rank
+MOMENTS = {**MOMENT, "sum": _WHOLE}  # of all parameters: alike on all ranks, no parameter has to be looked at
+CHECKSUMS = {**MOMENT, "parameter": _TEXT, "sum": _WHOLE}
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,14 @@ class RemoteFolder:
 
     def numbers(self) -> list[int]:
         """Of its runs."""
-        names = [path.rstrip("/").rpartition("/")[2] for path in self.paths_in(self.root)]
-        return sorted(int(name[4:]) for name in names if name.startswith("run=") and name[4:].isdecimal())
+        return self._numbered(self.root, "run=")
+
+    def ranks(self, number: int) -> list[int]:
+        return self._numbered(f"{self.root}/run={number}", "rank=")
+
+    def _numbered(self, folder: str, key: str) -> list[int]:
+        names = [path.rstrip("/").rpartition("/")[2] for path in self.paths_in(folder)]
+        return sorted(int(name[len(key) :]) for name in names if name.startswith(key) and name[len(key) :].isdecimal())
 
     def paths_in(self, path: str) -> list[str]:
         try:
@@ -152,6 +154,7 @@ def write_rank(
              run.dropped, to_json(run.meta), *steps, verdict.text, *told)  # fmt: skip
     own: list[tuple[str, Mapping[str, str], Iterator[tuple[Any, ...]]]] = [
         ("run", RUN, iter([about])),
+        ("moments", MOMENTS, sums_of_moments(checksums(source))),
         ("checksums", CHECKSUMS, checksums(source)),
     ]
     own += [(name, {column: column_type(column) for column in columns}, rows) for name, columns, rows in tables]
@@ -189,7 +192,17 @@ def checksums(source: Source) -> Iterator[tuple[Any, ...]]:
     for moment in moments(source):
         for name, (word, group) in moment.sums.items():
             if 0 < group <= len(groups):
-                yield moment.step, moment.kind, moment.updates, name, int(np.uint64(word).view(np.int64)), groups[group - 1]
+                yield moment.step, moment.kind, moment.updates, groups[group - 1], name, int(np.uint64(word).view(np.int64))
+
+
+def sums_of_moments(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """One checksum of all that a rank shares with the same replicas at one moment, from those of its parameters."""
+    for _, same_time in groupby(rows, lambda row: row[:3]):
+        of_group: dict[tuple[int, ...], Any] = {}
+        for *moment, name, word in same_time:
+            of_group.setdefault(tuple(moment), blake2b(digest_size=8)).update(f"{name}\0{word}\0".encode())
+        for at, digest in of_group.items():
+            yield *at, int.from_bytes(digest.digest(), "little", signed=True)
 
 
 @contextlib.contextmanager
@@ -203,23 +216,23 @@ def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iter
         raise NannyError(f"{url} has no run {number}; it has {', '.join(map(str, known))}")
     number = known[-1] if number is None else number
     with contextlib.closing(Tables(place, number)) as tables, tempfile.TemporaryDirectory() as folder:
-        ids = dict(sorted(tables.ask("rank, id", "run")))
-        if not ids:
-            raise NannyError(f"{url} has no ranks of run {number}; export it again")
+        ranks = place.ranks(number)
         found = [] if only_first else all_findings(tables)
-        wanted = {next(iter(ids))}
+        wanted = {min(ranks, default=0)}
         if not only_first:
             first = first_culprit(sort_by_step(found))
             wanted |= {*_apart(tables), *([] if first is None or first.rank is None else [first.rank])}
         stores = {}
-        for rank in sorted(wanted & set(ids)):
+        for rank, number_there in sorted(tables.ask("rank, id", "run", f"WHERE rank IN ({', '.join(map(str, wanted))})")):
             target = Path(folder) / str(rank) / store_name(rank)
             place.fetch(part(number, rank, "store", "metrics.db"), target)
-            stores[rank] = (target, ids[rank])
+            stores[rank] = (target, number_there)
+        if not stores:
+            raise NannyError(f"{url} has no ranks of run {number}; export it again")
         others = tuple(finding for finding in found if finding.rank not in stores)
         loss = tables.ask("step, avg(value)", "scalars", "WHERE name = 'loss' GROUP BY step ORDER BY step") if only_first else []
         average = (np.array([step for step, _ in loss]), np.array([value for _, value in loss], float)) if loss else None
-        yield Opened(stores, others, len(ids), average), number
+        yield Opened(stores, others, len(ranks), average), number
 
 
 def all_findings(tables: Tables) -> list[Finding]:
@@ -236,6 +249,8 @@ def all_findings(tables: Tables) -> list[Finding]:
 
 def _apart(tables: Tables) -> list[int]:
     """Ranks whose checksum is not that of most replicas, at the first step where there are such, and two that have it."""
+    if not tables.ask("step", "moments", f"GROUP BY {', '.join(MOMENT)} HAVING min(sum) <> max(sum) LIMIT 1"):
+        return []
     key = "step, of, updates, parameter, replicas"
     rest = f"GROUP BY {key} HAVING min(sum) <> max(sum) ORDER BY step, of LIMIT 1"
     for first in tables.ask(key, "checksums", rest):

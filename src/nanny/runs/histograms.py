@@ -29,7 +29,7 @@ from ..core.formats import (
 )
 from ..core.terminal import progress
 from ..store import reader
-from .matrices import Columns, Matrix, groups_of, order_keys
+from .matrices import Columns, Matrix, bad_steps, groups_of, order_keys
 from .source import Source
 
 KINDS = ("output", "output_grad", "grad", "weight")
@@ -89,7 +89,7 @@ def _kind_histograms(source: Source, kind: str, sites: int, most: int, only: int
             keys = order_keys(values, lost.count + counts[:, ZERO_BIN] > 0)
             flushed[row, : len(counts), group] = np.maximum(flushed[row, : len(counts), group], keys)
     low, high = _filled_orders(totals)
-    columns = Columns(steps, bounds)
+    columns = Columns(steps, bounds, bad_steps(source))
     lost_shares = {name: Matrix(columns, keys) for name, keys in zip(("flushed", "flushed_energy"), flushed)}
     return ExponentHistograms(columns, low, high, _rows_shown(totals, low, high), lost_shares)
 
@@ -170,23 +170,27 @@ def shares(histograms: np.ndarray, target: Format, scale_bits: int | np.ndarray 
     """What casting the values times 2**scale_bits (one number, or one per site) to `target` would do."""
     filled = _filled_bins(histograms)
     counts = histograms[:, FINITE[filled]].astype(np.float64)
-    bits = np.broadcast_to(np.asarray(scale_bits), (len(counts),))[:, None]
-    exponents = EXPONENTS[None, filled] + bits
+    exponents = EXPONENTS[filled] + np.atleast_1d(scale_bits)[:, None]  # one row for all sites, or one for each
     flushed = exponents < flush_exponent(target)
     subnormal = (exponents < target.min_exponent) & ~flushed
     saturated = exponents >= top_of(target)
     energy = counts * ENERGY[filled]
-    finite, total = counts.sum(1), energy.sum(1)
+    finite, total = (_sum_where(weights, np.ones_like(flushed)) for weights in (counts, energy))
     zeros = histograms[:, ZERO_BIN].astype(np.float64)
     return Shares(
         count=finite,
         zero=_ratio(zeros, zeros + finite),
-        flushed=_ratio((counts * flushed).sum(1), finite),
-        subnormal=_ratio((counts * subnormal).sum(1), finite),
-        saturated=_ratio((counts * saturated).sum(1), finite),
-        flushed_energy=_ratio((energy * flushed).sum(1), total),
-        subnormal_energy=_ratio((energy * subnormal).sum(1), total),
+        flushed=_ratio(_sum_where(counts, flushed), finite),
+        subnormal=_ratio(_sum_where(counts, subnormal), finite),
+        saturated=_ratio(_sum_where(counts, saturated), finite),
+        flushed_energy=_ratio(_sum_where(energy, flushed), total),
+        subnormal_energy=_ratio(_sum_where(energy, subnormal), total),
     )
+
+
+def _sum_where(weights: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    found: np.ndarray = weights @ chosen[0].astype(np.float64) if len(chosen) == 1 else (weights * chosen).sum(1)
+    return found
 
 
 def exponent_below(histograms: np.ndarray, energy_share: float) -> np.ndarray:

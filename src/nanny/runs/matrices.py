@@ -11,7 +11,7 @@ Values are kept as keys whose maximum is the worst: not measured < zero < finite
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,13 +38,14 @@ class Columns:
 
     steps: np.ndarray
     bounds: np.ndarray  # first sample of each column, and the end
+    bad: np.ndarray = field(default_factory=lambda: np.zeros(0))  # steps whose loss was not finite
 
     @property
     def reach(self) -> np.ndarray:
         """float64 [columns, 2]: from where to where on the step axis each column is drawn.
 
         A column begins at its own first step, so that no damage shows before it was seen, and reaches to the next one, unless
-        that is far away: then the stretch between was not sampled.
+        that is far away, or a loss was lost on the way: then the stretch between was not sampled.
         """
         if not len(self.steps):
             return np.zeros((0, 2))
@@ -52,7 +53,9 @@ class Columns:
         usual = _usual_distance(self.steps)
         following = np.append(first[1:], last[-1] + usual)
         far = following - last > GAP * usual
-        return np.stack([first, np.where(far, last + usual, following)], axis=1) - 0.5
+        healthy_until = np.append(self.bad, np.inf)[np.searchsorted(self.bad, last, side="right")]
+        healthy_until[np.isin(last, self.bad)] = np.inf  # what was seen of a lost step is no old health
+        return np.stack([first, np.minimum(np.where(far, last + usual, following), healthy_until)], axis=1) - 0.5
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,10 @@ class KindMatrices:
 def _largest(columns: Statistics, bare: np.ndarray) -> np.ndarray:
     """Largest magnitude. Where only the minimum is infinite and the layer has no weights it is a mask, and no overflow."""
     low, high = columns["min"], columns["max"]
-    masked = np.isneginf(low) & np.isfinite(high) & bare[None, : low.shape[1]]
-    return np.where(masked, np.abs(high), np.maximum(np.abs(low), np.abs(high)))
+    largest, endless = np.maximum(-low, high), np.isneginf(low)
+    if endless.any():
+        largest = np.where(endless & np.isfinite(high) & bare[None, : low.shape[1]], np.abs(high), largest)
+    return largest
 
 
 # quantity -> (statistics it needs, how it follows from them)
@@ -87,9 +92,11 @@ QUANTITIES: dict[str, tuple[tuple[str, ...], Callable[[Statistics, np.ndarray], 
 NORMS = ("grad", "output_grad")  # a norm says something only where it can be compared over time
 
 
-def matrices_of(source: Source, after: int | None = None, most_cells: int = CELLS) -> dict[str, KindMatrices]:
+def matrices_of(
+    source: Source, after: int | None = None, most_cells: int = CELLS, kinds: Sequence[str] = DRAWN
+) -> dict[str, KindMatrices]:
     """Kind -> its sites, columns and matrices; with `after`, only what was sampled later than that step."""
-    plans = [plan for kind in kinds_of(source, None) if kind in DRAWN and (plan := _plan(source, kind, after)) is not None]
+    plans = [plan for kind in kinds_of(source, None) if kind in kinds and (plan := _plan(source, kind, after)) is not None]
     rows = sum(len(sites) * len(quantities) for _, sites, _, quantities in plans)
     fewest = FEWEST_COLUMNS if after is None else 1
     most = min(MOST_COLUMNS, max(fewest, most_cells // max(rows, 1)))
@@ -102,7 +109,7 @@ def error_matrix(source: Source, sites: Sequence[str]) -> Matrix | None:
     seen = [examination for examination in reader.examinations(source.db, source.run.id) if examination.gradients]
     if not seen:
         return None
-    columns = Columns(np.array([e.step for e in seen]), np.arange(len(seen) + 1))
+    columns = Columns(np.array([e.step for e in seen]), np.arange(len(seen) + 1), bad_steps(source))
     row_of = {name: row for row, name in enumerate(sites)}
     keys = np.full((len(sites), len(seen)), ABSENT, np.float32)
     for column, examination in enumerate(seen):
@@ -111,6 +118,11 @@ def error_matrix(source: Source, sites: Sequence[str]) -> Matrix | None:
                 value = np.nan if gradient.nonfinite else gradient.error
                 keys[row_of[gradient.name], column] = order_keys(np.array(value), np.array(True))
     return Matrix(columns, keys)
+
+
+def bad_steps(source: Source) -> np.ndarray:
+    steps, losses = source.evidence.curve("loss")
+    return np.asarray(steps[~np.isfinite(losses)])
 
 
 def _plan(source: Source, kind: str, after: int | None) -> tuple[str, list[Site], np.ndarray, list[str]] | None:
@@ -141,7 +153,7 @@ def _matrices(
     most: int,
     holders: set[str],
 ) -> KindMatrices:
-    columns = Columns(steps, groups_of(len(steps), most))
+    columns = Columns(steps, groups_of(len(steps), most), bad_steps(source))
     bounds = columns.bounds
     bare = np.array([site.name not in holders for site in sites], bool)
     shape = len(sites), len(bounds) - 1
@@ -172,16 +184,16 @@ def _pieces(
         first, last = int(steps[bounds[lower]]), int(steps[bounds[upper] - 1])
         found, columns = reader.statistics_of(source.db, source.run.id, kind, names, first, last)
         known = np.isin(found, steps)
-        yield lower, upper, {name: matrix[known] for name, matrix in columns.items()}
+        yield lower, upper, columns if known.all() else {name: matrix[known] for name, matrix in columns.items()}
         lower = upper
 
 
 def order_keys(values: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """float32 whose maximum is the worst: not measured < zero < finite < infinite < NaN."""
-    keys = np.abs(values).astype(np.float32)
-    keys = np.where(np.isinf(keys), np.finfo(np.float32).max, keys)
-    keys = np.where(np.isnan(keys), np.inf, keys)
-    return np.where(measured, keys, ABSENT).astype(np.float32)
+    keys: np.ndarray = np.abs(values).astype(np.float32)
+    if not np.isfinite(keys).all():
+        keys = np.where(np.isnan(keys), np.float32(np.inf), np.minimum(keys, np.finfo(np.float32).max))
+    return keys if measured.all() else np.where(measured, keys, ABSENT)
 
 
 def groups_of(samples: int, most: int) -> np.ndarray:

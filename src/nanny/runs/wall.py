@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..core.examination import FirstBad
+from ..core.examination import FirstBad, Hazard
 from ..core.formats import FP32, Format, format_of
 from ..core.limits import Limits
 from ..diagnose.causes.early import crossing
@@ -101,9 +101,9 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
         steps=steps,
         impact=impact,
         op="" if bad is None else bad.op,
-        expected=None if bad is None else bad.expected,
-        ran={} if bad is None else bad.exponents.get("ran", {}),
-        fp32={} if bad is None else bad.exponents.get("fp32", {}),
+        expected=bad.value if isinstance(bad, Hazard) else None if bad is None else bad.expected,
+        ran=bad.exponents.get("ran", {}) if isinstance(bad, FirstBad) else {},
+        fp32=bad.exponents.get("fp32", {}) if isinstance(bad, FirstBad) else {},
         forecast=diagnosis.expected_step if diagnosis is not None else clearance.forecast if clearance is not None else None,
         clearance=clearance,
     )
@@ -114,6 +114,15 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
     drawn = base if seen is None else _with_histogram(base, source, kind, site, seen, form)
     stagnant = diagnosis is not None and diagnosis.family == "update_stagnation" and kind == "weight"
     return _with_updates(drawn, source, site, form) if stagnant else drawn
+
+
+def clearance_of(summary: Summary) -> Wall:
+    """Only what lies ahead of a healthy run, from the traced steps: `nanny summary` does not wait for a pass over all samples."""
+    source = summary.culprit_rank.source
+    form = own_format(source)
+    found, near = _closest(matrices_of(source, kinds=("output",)), form)
+    site, due = ("" if found is None else found[1]), None if near is None else near.forecast
+    return Wall(form.name, form.max, site=site, steps=summary.culprit_rank.steps, forecast=due, clearance=near)
 
 
 def _with_updates(base: Wall, source: Source, site: str, form: Format) -> Wall:
@@ -144,12 +153,16 @@ def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: Expo
     )
 
 
-def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | None:
-    """The examined operation that the diagnosis speaks of."""
+def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | Hazard | None:
+    """The examined operation that the diagnosis speaks of: who made the first bad number, else an overflow without a NaN."""
     if diagnosis is None:
         return None
-    seen = [e.first_bad for e in reader.examinations(source.db, source.run.id) if e.step == diagnosis.step]
-    return next((bad for bad in seen if bad is not None and diagnosis.culprit in (bad.culprit, bad.place.site)), None)
+    seen = [e for e in reader.examinations(source.db, source.run.id) if e.step == diagnosis.step]
+    for bad in (e.first_bad for e in seen):
+        if bad is not None and diagnosis.culprit in (bad.culprit, bad.place.site):
+            return bad
+    silent = (hazard for e in seen for hazard in e.hazards if hazard.kind == "overflow")
+    return next((one for one in silent if (one.cause, one.place.site) == (diagnosis.cause, diagnosis.culprit)), None)
 
 
 def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] | None:

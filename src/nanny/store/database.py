@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -158,31 +158,35 @@ class WritingStore:
             row = (self.run, kind, position, clean_text(site.name), clean_text(site.dtype), to_json(site.shape))
             self._put("site", kind, position, row)
 
-    def put_sample(self, sample: Sample) -> None:
-        rows, zeros, crc, data = pack_sample(sample, self.run)
-        key = (self.run, sample.kind, int(sample.step), sample.sites)
-        self._put("sample", sample.kind, int(sample.step), (None, *key, self._layout(rows, zeros), crc, data), crc)
-        if sample.histograms:
-            packed = pack_histograms(sample.histograms)
-            crc = histogram_crc(*key, packed)
-            self._put("histogram", sample.kind, int(sample.step), (None, *key, crc, packed), crc)
+    def put_samples(self, samples: Sequence[Sample]) -> None:
+        """Of one kind."""
+        found = []
+        for sample in samples:
+            rows, zeros, crc, data = pack_sample(sample, self.run)
+            key = (self.run, sample.kind, int(sample.step), sample.sites)
+            found.append((None, *key, self._layout(rows, zeros), crc, data))
+            if sample.histograms:
+                packed = pack_histograms(sample.histograms)
+                crc = histogram_crc(*key, packed)
+                self._put("histogram", sample.kind, int(sample.step), (None, *key, crc, packed), crc)
+        self._put_all("sample", samples[0].kind, [row[3] for row in found], [row[6] for row in found], found)
 
-    def put_scalars(self, rows: Iterable[tuple[str, int, float]]) -> None:
-        run = self.run
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for name, step, value in rows:
-            curves.setdefault(name, []).append((step, value))
+    def put_scalars(self, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         for name, points in curves.items():
-            tally = self.tallies.get((run, "scalar", name), Tally())
-            found = [(run, name, step, value, crc) for (step, value), crc in zip(points, scalar_crcs(run, name, points))]
-            order = [tally.newest, *(step for step, _ in points)]
-            if all(a < b for a, b in pairwise(order)):
-                self.db.executemany("INSERT INTO scalar VALUES (?, ?, ?, ?, ?)", found)
-                total = sum(step + crc for _, _, step, _, crc in found)
-                self.tallies[run, "scalar", name] = Tally(tally.rows + len(found), tally.total + total, order[-1])
-            else:
-                for row in found:
-                    self._put("scalar", name, row[2], row, row[4])
+            crcs = scalar_crcs(self.run, name, points)
+            found = [(self.run, name, step, value, crc) for (step, value), crc in zip(points, crcs)]
+            self._put_all("scalar", name, [step for step, _ in points], crcs, found)
+
+    def _put_all(self, table: str, name: str, order: list[int], crcs: list[int], rows: list[tuple[Any, ...]]) -> None:
+        """Rows one behind the other, as they mostly are, in one go."""
+        tally = self.tallies.get((self.run, table, name), Tally())
+        if all(a < b for a, b in pairwise([tally.newest, *order])):
+            self.db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            total = sum(order) + sum(crcs)
+            self.tallies[self.run, table, name] = Tally(tally.rows + len(rows), tally.total + total, order[-1])
+        else:
+            for at, crc, row in zip(order, crcs, rows):
+                self._put(table, name, at, row, crc)
 
     def put_next(self, table: str, row: tuple[Any, ...]) -> None:
         """Into a table whose rows are numbered: findings, dumps."""

@@ -93,30 +93,24 @@ def with_crcs(data: bytes, n: int, rows: Sequence[str], crc: int) -> bytes:
     return b"".join(piece for row, name in parts for piece in (row, _CRC.pack(_stat_crc(row, name, crc))))
 
 
-def _stat_crc(row: bytes, name: str, crc: int) -> int:
+def _stat_crc(row: bytes | memoryview, name: str, crc: int) -> int:
     return zlib.crc32(row, zlib.crc32(name.encode(), crc))
 
 
-def unpack_stat(piece: object, name: str, crc: int) -> np.ndarray | None:
-    """The values of one packed row, of which `crc` is the sample's; None if it is damaged."""
-    if not isinstance(piece, bytes):
+def unpack_stat(data: object, row: int, n: int, name: str, crc: int) -> np.ndarray | None:
+    """The values of one row of a packed sample, of which `crc` is the sample's; None if it is damaged. Nothing is copied."""
+    start, end = 4 * (n + 1) * row, 4 * (n + 1) * (row + 1) - 4
+    if not isinstance(data, bytes) or len(data) < end + 4:
         return None
-    row = piece[:-4]
-    return np.frombuffer(row, "<f4") if piece[-4:] == _CRC.pack(_stat_crc(row, name, crc)) else None
+    whole = _CRC.unpack_from(data, end)[0] == _stat_crc(memoryview(data)[start:end], name, crc)
+    return np.frombuffer(data, "<f4", n, start) if whole else None
 
 
 def unpack_sample(data: object, n: int, rows: str, zeros: str, crc: int) -> dict[str, np.ndarray] | None:
     """Statistic -> float32 per site; None if it is damaged."""
-    width = 4 * n + 4
-    if not isinstance(data, bytes):
-        return None
-    out = {name: np.zeros(n, "<f4") for name in zeros.split()}
-    for index, name in enumerate(rows.split()):
-        values = unpack_stat(data[index * width : (index + 1) * width], name, crc)
-        if values is None:
-            return None
-        out[name] = values
-    return out
+    found = {name: unpack_stat(data, row, n, name, crc) for row, name in enumerate(rows.split())}
+    whole = {name: values for name, values in found.items() if values is not None}
+    return {name: np.zeros(n, "<f4") for name in zeros.split()} | whole if len(whole) == len(found) else None
 
 
 def stat(data: bytes, n: int, rows: str, zeros: str, name: str, position: int) -> float | None:

@@ -53,6 +53,7 @@ from .packing import (
 )
 
 BUSY_SECONDS = 5.0
+_POINT_ROW = [("step", "i8"), ("value", "f8"), ("crc", "i8")]  # of a curve
 MOST_LISTED = 10  # runs, where the one that was asked for is not there
 
 
@@ -245,15 +246,16 @@ def scalars(
     between, bounds = _range(first, last)
     for name in scalar_names(db, run) if names is None else names:
         query = f"SELECT step, value, crc FROM scalar WHERE run = ? AND name = ?{between} ORDER BY step"
-        rows = db.execute(query, (run, name, *bounds)).fetchall()
-        steps, values, crcs = (np.array([row[i] for row in rows]) for i in range(3))
-        if steps.dtype == crcs.dtype == np.int64 and values.dtype == np.float64:
-            whole = point_crcs(run, name, steps, values) == crcs
-            steps, values = steps[whole], values[whole]
-        else:  # NULL for NaN, and a damaged column may hold anything
+        try:
+            points = np.fromiter(db.execute(query, (run, name, *bounds)), _POINT_ROW)
+            whole = point_crcs(run, name, points["step"], points["value"]) == points["crc"]
+            steps, values, there = points["step"][whole], points["value"][whole], len(points)
+        except (TypeError, ValueError, OverflowError):  # a damaged column may hold anything
+            rows = db.execute(query, (run, name, *bounds)).fetchall()
             kept = [row for row, crc in zip(rows, scalar_crcs(run, name, [row[:2] for row in rows])) if row[2] == crc]
             steps, values = np.array([row[0] for row in kept], np.int64), np.array([row[1] for row in kept], np.float64)
-        if len(steps) < len(rows):
+            there = len(rows)
+        if len(steps) < there:
             note_damage(db, "scalar")
         if len(steps):
             out[name] = (steps, values)
@@ -274,34 +276,28 @@ def statistics_of(
     """(steps int64, statistic -> float32 [steps, sites]): every sample is read once, whatever is wanted of it."""
     between, bounds = _range(first, last)
     query = f"SELECT step, n, layout, crc, data FROM sample WHERE run = ? AND kind = ?{between} ORDER BY step"
-    steps, widths, read = [], [], []
+    steps, read = [], []
     with one_moment(db):
         layouts = {i: (str(rows), str(zeros)) for i, rows, zeros in db.execute("SELECT id, rows, zeros FROM layout")}
-        places = {
-            i: [(name, rows.split().index(name)) for name in wanted if name in rows.split()] for i, (rows, _) in layouts.items()
-        }
-        zero = {i: [name for name in wanted if name in zeros.split()] for i, (_, zeros) in layouts.items()}
+        names = {i: (rows.split(), [name for name in zeros.split() if name in wanted]) for i, (rows, zeros) in layouts.items()}
+        places = {i: [(name, rows.index(name)) for name in wanted if name in rows] for i, (rows, _) in names.items()}
         for step, n, layout, crc, data in db.execute(query, (run, kind, *bounds)):
             if crc != sample_crc(run, kind, step, n, *layouts.get(layout, ("", ""))):
                 note_damage(db, "sample")
                 continue
-            size = 4 * (n + 1)
-            pieces = {
-                name: data[size * row : size * (row + 1)] if isinstance(data, bytes) else None for name, row in places[layout]
-            }
-            found = {name: values for name, piece in pieces.items() if (values := unpack_stat(piece, name, crc)) is not None}
-            if len(found) < len(pieces):
-                note_damage(db, "sample")
+            found = [(name, unpack_stat(data, row, n, name, crc)) for name, row in places[layout]]
             steps.append(step)
-            widths.append(n)
-            read.append((layout, found))
-    shape = len(steps), max(widths, default=0)
+            read.append((n, layout, found))
+    shape = len(steps), max((n for n, _, _ in read), default=0)
     out = {name: np.full(shape, 0.0 if name == "count" else np.nan, np.float32) for name in wanted}
-    for index, (n, (layout, found)) in enumerate(zip(widths, read)):
-        for name in zero[layout]:
+    for index, (n, layout, found) in enumerate(read):
+        for name in names[layout][1]:
             out[name][index, :n] = 0.0
-        for name, values in found.items():
-            out[name][index, :n] = values
+        for name, values in found:
+            if values is None:
+                note_damage(db, "sample")
+            else:
+                out[name][index, :n] = values
     return np.array(steps, np.int64), out
 
 

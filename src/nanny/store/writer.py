@@ -113,19 +113,23 @@ class RunWriter:
             self._enqueue_urgent([partial(WritingStore.put_sites, kind=kind, first=first, sites=tuple(members))])
 
     def add_sample(self, sample: Sample) -> None:
-        """A second sample of the same kind and step replaces the first."""
-        if sample.sites:
-            size = len(sample.data) + len(sample.histograms)
-            self._enqueue_bulk(size, partial(WritingStore.put_sample, sample=sample))
+        self.add_samples([sample])
+
+    def add_samples(self, samples: Iterable[Sample]) -> None:
+        """Of one kind. A second sample of the same kind and step replaces the first."""
+        found = [sample for sample in samples if sample.sites]
+        if found:
+            size = sum(len(sample.data) + len(sample.histograms) for sample in found)
+            self._enqueue_bulk(size, partial(WritingStore.put_samples, samples=found))
 
     def add_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        self.add_curves([(step, values)])
+        self.add_curves([step], {name: [value] for name, value in values.items()})
 
-    def add_curves(self, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
-        """Scalars of several steps."""
-        rows = [(_clean_name(name), int(step), float(value)) for step, values in steps for name, value in values.items()]
-        if rows:
-            self._enqueue_bulk(_ROW_BYTES * len(rows), partial(WritingStore.put_scalars, rows=rows))
+    def add_curves(self, steps: Sequence[int], curves: Mapping[str, Iterable[float]]) -> None:
+        """Scalars of several steps, which all have each of them."""
+        points = {_clean_name(name): list(zip(map(int, steps), map(float, values))) for name, values in curves.items()}
+        if points:
+            self._enqueue_bulk(_ROW_BYTES * len(steps) * len(points), partial(WritingStore.put_scalars, curves=points))
 
     def add_finding(self, finding: Finding) -> None:
         """Returns when the finding survives the death of this process, or after a second."""

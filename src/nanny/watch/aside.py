@@ -51,6 +51,33 @@ class Part(Protocol):
     def step_in(self) -> None: ...
 
 
+class _Callers(torch.nn.Module):
+    def forward(self) -> tuple[int, int]:
+        """The lines of torch from which it is called."""
+        frame: Any = _getframe(1)
+        return frame.f_lineno, frame.f_back.f_lineno
+
+
+def _lines_with_a_hook() -> dict[int, int]:
+    if modules._has_any_global_hook():
+        return {}
+    callers = _Callers()
+    alone = callers()
+    callers.register_forward_hook(lambda *call: None)
+    return dict(zip(alone, callers()))
+
+
+_LINES = _lines_with_a_hook()
+_LINES |= {line: other for other, line in _LINES.items()}
+
+
+def _share_warnings() -> None:
+    """Python tells a warning once for each line; of those in the name of who calls forward, the line depends on hooks."""
+    told: dict[Any, Any] = getattr(modules, "__warningregistry__", {})
+    for key in [key for key in told if type(key) is tuple and len(key) == 3 and key[2] in _LINES]:
+        told.setdefault((*key[:2], _LINES[key[2]]), told[key])
+
+
 class ModuleHooks:
     """Hooks on all modules (or on anything else that the compiler looks at): each entry registers one and gives its handle."""
 
@@ -77,11 +104,14 @@ class ModuleHooks:
             handle = self._handles.pop()
             handle.remove()
             getattr(modules, "_global_forward_hooks_with_kwargs", {}).pop(handle.id, None)  # torch forgets it
+        with suppress(Exception):
+            _share_warnings()
 
     def come_back(self) -> None:
         if not self._handles:
             for register in self._register:
                 self._handles.append(register())
+            _share_warnings()
 
     def before_backward(self) -> str:
         return ""

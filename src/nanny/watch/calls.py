@@ -14,8 +14,8 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,8 +33,8 @@ MOST_EVALUATED = 64  # calls in evaluation mode whose parts are looked at
 DEPEND_ON_MODE = (_NormBase, _DropoutNd)
 MOST_ELEMENTS = 1 << 22  # of the gradient of an output that is kept until the optimizer has run
 FEW_ELEMENTS = 1 << 16  # of an output whose numbers are kept until then, whether the program keeps it or not
+T = TypeVar("T")
 _IS_CPU: Any = Tensor.is_cpu.__get__  # type: ignore[attr-defined]
-_NOTHING = nullcontext()
 
 
 class _Lent(weakref.ref[Any]):
@@ -48,6 +48,22 @@ def _hold(value: Any) -> Any:
     return _Lent(value) if isinstance(value, np.ndarray) else value
 
 
+def _holding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    return map_leaves(args, _hold), map_leaves(kwargs, _hold) if kwargs else kwargs
+
+
+def _kept(tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, int]]:
+    return [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in tensors]
+
+
+def _outside_modes(work: Callable[..., T], *args: Any) -> T:
+    """What is made here is not the program's."""
+    if not torch._C._len_torch_dispatch_stack():
+        return work(*args)
+    with _disable_current_modes():
+        return work(*args)
+
+
 def _still_there(value: Any) -> Any:
     return value() if type(value) is _Lent else value
 
@@ -55,11 +71,15 @@ def _still_there(value: Any) -> Any:
 class ModelCall:
     """One call of a model. It holds what was passed in, and so much as it lasts of what came out."""
 
+    __slots__ = (
+        "__weakref__", "_args", "_autocast", "_called", "_catches", "_catching", "_grad", "_kwargs", "_numbers", "_passed",
+        "_random", "_random_cuda", "_versions", "gradients", "has_modes", "is_over", "nodes", "outputs",
+    )  # fmt: skip
+
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
     ) -> None:
-        with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING:
-            self._given = map_leaves((args, kwargs), _hold)
+        self._args, self._kwargs = _outside_modes(_holding, args, kwargs)
         self._called, self.has_modes = module, has_modes
         self._catches = catches
         self.is_over = False
@@ -68,9 +88,9 @@ class ModelCall:
         self._numbers: list[tuple[Tensor | None, int]] = []  # of the outputs that are small, and the version they had
         self._catching: list[Any] = []
         self.gradients: dict[int, Tensor] = {}  # of the outputs by their position, once backward has passed
-        inputs = self.inputs
-        self._passed = [weakref.ref(t) for t in tensors_in((args, kwargs))]
-        self._versions = _versions(inputs)
+        inputs = tensors_in((args, kwargs) if kwargs else args)
+        self._passed = list(map(weakref.ref, inputs))
+        self._versions = _versions(inputs)  # one number for a tensor and what is held of it
         self._random = torch.default_generator.get_state()
         self._random_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         self._grad = torch.is_grad_enabled()
@@ -85,11 +105,11 @@ class ModelCall:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        return tuple(map_leaves(self._given[0], _still_there))
+        return tuple(map_leaves(self._args, _still_there))
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        return dict(map_leaves(self._given[1], _still_there))
+        return dict(map_leaves(self._kwargs, _still_there))
 
     @property
     def module(self) -> nn.Module:
@@ -102,7 +122,7 @@ class ModelCall:
 
     @property
     def inputs(self) -> list[Tensor]:
-        return tensors_in(map_leaves(self._given, _still_there))
+        return tensors_in((self.args, self.kwargs))
 
     @property
     def passed(self) -> list[Tensor]:
@@ -141,16 +161,15 @@ class ModelCall:
         """What it gave is known, and the gradients that it will get are caught when backward comes by, if anybody wants them."""
         self.is_over = True
         found = tensors_in(out)
-        self.outputs = [weakref.ref(t) for t in found]
-        self.nodes = [t.grad_fn._sequence_nr() if t.grad_fn is not None else -1 for t in found]
-        if not any(t.is_inference() for t in found):
-            with _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING:  # they are not the program's
-                self._numbers = [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in found]
+        if not any(map(Tensor.is_inference, found)):
+            self._numbers = _outside_modes(_kept, found)
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
-            if self._catches and tensor.grad_fn is not None and tensor.numel() <= MOST_ELEMENTS:
-                hook = functools.partial(_catch, mine, i, tensor.output_nr)
-                self._catching.append(tensor.grad_fn.register_prehook(hook))
+            node = tensor.grad_fn
+            self.outputs.append(weakref.ref(tensor))
+            self.nodes.append(node._sequence_nr() if node is not None else -1)
+            if self._catches and node is not None and tensor.numel() <= MOST_ELEMENTS:
+                self._catching.append(node.register_prehook(functools.partial(_catch, mine, i, tensor.output_nr)))
 
     def catch(self, position: int, gradient: Tensor | None) -> None:
         if gradient is not None:
@@ -177,16 +196,20 @@ class ModelCall:
 class LineCall(ModelCall):
     """A line of the loop that is put into a module to be made again; who listens to modules does not hear of it."""
 
+    __slots__ = ()
+
     @property
     def _again(self) -> Callable[..., Any]:
         return self.module.forward
 
 
 def _catch(call: weakref.ref[ModelCall], position: int, slot: int, gradients: Sequence[Tensor | None]) -> None:
-    with suppress(Exception):  # torch calls it in the middle of backward
-        made = call()
+    made = call()
+    try:
         if made is not None:
             made.catch(position, gradients[slot] if slot < len(gradients) else None)
+    except Exception:  # noqa: BLE001 - torch calls it in the middle of backward
+        return
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
@@ -271,11 +294,14 @@ class ModelCalls:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
         self.heard = True
-        if not torch.is_grad_enabled() and not in_backward():
+        if in_backward():
+            return None
+        has_graph = torch.is_grad_enabled()
+        if not has_graph:
             self.in_train_mode += module.training or self._part_trains(module)
         if self.made and not self.made[-1].is_over:
             return None  # a part of what is being called
-        if len(self.made) >= MOST_CALLS or in_backward() or being_traced() or not torch.is_grad_enabled():
+        if not has_graph or len(self.made) >= MOST_CALLS or being_traced():
             return None
         has_modes = has_other_modes()
         with torch._C.DisableTorchFunction():  # subclasses and modes of the program are not to notice
@@ -336,8 +362,11 @@ def _wrap(kind: Any) -> None:
 
 
 def _is_over(made: ModelCall, out: Any) -> None:
-    with suppress(Exception), torch._C.DisableTorchFunction():
-        made.over(out)
+    try:
+        with torch._C.DisableTorchFunction():
+            made.over(out)
+    except Exception:  # noqa: BLE001 - the program's call comes first
+        return
 
 
 def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:

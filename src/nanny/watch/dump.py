@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from ..core.examination import Place
 from ..core.finding import NannyError
+from ..core.regular_files import read_regular
 from .op_facts import SAFE_NAMESPACES, workspace_of, written_by
 from .tensors import map_leaves, short_dtype, tensors_in
 
@@ -254,11 +254,10 @@ def _load_tensors(path: Path, expected: str) -> dict[str, Tensor]:
 
 
 def _bounded(path: Path, most: int) -> bytes:
-    """A regular file up to a size: a pipe would never end."""
-    about = path.stat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > most:
-        raise NannyError(f"{path}: a dump is a regular file of at most {most >> 20} MB")
-    return path.read_bytes()
+    try:
+        return read_regular(path, most)
+    except OSError:
+        raise NannyError(f"{path}: a dump is a regular file of at most {most >> 20} MB") from None
 
 
 def operation_of(dump: Dump) -> Any:

@@ -14,6 +14,7 @@ import builtins
 import collections
 import datetime
 import decimal
+import inspect
 import logging
 import operator
 import random
@@ -25,7 +26,10 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from sys import _getframe
 from typing import Any
+
+from .reached import is_of_library
 
 # modules of Python, most of them in C, whose functions compute, look, or change what they are given
 _COMPUTE = {
@@ -60,11 +64,14 @@ _OBJECTS = (
     ),
     *(type(threading.Lock()), type(threading.RLock()), types.MappingProxyType, types.SimpleNamespace),
 )
-_LEADS_ON = ("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects")  # ours, from which the program's code is called
+# ours, from which the program's code is called
+_LEADS_ON = ("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects", "nanny.watch.reached")
 _WRITTEN_IN_PYTHON = {
     logging.Logger.handle.__code__: "its code writes to a log",
     weakref.finalize.__init__.__code__: "its code waits for the end of things",
 }
+_CURRENT_FRAME = inspect.currentframe.__code__
+_LOOKS_AT_CALLERS = "its code looks at who calls it"  # which is another one now
 
 
 class Effect(BaseException):
@@ -103,8 +110,12 @@ class _Guard:
             if isinstance(name, str) and name.partition(".")[0] in ("nanny", "importlib", "_frozen_importlib"):
                 if event == "call" and name not in _LEADS_ON:
                     self._ours = frame
+            elif event == "c_call":
+                self._stop(_LOOKS_AT_CALLERS if about is _getframe and not is_of_library(name) else effect_of(about))
+            elif frame.f_code is _CURRENT_FRAME and not is_of_library(frame.f_back.f_globals.get("__name__")):
+                self._stop(_LOOKS_AT_CALLERS)
             else:
-                self._stop(effect_of(about) if event == "c_call" else _WRITTEN_IN_PYTHON.get(frame.f_code, ""))
+                self._stop(_WRITTEN_IN_PYTHON.get(frame.f_code, ""))
 
     def _stop(self, why: str) -> None:
         if why:

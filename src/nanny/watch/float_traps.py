@@ -20,7 +20,7 @@ def _of_glibc() -> tuple[Any, Any, Any]:
         return (lambda: 0), None, None
 
 
-_traps, _hold, _restore = _of_glibc()
+traps_are_set, _hold, _restore = _of_glibc()  # the first: more than 0 if any is
 
 
 class Untrapped:
@@ -29,7 +29,7 @@ class Untrapped:
     __slots__ = ("_state",)
 
     def __enter__(self) -> None:
-        self._state = ctypes.create_string_buffer(_LARGEST_STATE) if _traps() > 0 else None
+        self._state = ctypes.create_string_buffer(_LARGEST_STATE) if traps_are_set() > 0 else None
         if self._state is not None:
             _hold(self._state)
 

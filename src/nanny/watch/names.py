@@ -30,22 +30,29 @@ def unwrapped(model: nn.Module) -> nn.Module:
     return model
 
 
+def held_by(module: nn.Module, name: str) -> Any:
+    """An attribute or a part of its own, or None. A `__getattr__` of the program's is not asked: it may do anything."""
+    attributes = object.__getattribute__(module, "__dict__")
+    parts = attributes.get("_modules", {})
+    return attributes[name] if name in attributes else parts[name] if name in parts else None  # noqa: SIM401 - a ScriptModule's
+
+
 def _inside(model: nn.Module) -> nn.Module | None:
-    inner = next((m for name in _WRAPPED if (m := getattr(model, name, None)) is not None), None)
+    inner = next((m for name in _WRAPPED if (m := held_by(model, name)) is not None), None)
     if inner is None and type(model).__module__.startswith(("torch.nn.parallel", "torch.distributed", "deepspeed")):
-        inner = getattr(model, "module", None)
+        inner = getattr(model, "module", None)  # of FSDP a property
     return inner if isinstance(inner, nn.Module) else None
 
 
 def called_part(model: nn.Module) -> nn.Module:
     """The module whose calls can be seen from outside: the user's own, or the wrapper of torch.compile around it."""
-    while not hasattr(model, "_orig_mod") and (inner := _inside(model)) is not None:
+    while held_by(model, "_orig_mod") is None and (inner := _inside(model)) is not None:
         model = inner
     return model
 
 
 def is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return held_by(module, "_orig_mod") is not None or getattr(module, "_compiled_call_impl", None) is not None
 
 
 class Held:

@@ -24,8 +24,8 @@ KERNEL_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplemented
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    known = getattr(torch, "OutOfMemoryError", MemoryError)
-    return isinstance(error, (MemoryError, known)) or "allocate memory" in str(error) or "not enough memory" in str(error)
+    known = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, known) or "allocate memory" in str(error) or "not enough memory" in str(error)
 
 
 def bare_name(func: Any) -> str:

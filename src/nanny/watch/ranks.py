@@ -197,8 +197,8 @@ def _is_part(laid_out: Any) -> bool:
 def gathered_parameters(models: Sequence[nn.Module]) -> Iterator[tuple[Tensor, Tensor, Callable[[], Tensor | None]]]:
     """Shards of FSDP2, the whole parameters that stand for them while a module runs, and who gives these if they still are."""
     for module in (module for model in models for module in model.modules()):
-        state = getattr(module, "_get_fsdp_state", None)  # private; tests/distributed fails if it goes
-        for group in getattr(state(), "_fsdp_param_groups", ()) if state is not None else ():
+        state = getattr(type(module), "_get_fsdp_state", None)  # private; tests/distributed fails if it goes
+        for group in getattr(state(module), "_fsdp_param_groups", ()) if state is not None else ():
             for one in group.fsdp_params:
                 whole = getattr(one, "_unsharded_param", None)
                 if whole is not None and not hasattr(whole, "to_local") and whole.requires_grad:

@@ -19,6 +19,7 @@ import datetime
 import decimal
 import enum
 import functools
+import gc
 import logging
 import operator
 import queue
@@ -56,6 +57,7 @@ _UNCHANGING = (
     ),  # the last in a copy
 )
 _MADE_BY_PYTHON = 1 << 9  # a class whose instances may be given another
+_CACHED = functools._lru_cache_wrapper
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _NOT_PUT_BACK = (Iterator, *_LOCKS, queue.SimpleQueue, bytearray, memoryview)
 _OF_CLASSES = (
@@ -72,6 +74,7 @@ class Reached:
         self.obstacle = ""
         self.tensors: list[Tensor] = []
         self._kept: list[tuple[Callable[[], bool], Callable[[], None]]] = []  # is it as it was? make it so
+        self._caches: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []  # where caches of functions are held
         self._seen: dict[int, Any] = {}
         self._used: set[str] = {"forward"}  # names in the code so far
         self._unused: dict[str, list[tuple[type, str, Any]]] = {}  # what classes have under other names
@@ -82,10 +85,19 @@ class Reached:
                 break
             self._look(self._waiting.pop())
 
+    def hide_caches(self) -> None:
+        """Until all is put back, a function with a cache answers from a copy of it: nothing in it is used, added or dropped."""
+        for _, put, original in self._caches:
+            with contextlib.suppress(Exception):  # of a Python that lays them out otherwise
+                put(_CopiedCache(original))
+
     def is_untouched(self) -> bool:
         return all(is_same() for is_same, _ in self._kept)
 
     def put_back(self) -> None:
+        for get, put, original in self._caches:
+            if type(get()) is _CopiedCache:
+                put(original)
         for is_same, restore in self._kept:
             if not is_same():
                 restore()
@@ -213,11 +225,13 @@ class Reached:
             ),
             restore,
         )
+        for key, value in content:
+            self._note_cache(functools.partial(dict.get, thing, key), functools.partial(plain.__setitem__, thing, key), value)
 
     def _look_into_function(self, function: types.FunctionType) -> None:
         self._waiting.append(function.__dict__.get("__wrapped__"))
         space = function.__globals__
-        if _root_of(space.get("__name__")) in _LIBRARIES:
+        if is_of_library(space.get("__name__")):
             return
         self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for cell in function.__closure__ or ():
@@ -237,12 +251,13 @@ class Reached:
         for name in names & space.keys():
             value = space[name]
             self._keep_name(space, name, value)
-            if isinstance(value, types.ModuleType) and _root_of(value.__name__) not in _LIBRARIES:
+            if isinstance(value, types.ModuleType) and not is_of_library(value.__name__):
                 for attribute in names & vars(value).keys():
                     self._keep_name(vars(value), attribute, vars(value)[attribute])
 
     def _keep_name(self, space: dict[str, Any], name: str, value: Any) -> None:
-        self._keep(lambda: space.get(name) is value, lambda: space.update({name: value}))
+        self._keep(lambda: _original(space.get(name)) is value, lambda: space.update({name: value}))
+        self._note_cache(lambda: space.get(name), functools.partial(space.__setitem__, name), value)
         self._waiting.append(value)
 
     def _keep_cell(self, cell: types.CellType) -> None:
@@ -250,12 +265,13 @@ class Reached:
             content = cell.cell_contents
         except ValueError:  # empty
             return
-        self._keep(lambda: cell.cell_contents is content, lambda: setattr(cell, "cell_contents", content))
+        self._keep(lambda: _original(cell.cell_contents) is content, lambda: setattr(cell, "cell_contents", content))
+        self._note_cache(lambda: cell.cell_contents, functools.partial(setattr, cell, "cell_contents"), content)
         self._waiting.append(content)
 
     def _look_into_class(self, kind: type) -> None:
         for one in kind.__mro__:
-            if _root_of(one.__module__) in _LIBRARIES or id(one) in self._seen:
+            if is_of_library(one.__module__) or id(one) in self._seen:
                 continue
             self._seen[id(one)] = one
             for name, value in list(vars(one).items()):
@@ -269,8 +285,55 @@ class Reached:
 
     def _keep_attribute(self, kind: type, name: str, value: Any) -> None:
         self._waiting.append(value)
+        self._note_cache(lambda: vars(kind).get(name), functools.partial(type.__setattr__, kind, name), value)
         if not isinstance(value, (types.FunctionType, property, staticmethod, classmethod)):
-            self._keep(lambda: vars(kind).get(name) is value, lambda: type.__setattr__(kind, name, value))
+            self._keep(lambda: _original(vars(kind).get(name)) is value, lambda: type.__setattr__(kind, name, value))
+
+    def _note_cache(self, get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> None:
+        if isinstance(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value, _CACHED):
+            self._caches.append((get, put, value))
+
+
+class _CopiedCache:
+    """Stands for what `functools.lru_cache` made. Its counters and its order cannot be put back, only left alone."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        cached: Any = original.__func__ if isinstance(original, (staticmethod, classmethod)) else original
+        self.__wrapped__ = cached.__wrapped__
+        self.cache_info, self.cache_clear = cached.cache_info, cached.cache_clear  # calls of these are refused as effects
+        self._typed, self._keeps = cached.cache_parameters()["typed"], cached.cache_parameters()["maxsize"] != 0
+        held = gc.get_referents(cached)  # to ask it would count
+        at = max(i for i, one in enumerate(held) if type(one) is dict and one is not cached.__dict__)
+        self._mark = next((one for one in held[at:] if type(one) is object), None)  # before arguments by keyword
+        self._answers = dict(held[at])
+        if cached.cache_parameters()["maxsize"]:  # answers are in a list of links, each behind its key
+            keys, links = {id(key) for key in held[at]}, iter(held[:at])
+            self._answers = {key: next(links) for key in links if id(key) in keys}
+        if len(self._answers) != cached.cache_info().currsize:
+            raise LookupError
+
+    def __get__(self, thing: Any, kind: Any) -> Any:
+        if isinstance(self.original, classmethod):
+            return types.MethodType(self, kind)
+        return self if thing is None or isinstance(self.original, staticmethod) else types.MethodType(self, thing)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key: Any = (*args, *((self._mark, *(part for item in kwargs.items() for part in item)) if kwargs else ()))
+        if self._typed:
+            key += (*map(type, args), *map(type, kwargs.values()))
+        elif len(args) == 1 and not kwargs and type(args[0]) in (int, str):
+            key = args[0]
+        if key in self._answers:
+            return self._answers[key]
+        answer = self.__wrapped__(*args, **kwargs)
+        if self._keeps:
+            self._answers[key] = answer
+        return answer
+
+
+def _original(thing: Any) -> Any:
+    return thing.original if type(thing) is _CopiedCache else thing
 
 
 def _holds(slot: types.MemberDescriptorType, thing: Any, value: Any) -> bool:
@@ -284,12 +347,17 @@ def _is_free(lock: Any) -> bool:
     """Nobody holds it, and no thread of the program is there that could: what it guards is ours for now."""
     held = lock.locked() if hasattr(lock, "locked") else lock._is_owned()
     targets = (getattr(t, "_target", None) or type(t) for t in threading.enumerate() if t is not threading.current_thread())
-    return not held and all(_root_of(getattr(target, "__module__", "")) in _LIBRARIES for target in targets)
+    return not held and all(is_of_library(getattr(target, "__module__", "")) for target in targets)
 
 
 def _are_same(these: Iterable[Any], those: Iterable[Any]) -> bool:
     first, second = list(these), list(those)
-    return len(first) == len(second) and all(a is b for a, b in zip(first, second))
+    return len(first) == len(second) and all(_original(a) is b for a, b in zip(first, second))
+
+
+def is_of_library(module: Any) -> bool:
+    """By its name: torch, numpy, Python's own, ours."""
+    return _root_of(module) in _LIBRARIES
 
 
 def _root_of(module: Any) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .names import held_by
 from .op_stream import Op
 from .reached import Reached
 from .storages import whole_storage
@@ -59,7 +60,7 @@ class KeptState:
 
         Frozen ones (a teacher that follows) and embeddings with a `max_norm` are meant to change.
         """
-        exempt = {id(m.weight) for m in self._model.modules() if getattr(m, "max_norm", None) is not None}
+        exempt = {id(m.weight) for m in self._model.modules() if held_by(m, "max_norm") is not None}
         written = [
             self._names[id(t)]
             for key, t in self._protected.items()

@@ -345,7 +345,37 @@ def gradients_divided_by_hand(dtype: torch.dtype = torch.float16) -> Training:
     return Training(model, optimizer, step, scaler)
 
 
+def penalty_of_scaled_gradients(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """The norm of the gradients is kept at 1, of a loss times 1,024: the twin divides it before it is compared."""
+    model = Patches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scaler = GradScaler("cpu", init_scale=1024.0, enabled=dtype == torch.float16)
+
+    def step(i):
+        x, label = pictures(i)
+        optimizer.zero_grad()
+        with low(dtype):
+            loss = F.cross_entropy(model(x), label)
+        found = torch.autograd.grad(scaler.scale(loss), list(model.parameters()), create_graph=True)
+        norm = (sum(g.pow(2).sum() for g in found) + 1e-12).sqrt()
+        if fixed:
+            norm = norm / scaler.get_scale()
+        scaler.scale(loss + 0.1 * (norm - 1).square()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return Training(model, optimizer, step, scaler)
+
+
 PROGRAMS = [
+    *planted(
+        penalty_of_scaled_gradients,
+        "clip_before_unscale",
+        "loop:penalty",
+        shows=lambda run: run.flat,
+        precision_caused=None,
+    ),
     *planted(
         head_stepped_beside_the_scaler,
         "step_on_scaled_gradients",

@@ -18,6 +18,7 @@ def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: print the norm that clip_grad_norm_ returns: it is the loss scale times the true one.
     """
+    yield from _scaled_penalty(signs)
     facts = signs.facts
     finding = signs.evidence.finding("CLIP_BEFORE_UNSCALE")
     wrong = facts.count("clipped_scaled")
@@ -43,6 +44,26 @@ def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
         chain=("clip on scaled gradients", "unscale divides once more", "updates are too small by the loss scale"),
         step=finding.step,
     )  # fmt: skip
+
+
+def _scaled_penalty(signs: Signs) -> Iterator[Diagnosis]:
+    """A penalty on the size of gradients that are still multiplied by the loss scale, as wrong as a norm that is clipped by."""
+    for exam, seen in signs.fact("scaled_penalty"):
+        yield Diagnosis(
+            culprit="loop:penalty",
+            confidence=CERTAIN,
+            evidence=(
+                f"step {exam.step}: a penalty is computed of gradients that are multiplied by the loss scale, "
+                f"{number(seen['scale'])}, and undivided",
+                f"a norm in it is {number(seen['scale'])} times as large as meant, a square {number(seen['scale'] ** 2)} times",
+            ),
+            chain=("gradients of a scaled loss", "a penalty too large by the loss scale", "the loss itself is drowned"),
+            step=exam.step,
+            where=seen["where"],
+            source=seen["source"],
+            precision_caused=None,
+        )
+        return
 
 
 @cause("unscaled_twice", family="scaler_misuse")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.examination import Hazard
-from ...core.numbers import short
+from ...core.numbers import number, short
 from ...core.ops import (
     DIFFERENCES,
     DIVISIONS,
@@ -142,7 +142,7 @@ def undefined(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     form = step.format_of(suspect)
     return hazard_of(
         suspect,
-        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} in {form.name}, {short(suspect.reference_absmax)} in FP32",
+        f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} in {form.name}, {number(suspect.reference_absmax)} in FP32",
         "after_difference" if suspect.after & DIFFERENCES else "",
         "singular" if suspect.op in SINGULAR_AT_ZERO | ROOTS | NORMS else "",
         site="optimizer" if suspect.place.phase == "optimizer" else None,

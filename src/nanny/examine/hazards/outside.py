@@ -66,11 +66,11 @@ def coarse_input(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     if suspect.trouble != "stored":
         return None
     spacing = short(numbers["spacing"])
-    if "column" in numbers:
+    if "series" in numbers:
         return hazard_of(
             suspect,
-            f"{numbers['columns']} of {numbers['of']} columns that vary were stored in {form.name} and lost by it: column "
-            f"{numbers['column']}, up to {short(numbers['size'])} where its numbers lie {spacing} apart, differs by "
+            f"{numbers['lost']} of {numbers['of']} columns or series that vary were stored in {form.name} and lost by it: number "
+            f"{numbers['series']}, up to {short(numbers['size'])} where its numbers lie {spacing} apart, differs by "
             f"{short(numbers['spread'])}",
             value=numbers["spread"],
             limit=numbers["spacing"],

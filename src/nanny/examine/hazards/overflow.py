@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.examination import Hazard
-from ...core.numbers import share, short
+from ...core.numbers import number, share, short
 from ...core.ops import ATTENTIONS, EXPONENTIALS, LOSS_OPS, MATMULS, PRODUCTS, REDUCTIONS, ROOTS, SOFTMAXES
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
@@ -44,9 +44,9 @@ def overflow(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     expected = suspect.reference_absmax
     beyond = (
-        f"beyond {short(form.max)} of {form.name}" if expected >= form.max else f"but leaves the range of {form.name} on its way"
+        f"beyond {number(form.max)} of {form.name}" if expected >= form.max else f"but leaves the range of {form.name} on its way"
     )
-    what = f"{suspect.op} gives {short(expected)} in FP32, {beyond}"
+    what = f"{suspect.op} gives {number(expected)} in FP32, {beyond}"
     traits = set(_traits(suspect, step))
     return hazard_of(
         suspect,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.examination import Hazard
-from ...core.numbers import share, short
+from ...core.numbers import number, share, short
 from ...core.ops import CANCEL, CASTS, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
@@ -223,7 +223,7 @@ def saturation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     return hazard_of(
         suspect,
-        f"{short(suspect.reference_absmax)} is beyond {short(form.max)} of {form.name} and is cut off: the scale is too large",
+        f"{number(suspect.reference_absmax)} is beyond {number(form.max)} of {form.name} and is cut off: the scale is too large",
         value=suspect.reference_absmax,
         limit=form.max,
     )

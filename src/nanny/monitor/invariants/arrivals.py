@@ -16,7 +16,7 @@ from ...core.step import Breach
 from ...measure import transfer
 from ...measure.flatten import local_part
 from ...measure.rows import which_are_zero
-from ...watch.names import unwrapped
+from ...watch.names import held_by, unwrapped
 from ...watch.places import is_users_own
 from ...watch.tensors import gradient_of, is_readable
 from ..trace import StepTrace
@@ -89,7 +89,7 @@ class Arrivals:
 
     def breaches(self) -> Iterator[Breach]:
         watched = self._watched
-        unused_is_meant = any(getattr(model, "find_unused_parameters", False) for model, _ in watched.models)
+        unused_is_meant = any(held_by(model, "find_unused_parameters") for model, _ in watched.models)
         if not self.arrived and self._zero:
             yield watched.breach("no_gradient", sorted(self._zero), watched.total, watched.total, ("nowhere", "zero"))
         if unused_is_meant or not self.arrived:

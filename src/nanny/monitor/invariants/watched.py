@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ MOST_NAMES = 8  # of what is affected
 MOST_SEARCHES = 3  # through everything that Python holds
 SAMPLE = 64  # elements of a tensor
 LARGEST_GRAPH = 20_000  # that is walked through
+_TRAINS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -94,7 +96,12 @@ class Watched:
     def of_optimizer(self, one: Stepping) -> list[Tensor]:
         """Those of the models that it has, and that train."""
         optimizer = one.optimizer()
-        return [] if optimizer is None else [p for p in parameters_of(optimizer) if id(p) in self.parameters and p.requires_grad]
+        return [] if optimizer is None else list(filter(_TRAINS, self.mine_of(optimizer)))
+
+    def mine_of(self, optimizer: Optimizer) -> list[Tensor]:
+        every = parameters_of(optimizer)
+        are_mine = all(map(self.parameters.__contains__, map(id, every)))  # in C: most often they all are
+        return every if are_mine else [p for p in every if id(p) in self.parameters]
 
     def owned(self) -> set[int]:
         return {id(p) for p in self._optimized()}
@@ -162,7 +169,7 @@ def any_gradient(parameters: Sequence[Tensor]) -> bool:
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 def optimizers_alive() -> list[Optimizer]:

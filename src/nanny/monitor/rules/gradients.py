@@ -12,12 +12,12 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.formats import FINITE_BINS, FP16, exponent_of
-from ...core.step import SiteTable, StepRecord
+from ...core.step import QuietSteps, SiteTable, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Observation, rule
 
 
-@rule("GRAD_EXPLOSION", Severity.ERROR)
+@rule("GRAD_EXPLOSION", Severity.ERROR, wakes=lambda quiet, run: run.exploding or len(run.norms) < run.limits.baseline_steps)
 def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The gradient norm is far above its own history.
 
@@ -110,7 +110,14 @@ def _worst_layer(step: StepRecord, run: RunHistory) -> str:
     return step.grads.names[int(np.argmax(drift))] if np.isfinite(drift).any() else ""
 
 
-@rule("GRAD_VANISH", Severity.WARNING)
+def _may_have_vanished(quiet: QuietSteps, run: RunHistory) -> bool:
+    weakest = np.maximum(-quiet.low, quiet.high).min()
+    return bool(
+        quiet.whole_norms.min() < run.limits.grad_rail_low or weakest < run.limits.grad_none or run.limits.vanish_steps <= 1
+    )
+
+
+@rule("GRAD_VANISH", Severity.WARNING, wakes=_may_have_vanished)
 def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """Gradients have become so small that nothing is learned, though the loss is not small.
 
@@ -143,7 +150,8 @@ def _loss_converged(step: StepRecord, run: RunHistory) -> bool:
 def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
     """Layers that never had a gradient to speak of while the whole has one: it fades on the way back to them.
 
-    A whole layer, never a lone bias: before a norm or a softmax its true gradient is 0, and what is seen is rounding.
+    A whole layer, never a lone bias: before a norm or a softmax its true gradient is 0, and what is seen is rounding. Nor one
+    behind layers that get theirs: nothing fades on the way to them, it is 0 by what is computed (a router of one choice).
     """
     limits = run.limits
     if step.grads is None or run.steps < limits.vanish_steps or not step.lr:
@@ -163,7 +171,8 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
     tops = np.maximum.reduceat(norms[layers.weights], layers.first_weight)
     is_top = norms[layers.weights] == np.repeat(tops, np.diff([*layers.first_weight, len(layers.weights)]))
     lasts = np.logical_or.reduceat(is_top & lasting[layers.weights], layers.first_weight)
-    faded = [(layers.names[i], float(tops[i])) for i in np.flatnonzero((most < limits.grad_none) & lasts)]
+    first = int(np.argmax([*(tops >= limits.grad_vanish_ratio * norm), True]))  # from here on layers get theirs
+    faded = [(layers.names[i], float(tops[i])) for i in np.flatnonzero((most < limits.grad_none) & lasts) if i < first]
     if faded:
         layer, smallest = min(faded, key=lambda pair: pair[1])
         yield Observation(

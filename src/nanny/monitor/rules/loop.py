@@ -87,7 +87,10 @@ def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observa
             )  # fmt: skip
 
 
-@rule("GRADIENT_GONE_FOR_ONE_STEP", Severity.WARNING, cause="gradient_gone_for_one_step", once=True)
+@rule(
+    "GRADIENT_GONE_FOR_ONE_STEP", Severity.WARNING, cause="gradient_gone_for_one_step", once=True,
+    wakes=lambda quiet, run: not run.losses[-1] or not quiet.losses.all(),
+)  # fmt: skip
 def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """After a long history the whole gradient, or that of the layer that takes the input, is exactly 0 at one step.
 
@@ -117,11 +120,11 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
             "data", value=0.0, evidence={"parameters": list(step.grads.names[:8]), "steps": len(run.norms)},
         )  # fmt: skip
         return
-    layer = step.grads.names[0].rpartition(".")[0]
-    own = {name.rpartition(".")[2]: i for i, name in enumerate(step.grads.names) if name.rpartition(".")[0] == layer}
-    if {"weight", "bias"} <= own.keys() and norms[own["weight"]] == 0 and norms[own["bias"]] > 0 and not was_zero[own["weight"]]:
-        name = step.grads.names[own["weight"]]
-        if len(run.grads.past(name)) >= run.limits.gone_history:
+    names, (layer, dot, _) = step.grads.names, step.grads.names[0].rpartition(".")
+    name, beside = layer + dot + "weight", layer + dot + "bias"
+    if name in names and beside in names and norms[names.index(beside)] > 0:
+        weight = names.index(name)
+        if norms[weight] == 0 and not was_zero[weight] and len(run.grads.past(name)) >= run.limits.gone_history:
             yield Observation(
                 "its gradient is exactly 0 and that of its bias is not: at this step every number that came in was 0",
                 name, value=0.0, evidence={"parameters": [name]},

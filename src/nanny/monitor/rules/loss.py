@@ -8,12 +8,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.finding import Severity
-from ...core.step import StepRecord
+from ...core.step import QuietSteps, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Observation, rule
 
 
-@rule("LOSS_SPIKE", Severity.WARNING)
+def _may_have_risen(quiet: QuietSteps, run: RunHistory) -> bool:
+    """Above the lowest limit that the medians of these steps can make."""
+    medians = run.losses.medians_to_come(len(quiet))
+    if run.loss_high or medians is None or medians[0] <= 0 <= medians[1]:
+        return True
+    limit = min(usual + (run.limits.loss_ratio - 1) * abs(usual) for usual in medians)
+    return bool(quiet.losses.max() > limit - 1e-3 * abs(limit))
+
+
+@rule("LOSS_SPIKE", Severity.WARNING, wakes=_may_have_risen)
 def loss_spike(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss stays far above its own recent past.
 
@@ -56,7 +65,7 @@ def _lately_at_most(run: RunHistory) -> float:
     return max(losses[-2 * int(run.limits.baseline_steps) :], default=-math.inf)
 
 
-@rule("LOSS_PLATEAU", Severity.WARNING)
+@rule("LOSS_PLATEAU", Severity.WARNING, wakes=lambda quiet, run: run.same_loss + len(quiet) + 1 >= run.limits.plateau_steps)
 def loss_plateau(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss is bit-identical for many steps, and that is not convergence.
 

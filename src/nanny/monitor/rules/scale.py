@@ -143,7 +143,7 @@ def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SCHEDULE_AHEAD", Severity.WARNING)
+@rule("SCHEDULE_AHEAD", Severity.WARNING, wakes=lambda quiet, run: run.last_skipped)
 def schedule_ahead(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The learning rate schedule moves on at steps that GradScaler skips.
 
@@ -165,7 +165,13 @@ def schedule_ahead(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         )
 
 
-@rule("SCALE_LOW", Severity.WARNING)
+def _has_sunk(step: StepRecord, run: RunHistory) -> bool:
+    """By more than one step back, which is how it finds its scale."""
+    scale, began = step.scale_after, run.first_good_scale
+    return scale is not None and began is not None and 2 * scale < began
+
+
+@rule("SCALE_LOW", Severity.WARNING, wakes=lambda quiet, run: _has_sunk(quiet.last, run))
 def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     """The loss scale has sunk far below the one at which steps first passed.
 
@@ -174,7 +180,7 @@ def scale_low(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     Fix: compare the flushed share: `nanny whatif --dtype fp16 --scale` with this scale.
     """
     scale, began = step.scale_after, run.first_good_scale
-    if scale is None or began is None or 2 * scale >= began:  # one step back is how it finds its scale
+    if scale is None or began is None or not _has_sunk(step, run):
         return
     if len(run.scales) < run.limits.baseline_steps:  # and the first steps are the search for it
         return

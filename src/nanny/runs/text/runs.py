@@ -22,7 +22,7 @@ _RUN_COLUMNS = (
     Column("rank"),
     Column("started", show=lambda seconds: time.strftime("%m-%d %H:%M", time.localtime(seconds))),
     Column("seconds", "took", lambda seconds: "-" if seconds is None else duration(seconds)),
-    Column("status"),
+    Column("status", says=True),
     Column("amp_dtype", "dtype", lambda name: _SHORT_FORMATS.get(name, name)),
     Column("last_step", "at step"),
     Column("errors"),

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.formats import FP32
-from ...core.numbers import counted, listed, short
+from ...core.numbers import listed, short
 from ...show.tables import Answer, Column, Line, Table
 from ...store.packing import BITS, REDUCTION
 from ..source import title_of
-from ..stats import SiteStats, StepStats, near_text, stored_format
+from ..stats import SiteStats, StepStats, stored_format
 
 TITLES = {
     "output": "outputs of modules",
@@ -26,10 +26,11 @@ STATS_SHOWN = 12
 
 
 def stats_answer(stats: StepStats, limit: int | None) -> Answer:
-    lines = [Line(f"step {stats.step} of {title_of(stats.source)}", indent=4)]
+    lines = [Line(f"step {stats.step}: {title_of(stats.source)}", indent=4)]
     if stats.missing:
-        near = near_text(stats.sampled_near)
-        lines.append(Line(f"not sampled at this step: {', '.join(stats.missing)}{near}", "warning", 4))
+        lines.append(Line(f"not sampled at this step: {', '.join(stats.missing)}", "warning", 4))
+    if stats.missing and stats.sampled_near:
+        lines.append(Line(f"sampled around it: {', '.join(map(str, stats.sampled_near))}", "warning", 4))
     worst = min((row for rows in stats.kinds.values() for row in rows), key=lambda row: row.rank)
     data = {kind: [_stats_object(row) for row in rows] for kind, rows in stats.kinds.items()}
     return Answer(
@@ -47,15 +48,14 @@ def _stats_table(kind: str, rows: Sequence[SiteStats], most: int) -> Table:
     shown += [name for name in names if name not in (*shown, *NOT_SHOWN)]
     same = {row.site.dtype for row in rows}
     columns = [Column("layer", elastic=True), *([Column("dtype")] if len(same) > 1 else [])]
-    columns += [*(Column(name) for name in shown), Column("note")]
+    columns += [*(Column(name) for name in shown), Column("note", says=True)]
     cells = []
     for row in rows:
         lead = [row.site.name, *([row.site.dtype] if len(same) > 1 else [])]
         cells.append([*lead, *(row.values.get(name) for name in shown), row.note])
     styles = [{0.0: "error", 1.0: "warning", 2.0: "warning"}.get(row.rank[0], "") for row in rows]
-    dtype = f", {same.pop()}" if len(same) == 1 and "" not in same else ""
-    noun = "layer" if kind.startswith("output") else "tensor"
-    title = f"{TITLES.get(kind, kind)}: {counted(len(rows), noun)}{dtype}, the most unusual first"
+    said = [*(same if len(same) == 1 and "" not in same else ()), f"the most unusual of {len(rows)} first"]
+    title = f"{TITLES.get(kind, kind)}: {', '.join(said)}"
     return Table(tuple(columns), cells, title=title, most=most, rest=_stats_left_out(rows[most:]), styles=styles)
 
 

@@ -29,7 +29,7 @@ CURVE_WIDTH = 66  # with its name in front, less than 80
 
 def summary_answer(summary: Summary, language: str = "en") -> Answer:
     lead = summary.lead
-    lines = [*verdict_lines(summary.verdict, language), *_warned_before(summary.warned_before)]
+    lines = [*verdict_lines(summary.verdict, language), *_ahead(summary, language), *_warned_before(summary.warned_before)]
     lines += [Line(""), Line(title_of(lead.source), indent=4), *_overview(lead), *_rank_lines(summary)]
     lines += [Line(note, "warning") for note in summary.notes]
     return Answer(
@@ -54,6 +54,16 @@ def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
     if first is not None:
         lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
     return lines
+
+
+def _ahead(summary: Summary, language: str) -> list[Line]:
+    """Of a healthy run, what its picture says under it: the clearance, and the steps that are left if it shrinks steadily."""
+    if summary.verdict.healthy is not True or summary.lead.steps is None:
+        return []
+    from ..card import outlooks  # who is ill does not wait for the samples
+    from ..wall import clearance_of
+
+    return [Line(f"    {heading}: {text}", indent=4) for heading, text in outlooks(clearance_of(summary))[language]]
 
 
 def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:

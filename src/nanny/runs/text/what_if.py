@@ -69,7 +69,8 @@ def what_if_verdict(result: WhatIf) -> str:
     run = f"This {_recorded_format(result)} run"
     name = _upper(result.target)
     if result.own_format and result.survives is not None:
-        return f"{run} SURVIVED in {name}." if result.survives else f"{run} did NOT SURVIVE in {name}."
+        died = "did NOT SURVIVE" if result.broken_from is not None else "went wrong"  # a loss that is finite again is no death
+        return f"{run} SURVIVED in {name}." if result.survives else f"{run} {died} in {name}."
     if result.unknown and result.died:
         return f"{run} stayed within {name} until then; whether it would have gone on is not known."
     if result.unknown:
@@ -97,7 +98,7 @@ def what_if_reasons(result: WhatIf) -> list[str]:
 
 def what_if_remarks(result: WhatIf, *, curves: bool = True) -> list[str]:
     """What else to know; `curves` draws the loss scale over time as text. Of a run that died as it was, no scale is praised."""
-    scale = [] if result.own_format and result.survives is False else _scale_remarks(result, curves)
+    scale = [] if (result.own_format or result.died) and result.survives is False else _scale_remarks(result, curves)
     return [*scale, *_format_remarks(result)]
 
 
@@ -197,8 +198,9 @@ def _upper(target: Format) -> str:
 
 def _outcome_table(result: WhatIf, limit: int | None) -> Table:
     columns = (
-        Column("layer", elastic=True), Column("kind"), Column("verdict"), Column("peak"), Column("flushed", show=share),
-        Column("subnormal", show=share), Column("energy", "energy lost", show=share), Column("history", "over time"),
+        Column("layer", elastic=True), Column("kind"), Column("verdict", says=True), Column("peak"),
+        Column("flushed", show=share), Column("subnormal", show=share),
+        Column("energy", "energy lost", show=share), Column("history", "over time"),
     )  # fmt: skip
     rows = []
     for one in result.outcomes:
