@@ -165,3 +165,45 @@ def test_a_loop_that_refuses_every_step_on_bad_gradients_has_a_scale_that_is_too
     nanny.close()
     told = nanny.diagnoses()[0]
     assert (told.cause, told.culprit, told.precision_caused) == ("static_loss_scale_overflow", "loop:scale", True)
+
+
+class HandMadeNorm(nn.Module):
+    def __init__(self, in_fp32: bool):
+        super().__init__()
+        self.in_fp32 = in_fp32
+
+    def forward(self, x):
+        wide = x.float() if self.in_fp32 else x
+        return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Residual(nn.Module):
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm, self.layer = norm, nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x))
+
+
+@pytest.mark.parametrize("in_fp32", [False, True])
+def test_a_norm_that_overflows_to_zeros_is_told_and_not_the_branch_it_leaves_small(tmp_path, in_fp32: bool):
+    """One over infinity is 0: no NaN anywhere, the loss falls, and one layer of many gets no gradient."""
+    torch.manual_seed(0)
+    hot = nn.Sequential(nn.Linear(16, 16), Residual(HandMadeNorm(in_fp32)))
+    with torch.no_grad():
+        hot[0].weight.normal_(0, 300.0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16), nn.Tanh(), hot)
+    head = nn.Linear(16, 1)
+    optimizer = torch.optim.Adam([*model.parameters(), *head.parameters()], lr=1e-3)
+    batch = torch.randn(8, 16)
+    with MixedPrecisionNanny(nn.ModuleList([model, head]), output_dir=tmp_path, strict=True) as nanny:
+        for i in range(6):
+            with nanny.step(i):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.float16):
+                    loss = (head(model(batch).float() / 300) - batch[:, :1]).square().mean()
+                loss.backward()
+                optimizer.step()
+        told = [(one.cause, one.culprit) for one in nanny.diagnoses()]
+    assert (("norm_square_overflow_fp16", "0.6.1.norm") in told) is not in_fp32

@@ -93,15 +93,17 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     worst = max(h.consequence for _, h in found)
     exam, hazard = next((e, h) for e, h in sorted(found, key=lambda p: (p[0].step, p[1].order)) if h.consequence >= 0.25 * worst)
     seen = len({e.step for e, _ in found})
-    if worst < signs.limits.damage_consequence and (signs.learns or seen < max(2.0, 0.5 * len(signs.evidence.examinations))):
+    ruined = _ruined(found) if seen == len(signs.evidence.examinations) else 0.0
+    often = seen >= max(2.0, 0.5 * len(signs.evidence.examinations))
+    if worst < signs.limits.damage_consequence and not ruined and (signs.learns or not often):
         return  # little, and now and then, or in a run that learns: a gradient that is 0 but for rounding is always wrong
     if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
         return
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _STORED and _told(exam.gradient_error)
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if in_gradients else ""
-    confidence = LIKELY if hazard.consequence >= 0.1 else POSSIBLE
-    if name == signs.lead and worst >= 0.5:
+    confidence = LIKELY if hazard.consequence >= 0.1 or ruined else POSSIBLE
+    if name == signs.lead and max(worst, ruined) >= 0.5:
         confidence = CERTAIN
     elif hazard.kind == "coarse_input" and signs.learns:
         confidence = POSSIBLE  # what was lost may not be what matters
@@ -115,6 +117,15 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
         source=hazard.place.source,
         precision_caused=not hazard.in_reference,
     )
+
+
+def _ruined(found: Sequence[tuple[Examination, Hazard]]) -> float:
+    """The share of all parameters that lose their gradient to this, in the step where it is largest: no two hazards
+    of a step ruin the same ones."""
+    shares: dict[int, float] = {}
+    for exam, hazard in found:
+        shares[exam.step] = shares.get(exam.step, 0.0) + hazard.numbers.get("ruined", 0.0)
+    return max(shares.values())
 
 
 _STORED = ("coarse_target", "coarse_input")  # the twin begins with it: its gradients tell nothing

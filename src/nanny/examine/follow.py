@@ -480,6 +480,7 @@ def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
         if lost is None or lost.kept >= ledger.limits.damage_kept:
             continue
         return ledger.suspect(step, "absorbed").note(
+            root=_overflow_behind(tags[small]),
             dtype=short_dtype(real.dtype),
             count=real.numel(),
             share=lost.unchanged,
@@ -494,6 +495,11 @@ def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
             },
         )
     return None
+
+
+def _overflow_behind(addend: Tag) -> Suspect | None:
+    """What is added may be small only because something before it overflowed: one over infinity is 0."""
+    return addend.origin if addend.origin is not None and addend.origin.trouble == "nonfinite" else None
 
 
 def _towards(ledger: Ledger, moved: Tensor, by: Tensor, times: float) -> float | None:

@@ -87,12 +87,14 @@ class Suspect:
     destroyed_reference: bool = False
     consequence: float = 0.0  # relative, energy-weighted error that it put into the gradients
     silenced: float = 0.0  # share of all parameters whose gradient it made zero throughout
+    ruined: float = 0.0  # share of all parameters whose gradient it made another one, or zero, however small that gradient is
 
     # only while the step runs
     spot: Any = None  # a watch.places.Spot
     root: Suspect | None = None  # the earlier suspect that it broke because of
     error_energy: float = 0.0  # squared absolute error that arrived in gradients
     silenced_elements: int = 0
+    ruined_elements: int = 0
 
     @property
     def in_backward(self) -> bool:
@@ -138,6 +140,7 @@ def plain_suspects(found: Sequence[Suspect], gradient_size: float, elements: int
             root.error_energy += suspect.error_energy
             root.reached |= suspect.reached
             root.silenced_elements += suspect.silenced_elements
+            root.ruined_elements += suspect.ruined_elements
             root.met |= {suspect.op: None, **suspect.met}
             root.chose |= suspect.chose
             root.cancelled |= suspect.cancelled
@@ -149,6 +152,7 @@ def plain_suspects(found: Sequence[Suspect], gradient_size: float, elements: int
         size = math.sqrt(suspect.error_energy) / gradient_size if gradient_size else 0.0
         suspect.consequence = math.inf if suspect.destroyed else size
         suspect.silenced = suspect.silenced_elements / elements if elements else 0.0
+        suspect.ruined = suspect.ruined_elements / elements if elements else 0.0
     for suspect in roots:
         suspect.place = suspect.spot.resolved() if suspect.spot is not None else suspect.place
     for suspect in found:

@@ -624,8 +624,10 @@ class Sanitizer:
             if not gradient.nonfinite and tag.origin is not None and math.isfinite(gradient.error_norm):
                 tag.origin.error_energy += gradient.error_norm**2
                 tag.origin.reached.add(name)
-                if gradient.zero_share == 1 and gradient.reference_rms > _NOISE * loudest:
-                    tag.origin.silenced_elements += gradient.elements
+                if gradient.reference_rms > _NOISE * loudest:
+                    tag.origin.silenced_elements += gradient.elements if gradient.zero_share == 1 else 0
+                    ruined = gradient.error_norm > _RUINED * gradient.reference_norm
+                    tag.origin.ruined_elements += gradient.elements if ruined else 0
         with outside_program():
             poisoned = []
             for name, owner in (*self._owners.items(), *self._buffers.items()):

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.finding import NannyError
 from ..core.ops import ADD_UP, FACTORS, MATMULS, MOVES
 from ..watch.op_facts import KERNEL_ERRORS, bare_name, written_by
-from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_in
+from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_besides, tensors_in
 from ..watch.unheard import run_unheard
 
 aten = torch.ops.aten
@@ -75,9 +75,7 @@ class Reference:
 
 def results_of(call: Call, out: Any) -> list[Tensor]:
     """Every tensor that the call made or changed, once."""
-    results = list(call.written)
-    results += [t for t in tensors_in(out) if not any(t is r for r in results)]
-    return results
+    return [*call.written, *tensors_besides(tensors_in(out), call.written)]
 
 
 def reference_of(call: Call, kind: str = "wide") -> Reference | None:
@@ -109,11 +107,12 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
     """The call on copies in other types; `change` may alter each floating or complex input."""
     copies: dict[int, Tensor] = {}
     args, kwargs = call.inputs
+    kept = set(map(id, call.kept))
 
     def wide_value(value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in copies:
-                copies[id(value)] = _wide_tensor(value, to, change, fresh=any(value is k for k in call.kept))
+                copies[id(value)] = _wide_tensor(value, to, change, fresh=id(value) in kept)
             return copies[id(value)]
         if isinstance(value, torch.dtype):
             return to.get(value, value)
@@ -124,8 +123,8 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
         if call.func in _HALF_TO_FLOAT:
             wide_args = (*wide_args[:2], False)
         out = run_unheard(call.func, wide_args, wide_kwargs)
-    written = [copies[id(kept)] for kept in call.kept]
-    return written + [t for t in tensors_in(out) if not any(t is w for w in written)]
+    written = [copies[id(tensor)] for tensor in call.kept]
+    return [*written, *tensors_besides(tensors_in(out), written)]
 
 
 def _wide_tensor(

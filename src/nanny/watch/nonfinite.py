@@ -23,7 +23,7 @@ from .op_facts import bare_name, is_collective, is_view_op, puts_constants, puts
 from .op_stream import Op, guarded
 from .places import Places, Spot
 from .storages import StorageMap, key_of
-from .tensors import is_plain, outside_program, tensors_in
+from .tensors import is_plain, outside_program, tensors_besides, tensors_in
 
 _MOST_WAITING = 1 << 14  # operations between two looks
 _SHOWN = 5  # of those that passed it on
@@ -205,9 +205,10 @@ class NonfiniteOrigins:
         self.operations += 1
         kind, spot, inputs, kept = state
         made = tensors_in(op.out)
-        main = [*op.written, *tensors_in(op.out[0])] if kind.several else None
+        main = {id(t) for t in (*op.written, *tensors_in(op.out[0]))} if kind.several else None
         if kind.writes:
-            made = op.written + [t for t in made if not any(t is w for w in op.written)]
+            made = [*op.written, *tensors_besides(made, op.written)]
+        entered = False
         for tensor in made:
             if not _measurable(tensor):
                 continue
@@ -223,13 +224,15 @@ class NonfiniteOrigins:
                 origin.ends = _ends(tensor)
                 if kind.puts_constants:
                     origin.on_purpose = puts_nonfinite(op.func, op.args, op.kwargs, tensor.dtype)
-                origin.aside = main is not None and not any(tensor is m for m in main)
+                origin.aside = main is not None and id(tensor) not in main
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
                 if spot.place.phase == "optimizer":
                     origin.storage = key_of(tensor)
                 if kept is not None:
                     origin.kept = (kept, op.out)
             self._enter(tensor, origin)
+            entered = True
+        if entered:
             for source, _, _ in inputs:
                 source.read = True
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -64,6 +64,12 @@ def tensors_in(value: Any) -> list[Tensor]:
         elif dataclasses.is_dataclass(kind):
             stack.extend(getattr(item, f.name) for f in reversed(dataclasses.fields(item)))
     return found
+
+
+def tensors_besides(tensors: Iterable[Tensor], known: Iterable[Tensor]) -> list[Tensor]:
+    """Those that are not among the known ones; a fused optimizer hands over thousands."""
+    ids = set(map(id, known))
+    return [t for t in tensors if id(t) not in ids]
 
 
 def _items(container: Any) -> list[Any]:

@@ -126,6 +126,7 @@ def _numbers(suspect: Suspect) -> Mapping[str, Any]:
         "kept": suspect.kept,
         "unchanged": suspect.unchanged,
         "reference_absmax": suspect.reference_absmax or None,
+        "ruined": suspect.ruined or None if suspect.trouble == "nonfinite" else None,  # rounding ruins what is 0 but for rounding
         "reached": sorted(suspect.reached)[:8] or None,
         "then": suspect.then[:8] or None,
         **suspect.numbers,

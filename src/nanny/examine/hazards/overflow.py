@@ -40,7 +40,8 @@ def overflow(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     form = step.format_of(suspect)
     inside = suspect.op in LOSS_OPS | REDUCTIONS and not suspect.nan  # a sum may overflow on its way to a small mean
-    if (suspect.reference_absmax < form.max and not inside) or not _harmful(suspect, step):
+    ruins = suspect.ruined > 0 and not suspect.in_backward  # one over an infinity is 0: a norm that puts out zeros, and no NaN
+    if (suspect.reference_absmax < form.max and not inside) or not (ruins or _harmful(suspect, step)):
         return None
     expected = suspect.reference_absmax
     beyond = (
@@ -50,9 +51,11 @@ def overflow(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     traits = set(_traits(suspect, step))
     return hazard_of(
         suspect,
-        f"{what}: {share(suspect.share)} of its {suspect.count} results become infinite",
+        f"{what}: {share(suspect.share)} of its {suspect.count} results become infinite"
+        + (f"; {share(suspect.ruined)} of the parameters get no gradient, or a wrong one" if suspect.ruined else ""),
         form.name,
         *sorted(traits),
+        consequence=max(suspect.consequence, suspect.ruined),
         value=expected,
         limit=form.max,
         op=suspect.operands[0].producer if "sum_times_constant" in traits else None,
