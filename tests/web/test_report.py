@@ -625,13 +625,27 @@ def test_a_zoom_is_in_the_link(opened, chromium):
 
 def test_printed_no_figure_is_split_and_no_button_is_shown(opened):
     page = opened.page
-    page.emulate_media(media="print")
+    page.emulate_media(media="print", color_scheme="dark")
+    page.set_viewport_size({"width": 718, "height": 1000})  # of A4, between its margins
+    page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
+    right = "const right = (one) => one.getBoundingClientRect().right; return"
+    cut = "all.filter((one) => !one.getAttribute('viewBox') || right(one) > right(one.closest('section'))).length"
+    wide = page.locator(".main-svg").evaluate_all(f"(all) => {{ {right} {cut}; }}")
+    inks = page.locator(".figure text").evaluate_all("(all) => [...new Set(all.map((one) => getComputedStyle(one).fill))]")
+    ground = page.evaluate("() => getComputedStyle(document.querySelector('section')).backgroundColor")
+    names = page.locator("#tree-space .tail").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().width)")
     look = "(all) => all.map((one) => getComputedStyle(one).breakInside)"
     kept = page.locator("section, .figure, #wall, tr").evaluate_all(look)
     shown = page.locator("button").evaluate_all("(all) => all.filter((one) => one.offsetHeight > 0).map((one) => one.innerText)")
     findings = page.locator("#finding-list button").all_inner_texts()
     aside = page.evaluate("() => getComputedStyle(document.getElementById('findings')).position")
-    page.emulate_media(media="screen")
+    page.evaluate("() => dispatchEvent(new Event('afterprint'))")
+    page.set_viewport_size({"width": 1440, "height": 1000})
+    page.emulate_media(media="screen", color_scheme="light")
+    assert (wide, inks, ground) == (0, ["rgb(22, 25, 29)"], "rgb(255, 255, 255)"), (
+        "dark on white, and none is wider than the page"
+    )
+    assert min(names) > 20, "the tree keeps its names"
     assert (set(kept), aside) == ({"avoid"}, "static")
     assert shown == findings, "what was found is printed, what could be pressed is not"
     assert len(findings) == 3

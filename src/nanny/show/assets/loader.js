@@ -29,3 +29,8 @@ async function loadPlotly() {
     document.head.append(script);
   });
 }
+
+// On paper a figure is as wide as the page: the style sheet shrinks it, and its box says of what.
+const drawings = () => document.querySelectorAll(".main-svg");
+addEventListener("beforeprint", () => drawings().forEach((one) => one.setAttribute("viewBox", `0 0 ${one.getAttribute("width")} ${one.getAttribute("height")}`)));
+addEventListener("afterprint", () => drawings().forEach((one) => one.removeAttribute("viewBox")));
