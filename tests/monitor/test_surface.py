@@ -81,7 +81,7 @@ def test_at_the_end_four_lines_tell_findings_cost_dropped_samples_and_the_next_c
     assert all(line.startswith("nanny: ") for line in lines)
     assert "error" in lines[0]
     assert "step 0 NAN 1" in lines[0]
-    assert re.search(r"[\d.]+ %", lines[1])
+    assert re.search(r"[\d.]+ s of the run's [\d.]+ s", lines[1])
     assert "0 samples" in lines[2]
     assert f"nanny summary --db {store_of(tmp_path)}" in lines[3]
 

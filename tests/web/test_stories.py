@@ -88,6 +88,7 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         (one.cause, one.culprit, one.step, one.remedy)
     ]
     assert f"nanny: {summary.verdict.text}" in told, "the live log ends with the verdict"
+    assert re.search(r"cost: [\d.]+ s of the run's [\d.]+ s", told), "of a few seconds, not 771 % of the training time"
     title, place = causes("en")[one.cause].title.rstrip("."), f"step {one.step}"
     asked = nanny("summary", cwd=tmp_path).stdout
     for screen in (told, asked, nanny("diagnose", cwd=tmp_path).stdout, shown):

@@ -22,7 +22,7 @@ import sys
 import traceback
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import getpid
 from pathlib import Path
@@ -36,6 +36,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from ..core.command_line import examine_command
+from ..core.cost import cost_text
 from ..core.examination import Examination
 from ..core.finding import Finding, NannyError, Severity, warn
 from ..core.limits import Limits
@@ -54,6 +55,7 @@ from ..store.writer import status_at_exit, status_of
 from ..watch.ranks import many_processes
 from ..watch.steps import StepClock
 from .capture import StepCapture, quiet_steps
+from .cost import CostClock
 from .dump import save_bad_output
 from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
@@ -134,7 +136,7 @@ class MixedPrecisionNanny:
             return
         self._interval = trace_interval
         self._on_finding = on_finding
-        self._callback_failed = False
+        self._callback_failed = self._told_failure = False
         self._dump_on_error = dump_on_error
         self._told: Diagnosis | None = None
         self._suspected: tuple[str, str] | None = None  # cause and culprit of the last examined step, if it had any
@@ -155,8 +157,6 @@ class MixedPrecisionNanny:
         self._greets = False
         self._usual: tuple[float, float, float] | None = None  # None: no step waits
         self._rng: torch.Tensor | None = None
-        self._began: float | None = None
-        self._ended = 0.0
         self._clock: StepClock | None = None
         self._folder = None if output_dir is None else Path(output_dir)
         wanted = layer_filter(*((p,) if isinstance(p, str) else tuple(p) for p in (include, exclude)))
@@ -183,6 +183,7 @@ class MixedPrecisionNanny:
         if examine != "off":
             self._examiner = Examiner(self._recorder, self._examined, always=examine == "every", try_remedies=try_remedies)
         self._recorder.when_cleared = self._close_examination
+        self._cost = CostClock(lambda: self._recorder.seconds, lambda: self.examined_seconds)
         info = run_info(self._interval)
         self._rank, self._world_size = info.rank if info.world_size > 1 else None, info.world_size
         self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
@@ -241,8 +242,7 @@ class MixedPrecisionNanny:
         traced = self._steps == 0 or should_trace(step, self._interval, self._dense_until, early)
         if traced and self._dump_on_error:
             self._rng = torch.get_rng_state()
-        if self._began is None:
-            self._began = perf_counter()
+        self._cost.begin_step(self._steps, step)
         examined = self._examiner is not None and self._examiner.begin(self._steps)
         self._step = step
         self._steps += 1
@@ -254,7 +254,7 @@ class MixedPrecisionNanny:
         """`goes_on`: its optimizers have stepped, and nobody knows what the loop does next: averages of the weights follow."""
         if not self._closed:
             self._attempt(self._end, goes_on)
-            self._ended = perf_counter()
+            self._attempt(self._cost.end_step)
 
     def _end(self, goes_on: bool) -> None:
         self._recorder.end()
@@ -293,10 +293,18 @@ class MixedPrecisionNanny:
             if self._strict:
                 raise
             self._examiner.off_because = f"{type(error).__name__}: {error}"
+            self._examination_failed(examination.step, self._examiner.off_because)
             return
+        if examination.facts.get("failed"):
+            self._examination_failed(examination.step, examination.facts["failed"])
         self._history.add_examination(examination)
         if self._recording is not None:
             self._recording.add_examination(examination)
+
+    def _examination_failed(self, step: int, why: str) -> None:
+        if not self._told_failure:
+            self._told_failure = True
+            self._warn(f"the examination of step {step} beside FP32 ended early, the run is not affected: {why}")
 
     def leave_step(self, error: BaseException) -> None:
         """The step was left by an exception: judge what was seen of it and take every hook away."""
@@ -560,21 +568,11 @@ class MixedPrecisionNanny:
     @property
     def cost_percent(self) -> float:
         """Time spent watching, in percent of the training without it. Examinations are counted apart, in `examined_seconds`."""
-        if not self.enabled or self._began is None:
-            return 0.0
-        spent = self._recorder.seconds
-        whole = max(perf_counter(), self._ended) - self._began - spent - self.examined_seconds
-        return 100.0 * spent / whole if whole > 0 else 0.0
+        return self._cost.percent if self.enabled else 0.0
 
     @property
     def examined_seconds(self) -> float:
         return self._examiner.plan.spent if self.enabled and self._examiner is not None else 0.0
-
-    def _examined_share(self) -> str:
-        """Of the time without any of it; said where it is more than the start of a run may take anyway."""
-        whole = self._ended - (self._began or 0.0) - self._recorder.seconds - self.examined_seconds
-        share = self.examined_seconds / whole if whole > 0 else 0.0
-        return f", {100 * share:.0f} % more" if self.examined_seconds > 1.0 and share > 0.01 else ""
 
     def close(self, status: str = "finished") -> None:
         """Judges the last step, writes everything, removes every hook. May be called twice."""
@@ -589,7 +587,7 @@ class MixedPrecisionNanny:
         self._attempt(self._close_examination, at_any_price=True)
         if self._examiner is not None:
             self._attempt(self._examiner.abandon)
-        cost = self._attempt(lambda: self.cost_percent) or 0.0
+        cost = self._attempt(self._cost.totals) or {}
         self._attempt(self._recorder.run, self._finish, wait=True)
         self._attempt(self._recorder.close)
         if self._steps and self._trackers.any_open:
@@ -612,10 +610,9 @@ class MixedPrecisionNanny:
             return None
         return self._recording.path, self._recording.run
 
-    def _totals(self, cost: float) -> dict[str, Any]:
+    def _totals(self, cost: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            "cost_percent": round(cost, 3),
-            "examined_seconds": round(self.examined_seconds, 3),
+            **cost,
             "traced_steps": self._traced,
             "steps": self._steps,
             "failure": self._failure or "",
@@ -623,16 +620,14 @@ class MixedPrecisionNanny:
             "repeats": [[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
         }
 
-    def _say_goodbye(self, cost: float, status: str) -> None:
+    def _say_goodbye(self, cost: Mapping[str, Any], status: str) -> None:
         assert self._live is not None
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
         if where is not None and self._rank is not None:
             where = where.parent  # all ranks write there
         count = len(self._history.examinations)
-        examined = (
-            f"; {count} steps examined beside FP32 in {self.examined_seconds:.1f} s{self._examined_share()}" if count else ""
-        )
+        examined = f"; {count} steps examined beside FP32 in {self._cost.examinations_text()}" if count else ""
         found: list[Verdict] = []
         self._recorder.run(lambda: found.append(self.verdict(status)))  # a fault of ours must not reach the script
         verdict = found[0] if found else NO_VERDICT
@@ -653,7 +648,7 @@ class MixedPrecisionNanny:
         for text in closing_lines(
             verdict,
             self.findings,
-            f"{cost:.2f} % of the training time, {self._traced} of {self._steps} steps traced{examined}",
+            f"{cost_text(cost)}, {self._traced} of {self._steps} steps traced{examined}",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
             "" if self._rank is None else f"rank {self._rank} of {self._world_size}: ",

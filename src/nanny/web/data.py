@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ..core.command_line import LANGUAGES
+from ..core.cost import cost_text
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import number
@@ -302,7 +303,7 @@ def _open_shown(path: str | Path | None, run: int | None) -> Iterator[Source]:
 
 def _run_data(source: Source) -> dict[str, Any]:
     run = source.run
-    meta = {key: run.meta[key] for key in ("cost_percent", "exception", "failure") if key in run.meta}
+    meta = {key: run.meta[key] for key in ("exception", "failure") if key in run.meta}
     return {
         "id": run.id,
         "file": str(source.path),
@@ -316,6 +317,7 @@ def _run_data(source: Source) -> dict[str, Any]:
         "finished": run.finished,
         "dropped": run.dropped,
         "flags": source.flags,
+        "cost": {lang: translate(cost_text(run.meta), lang) for lang in ("en", "zh")},
         **finite(meta),
     }
 

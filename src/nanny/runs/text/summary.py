@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...core.command_line import examine_command
+from ...core.cost import cost_text
 from ...core.finding import Finding, Severity
 from ...core.formats import FP32, format_of
 from ...core.numbers import counted, duration, median, power_of_two, share, short, size
@@ -133,10 +134,8 @@ def _overview(state: RankState) -> list[Line]:
         text = f"to {short(float(norms[-1]))} at {counted(len(steps), 'step')}; the norms above are from before"
         lines.append(_fact("clipped", text))
     lines += _scale_lines(curves)
-    cost = run.meta.get("cost_percent")
-    if isinstance(cost, (int, float)):
-        percent = short(round(cost, 2 if cost < 100 else 0))
-        lines.append(_fact("cost", f"{percent} % of the training time went into watching"))
+    if cost := cost_text(run.meta):
+        lines.append(_fact("cost", cost))
     if "step_ms" in curves:
         lines.append(_fact("step time", f"{short(median(curves['step_ms'][1]))} ms (median)"))
     if state.dumps:

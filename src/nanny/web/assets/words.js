@@ -116,7 +116,7 @@ function drawFacts() {
   }
   if (curves.scale && curves.scale.values.length) facts.push(["scale", powerOfTwo(curves.scale.values.at(-1))]);
   if (curves.skipped && curves.skipped.values.length) facts.push(["skipped", String(curves.skipped.values.length)]);
-  if (run.cost_percent !== undefined) facts.push(["cost", `${short(run.cost_percent)} %`]);
+  if (run.cost.en) facts.push(["cost", run.cost[language]]);
   if (run.dropped) facts.push(["dropped", String(run.dropped)]);
   return make("dl", { class: "facts" }, facts.map(([key, text]) => make("div", {}, make("dt", {}, t(key)), make("dd", {}, text))));
 }
