@@ -207,3 +207,15 @@ def test_a_norm_that_overflows_to_zeros_is_told_and_not_the_branch_it_leaves_sma
                 optimizer.step()
         told = [(one.cause, one.culprit) for one in nanny.diagnoses()]
     assert (("norm_square_overflow_fp16", "0.6.1.norm") in told) is not in_fp32
+
+
+def test_a_rate_that_is_spent_at_once_is_told_only_where_nothing_is_learned() -> None:
+    steps = np.arange(100)
+    spent = np.where(steps < 4, 2e-3, 2e-5)
+    flat, falls = np.full(100, 1.6), 1.6 * 0.97**steps
+    cosine = 1e-3 * (1 + np.cos(np.pi * steps / 100))
+    runs = [(flat, spent, ["lr_spent_early"]), (falls, spent, []), (flat, cosine, []), (flat, spent[::-1], [])]
+    for losses, rates, told in runs:
+        evidence = run_of(list(losses), [0.5] * 100)
+        evidence = replace(evidence, scalars={**evidence.scalars, "lr": (steps, rates)})
+        assert causes_of(evidence) == told

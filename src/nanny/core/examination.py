@@ -170,6 +170,11 @@ class Trial:
         return loss is not False and (self.gradients_finite is not False or (self.scale or 1.0) > 1)
 
     @property
+    def tells(self) -> bool:
+        """Anything was seen of what came out."""
+        return any(seen is not None for seen in (self.loss, self.outputs_finite, self.gradients_finite, self.moved))
+
+    @property
     def helped(self) -> bool | None:
         """None: a little, or nobody can tell."""
         if self.moved is not None and self.moved_before is not None:

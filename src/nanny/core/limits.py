@@ -210,13 +210,11 @@ class Limits:
     stored_column: float = _limit(1.5, "formats", "spacings: rounding is a fifth of what varies")
     stored_columns: float = _limit(0.25, "formats", "a choice: of the columns that vary; a few pixels may be all but constant")
     damage_last_bit: float = _limit(0.25, "formats", "numbers that a format has rounded use its last bit half of the time")
-    damage_jump: float = _limit(
-        4.0, "normal-error", "a choice: an operation that makes an error so many times larger is the one to ask"
-    )
     damage_made: float = _limit(2.0, "normal-error", "an error twice what goes in was made here; healthy ones grow slowly")
     damage_fades: float = _limit(5.0, "normal-error", "a choice: blame is kept down to this part of the level at which it begins")
     damage_bits_lost: float = _limit(8.0, "cancellation", "a difference 8 times smaller than its operands has lost three bits")
     damage_cancelled: float = _limit(8.0, "cancellation", "a difference of 8 roundoffs is 7 % rounding, up to 25 %")
+    damage_cancelled_error: float = _limit(0.075, "cancellation", "what is measured of a difference of 8 roundoffs")
     damage_branch: float = _limit(16.0, "sums", "an addend below 16u of the other: a few per cent of it are gone")
     damage_repeats: float = _limit(8, "sums", "a choice: a sum that a loop adds up, not a single addition")
     damage_phase: float = _limit(0.1, "whole-numbers", "radians: sine and cosine are off by up to 0.1")
@@ -251,6 +249,9 @@ class Limits:
     biases_alone: float = _limit(
         1e-5, "depth", "a choice: gradient of the median matrix over that of all vectors; 1e-3 in a small BART as it begins"
     )
+    spent_rate: float = _limit(0.02, "own-history", "a choice: of its highest; a cosine is below that for its last 9 % only")
+    spent_share: float = _limit(0.1, "own-history", "a choice: of the run, in which a schedule spent its whole rate")
+    spent_steps: int = _limit(50, "own-history", "a choice: fewer steps are a trial, whatever the schedule does")
     thrown_weights: float = _limit(2.0, "own-history", "a choice: the norm of all weights doubles, and nothing is learned")
     thrown_loss: float = _limit(2.0, "own-history", "a choice: times its start, to where the first updates threw it")
     thrown_update: float = _limit(

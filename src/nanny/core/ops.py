@@ -50,11 +50,12 @@ ATTENTIONS = _family("""
     scaled_dot_product_fused_attention_overrideable scaled_dot_product_attention_math_for_mps""")
 RECURRENT = _family("lstm gru rnn_tanh rnn_relu thnn_fused_lstm_cell thnn_fused_gru_cell mkldnn_rnn_layer cudnn_rnn miopen_rnn")
 NORMALISATIONS = _family("native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm fused_rms_norm rms_norm")
+BATCH_NORMS = _family("native_batch_norm cudnn_batch_norm miopen_batch_norm")
 PRODUCTS = _family("mul pow square addcmul prod cumprod")
 ADDITIONS = _family("add sub rsub lerp addcdiv index_add scatter_add")
 ADDITIVE = _family("add sub rsub sum mean cat stack")  # an error in goes out as it came in
 DIFFERENCES = _family("sub rsub")
-SHIFTS = _words("add sub rsub mul div")  # by a number: what lies apart stays apart
+SHIFTS = _words("add sub rsub mul div neg")  # by a number: what lies apart stays apart
 NORMS = _family("norm linalg_vector_norm linalg_matrix_norm cdist cdist_forward euclidean_dist pdist pdist_forward dist")
 SPREADS = _family("var var_mean std std_mean")  # a square of differences inside
 REDUCTIONS = NORMS | SPREADS | _family("sum nansum mean cumsum dot vdot logsumexp trace")
@@ -74,6 +75,7 @@ LOSS_OPS = _family("""
 # ---- what can go wrong in it ----
 
 SINGULAR_AT_ZERO = DIVISIONS | LOGARITHMS | {"pow"}  # no value, or no finite one, where their argument is 0
+SINGULAR_AT_ONE = _family("log1p atanh")  # of size 1
 # NaN beyond a border that exact numbers never cross: roots of differences, angles of products.
 BOUNDED = _family("sqrt rsqrt pow acos asin acosh atanh")
 CALL_OTHERS = _family("trilinear linalg_pinv")  # kernels that call operations which autocast casts, and are not cast themselves

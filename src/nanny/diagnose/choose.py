@@ -114,6 +114,7 @@ HAZARD_RULES = (
     _rule("saturation", "", "fp8_scale_stale", "the scale did not know this maximum"),
     _rule("flush", "backward scaled", "loss_scale_too_low", "there is a scale, and it does not lift the gradients"),
     _rule("flush", "backward", "grad_underflow_no_scaling", "nothing lifts the gradients"),
+    _rule("flush", "cast_weight", "", "weights below the range: whether that matters, their gradients tell"),
     _rule("flush", "", "product_underflow_fp16", "a forward result below the range"),
     _rule("accumulation", "fan_in", "low_precision_grad_accumulation", "autograd adds the uses of one parameter up"),
     _rule("accumulation", "scatter", "low_precision_scatter_add", "rows that are hit often"),
@@ -380,7 +381,7 @@ def _weighed_by_trials(one: Diagnosis, signs: Signs) -> Diagnosis:
         trial.change: trial
         for exam in signs.evidence.examinations
         for trial in exam.trials
-        if trial.change in changes and (exam.step == one.step or not trial.was_bad)
+        if trial.tells and trial.change in changes and (exam.step == one.step or not trial.was_bad)
     }
     if not made:
         return one

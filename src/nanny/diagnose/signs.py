@@ -125,7 +125,7 @@ class Signs:
             told = self._by_incident()
             if told is not None and told.from_data and told.step < best.step:
                 return told  # one bad batch; what broke later is another matter
-            return first_bad_of(best)
+            return self._made_in_the_loop(best) or first_bad_of(best)
         told = self._by_incident()
         if told is not None and told.place.phase != "backward":
             return told
@@ -142,6 +142,14 @@ class Signs:
     @property
     def first_bad_step(self) -> int | None:
         return self.losing_steps[0].step if self.losing_steps else self.evidence.first_bad_step
+
+    def _made_in_the_loop(self, given: Examination) -> FirstBad | None:
+        """What made the bad batches: a step that was examined from its start on saw the loop itself spoil one."""
+        at = first_bad_of(given)
+        if at.hazard is None or current_name(at.hazard.cause) != "data_nan":
+            return None
+        later = (first_bad_of(e) for e in self.evidence.examinations if e.step > given.step and e.first_bad is not None)
+        return next((a for a in later if a.place.phase == "loop" and a.hazard is not None and a.in_reference is False), None)
 
     def _by_incident(self) -> FirstBad | None:
         """From the loss's graph or the traced modules, for a step that was not examined."""
@@ -292,6 +300,19 @@ class Signs:
         quarter = max(1, len(values) // 4)
         (first, of_first), (last, of_last) = (_middle(part) for part in (values[:quarter], values[-quarter:]))
         return last < 0.95 * first and first - last > 3 * math.hypot(of_first, of_last) / math.sqrt(quarter)
+
+    @cached_property
+    def rate_spent(self) -> tuple[int, float, float] | None:
+        """(step, highest rate, highest since) where a schedule took the rate to next to nothing as the run had hardly begun."""
+        steps, rates = self.evidence.curve("lr")
+        if len(rates) < 2 or not np.isfinite(rates).all() or self.facts.steps < self.limits.spent_steps:
+            return None
+        used = np.flatnonzero(rates > self.limits.spent_rate * rates.max())
+        if not len(used) or used[-1] + 1 >= len(rates):
+            return None
+        since = int(used[-1]) + 1
+        early = steps[since] <= self.limits.spent_share * self.facts.steps
+        return (int(steps[since]), float(rates.max()), float(rates[since:].max())) if early else None
 
     @cached_property
     def below_its_start(self) -> bool:

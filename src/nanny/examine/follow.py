@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.formats import format_of
+from ..core.formats import FP32, format_of
 from ..core.ops import (
+    ADD_UP,
     ADDITIVE,
+    BATCH_NORMS,
     CHOICES,
     COUNT,
     DIFFERENCES,
@@ -28,11 +30,11 @@ from ..core.ops import (
     LOSS_OPS,
     MOVES,
     PROTECT,
+    REDUCTIONS,
     ROOTS,
     SAME_VALUE,
     SCATTERS,
     SHIFTS,
-    SINGULAR_AT_ZERO,
     UNWRITTEN,
     bare_op,
 )
@@ -59,7 +61,7 @@ from .measure import (
     tied_rows,
     whole_numbers_lost,
 )
-from .nonfinite import maker_of_nonfinite, note_nonfinite
+from .nonfinite import arguments_that_break, maker_of_nonfinite, note_nonfinite
 from .records import Suspect
 from .stored import coarse_angle, coarse_series, stored_since, unexplained
 from .tags import Ledger, Tag, TaggedOp
@@ -103,6 +105,7 @@ class Follower:
         if name in _ADDITIONS and spot.place.phase != "backward":  # micro-batches run the same line again, and begin anew
             step.repeats = self._chains.get(line, 0) + 1 if step.continues else 1
             self._chains[line] = step.repeats
+        self._ledger.note_updated(t for t in inputs if id(t) in step.written)
         if concerned:
             self._lines[line] += 1
             if line in self._sums and step.continues:
@@ -203,7 +206,12 @@ class Follower:
             origin = tag.bad
         elif graded > self._ledger.threshold(real.dtype) / self._ledger.limits.damage_fades:
             origin = self._blame(step, real, twin, level, graded, whole or missing)
-        return replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
+        known = replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
+        return replace(known, faded=self._faded(step, origin))
+
+    def _faded(self, step: TaggedOp, origin: Suspect | None) -> Suspect | None:
+        made = origin if origin is not None and origin.jumped(self._ledger.limits.damage_made) else None
+        return made or next((t.faded for t in step.tags if t.faded is not None), None)
 
     def _missing(self, step: TaggedOp, real: Tensor) -> Suspect | None:
         """An addend that did not arrive, here or in a sum that this one continues."""
@@ -226,21 +234,30 @@ class Follower:
         if step.name in DIFFERENCES and self._cancels(step, twin):
             for tag in given:
                 assert tag.origin is not None
-                tag.origin.cancelled = True
+                tag.origin.cancelled |= level.plain > self._ledger.limits.damage_made * tag.origin.centred
         wanted = self._wanted(step)
         aim = self._ledger.tags.find(wanted) if wanted is not None else None
         if aim is not None and aim.origin is not None:
             aim.origin.target = True
         if given and not self._made_by_kernel(step, real, level):
-            additive, jump = step.name in ADDITIVE, self._ledger.limits.damage_jump
+            additive, made = step.name in ADDITIVE, self._ledger.limits.damage_made
             worst = max(given, key=lambda t: t.error if additive else t.level)
-            passes_on = worst.level >= graded / jump or (additive and worst.error >= level.error / jump)
-            if worst.origin is not None and (passes_on or worst.origin.jumped(self._ledger.limits.damage_made)):
+            if worst.origin is not None and (worst.level >= graded / made or worst.origin.jumped(made)):
                 return worst.origin
-        if graded <= self._ledger.threshold(real.dtype):
+        elif not given and (behind_all := self._faded_before(step, real, level)) is not None:
+            return behind_all
+        if graded <= self._ledger.threshold(real.dtype) or _less_itself(step, twin):
             return None
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
         return same or self._error_suspect(step, real, twin, level, graded, behind)
+
+    def _faded_before(self, step: TaggedOp, real: Tensor, level: ErrorLevel) -> Suspect | None:
+        """Who damaged what a sum of backward lays bare again: in many small numbers beside a few large ones it was not seen."""
+        before = next((t.faded for t in step.tags if t.faded is not None), None)
+        if before is None or step.name not in ADD_UP or step.spot.place.phase != "backward" or step.written:
+            return None
+        own = own_error(step.op.func, step.op.args, step.op.kwargs, [real])
+        return before if own is not None and own * self._ledger.limits.damage_made < level.plain else None
 
     def _cancels(self, step: TaggedOp, twin: Tensor) -> bool:
         """A difference of which little is left; not one of a prediction and its target, which is to become small."""
@@ -280,7 +297,7 @@ class Follower:
         if step.name in _ADDITIONS:
             self._sums[self._line(step.spot, step.name)] = suspect
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
-        suspect.root = behind or missing or zeros_behind(step)
+        suspect.root = behind or missing or zeros_behind(self._ledger, step)
         outs = [t for t in tensors_in(step.op.out) if t.is_floating_point()]
         seeded = torch.Tag.nondeterministic_seeded in step.op.func.tags
         numbers = flush_numbers(real, twin)
@@ -289,6 +306,8 @@ class Follower:
             suspect.wide_angle = step.inputs[0].dtype not in LOW
             # not the median: of frequencies that span decades only the fast ones turn far enough to go wrong
             numbers["phase_error"] = rms_of(step.inputs[0].double() - self._ledger.twin_of(step.inputs[0]).double())
+        if step.name in BATCH_NORMS and step.inputs[0].dim() > 1:
+            numbers["samples"] = step.inputs[0].numel() / step.inputs[0].shape[1]
         return suspect.note(
             dtype=short_dtype(real.dtype),
             count=real.numel(),
@@ -305,11 +324,18 @@ class Follower:
         )
 
 
+def _less_itself(step: TaggedOp, twin: Tensor) -> bool:
+    """x - x: what is left is the rounding that the program asked for (a quantiser with a straight-through gradient)."""
+    sizes = [rms_of(t) for t in step.inputs[:2]] if step.name in DIFFERENCES and not step.written else []
+    return len(sizes) == 2 and rms_of(twin) <= FP32.unit_roundoff * max(sizes)
+
+
 # clues at single operations: zeros and whole numbers that are lost, addends that vanish, decisions that flip
 
 
-def zeros_behind(step: TaggedOp) -> Suspect | None:
-    return next((t.zeros for t in step.tags if t.zeros is not None), None) if step.name in SINGULAR_AT_ZERO else None
+def zeros_behind(ledger: Ledger, step: TaggedOp) -> Suspect | None:
+    tags = (ledger.tags.find(t) for t in arguments_that_break(step))
+    return next((t.zeros for t in tags if t is not None and t.zeros is not None), None)
 
 
 def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect | None:
@@ -332,12 +358,23 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     overflowed = next((t.bad for t in step.tags if t.bad is not None and t.reference_bad is None and not t.quiet), None)
     if overflowed is not None:
         return overflowed  # divided by an infinity
+    numbers = flush_numbers(real, twin)
+    if numbers["flushed_absmax"] <= _noise_of_a_sum(ledger, step, twin):
+        return None  # terms that add up to nothing: what FP32 has there is its own rounding
     return ledger.suspect(step, "zeros").note(
         dtype=short_dtype(real.dtype),
         count=real.numel(),
         operands=ledger.named(step),
-        numbers=flush_numbers(real, twin) | ({"constant": tiny} if tiny is not None else {}),
+        numbers=numbers | ({"constant": tiny} if tiny is not None else {}),
     )
+
+
+def _noise_of_a_sum(ledger: Ledger, step: TaggedOp, result: Tensor) -> float:
+    """What rounding in FP32 leaves of terms whose sum is 0."""
+    if step.name not in REDUCTIONS or not step.inputs or not result.numel():
+        return 0.0
+    terms = ledger.twin_of(step.inputs[0])
+    return torch.finfo(torch.float32).eps * float(terms.abs().sum(dtype=torch.float64)) / result.numel()
 
 
 def divided_by_zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..core.examination import FirstBad, Place
 from ..core.formats import FP16
-from ..core.ops import CONSTANTS, MATMULS, PARTIAL, SINGULAR_AT_ZERO, SOFTMAXES
+from ..core.ops import CONSTANTS, DIVISIONS, MATMULS, PARTIAL, SINGULAR_AT_ONE, SINGULAR_AT_ZERO, SOFTMAXES
 from ..measure.histogram import exponents_of
 from ..watch.places import Spot
 from ..watch.tensors import short_dtype
@@ -93,24 +93,30 @@ def poisoned_buffer(buffer: str) -> Suspect:
 
 def _root(ledger: Ledger, step: TaggedOp, value: Tensor) -> Suspect | None:
     """Division by a number that flushed, the root of a variance that cancelled: the first producer is to blame."""
-    if step.name in SINGULAR_AT_ZERO:
-        for tensor in step.inputs:
-            tag = ledger.tags.find(tensor)
-            if tag is not None and tag.zeros is not None and _breaks_where_zero(step, tensor, value):
-                return tag.zeros
+    for tensor in arguments_that_break(step):
+        tag = ledger.tags.find(tensor)
+        if tag is not None and tag.zeros is not None and _breaks_at(0.0, step, tensor, value):
+            return tag.zeros
     worst = max(step.tags, key=lambda t: t.level, default=None)
     return worst.origin if worst is not None and worst.origin is not None and worst.level >= _MOSTLY_WRONG else None
 
 
-def _breaks_where_zero(step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:
+def arguments_that_break(step: TaggedOp) -> list[Tensor]:
+    """Those whose zeros an operation cannot bear: of a quotient the divisor, whatever is divided."""
+    if step.name not in SINGULAR_AT_ZERO:
+        return []
+    return step.inputs[-1:] if step.name in DIVISIONS else step.inputs
+
+
+def _breaks_at(edge: float, step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:
     """The same elements: a tensor may hold flushed zeros and break by its large numbers."""
     if id(tensor) in step.written:
         return True  # overwritten: nothing to tell by
     try:
-        zero = (tensor == 0).broadcast_to(value.shape)
+        there = (tensor.abs() == edge).broadcast_to(value.shape)
     except RuntimeError:
         return True
-    return bool((zero & ~torch.isfinite(value)).any())
+    return bool((there & ~torch.isfinite(value)).any())
 
 
 def note_nonfinite(
@@ -126,6 +132,7 @@ def note_nonfinite(
     """The numbers of an operation that made NaN or infinities; one that only met them is noted with the maker."""
     if bad.order != ledger.order:
         bad.meets(step.name)
+        bad.fed |= bad.trouble == "given" and step.spot.place.phase == "forward"
         if bad.trouble == "given" and step.name in SOFTMAXES and step.spot.place.phase == "forward":
             _masked_throughout(ledger, step, real)
         return
@@ -148,17 +155,20 @@ def note_nonfinite(
     if step.name in SOFTMAXES and span.nan and isinstance(step.op.args[1], int):
         bad.numbers = {"masked_rows": _masked_rows(step)}
     if in_reference and step.name in PARTIAL and any(_stored_over_the_edge(ledger, step, t, real) for t in step.inputs):
-        bad.numbers = {**bad.numbers, "stored": True, "fell_together": any(fell_together(ledger, t) for t in step.inputs)}
+        together = any(fell_together(ledger, t, step.name) for t in step.inputs)
+        bad.numbers = {**bad.numbers, "stored": True, "fell_together": together}
 
 
 def _stored_over_the_edge(ledger: Ledger, step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:
     """It breaks at numbers from 16 bits that are nearer to the edge than these lie apart: rounding may have put them there."""
-    if step.name in SINGULAR_AT_ZERO and fell_together(ledger, tensor):
-        return _breaks_where_zero(step, tensor, value)
+    if step.name in SINGULAR_AT_ZERO | SINGULAR_AT_ONE and fell_together(ledger, tensor, step.name):
+        return _breaks_at(1.0 if step.name in SINGULAR_AT_ONE else 0.0, step, tensor, value)
     spacing = ledger.spacing(tensor)
-    if not spacing or (tensor.dtype == torch.bfloat16 and ledger.tags.find(tensor) is None):
-        return False  # bfloat16 itself flushes nothing: a zero was a zero
-    edges = (0.0,) if step.name in SINGULAR_AT_ZERO else (0.0, 1.0)
+    edges = (1.0,) if step.name in SINGULAR_AT_ONE else (0.0,) if step.name in SINGULAR_AT_ZERO else (0.0, 1.0)
+    if tensor.dtype == torch.bfloat16 and ledger.tags.find(tensor) is None:
+        edges = tuple(edge for edge in edges if edge)  # bfloat16 itself flushes nothing: a zero was a zero
+    if not spacing or not edges:
+        return False
     try:
         near = torch.stack([(tensor.abs() - edge).abs() <= spacing for edge in edges]).any(0).broadcast_to(value.shape)
     except RuntimeError:

@@ -78,8 +78,9 @@ class Suspect:
 
     # what became of it, known at the end of the step
     met: dict[str, None] = field(default_factory=dict)  # operations that met its damage, in order
+    fed: bool = False  # a module was given it
     chose: bool = False  # its damage met what a choice had picked
-    cancelled: bool = False  # its damage is in a difference that left little
+    cancelled: bool = False  # its damage is in a difference that left little, and made it larger
     target: bool = False  # its damage is in what a loss compares a prediction with
     then: list[str] = field(default_factory=list)  # operations that broke because of it
     reached: set[str] = field(default_factory=set)  # `loss` and names of parameters

@@ -640,7 +640,7 @@ class Sanitizer:
                     self._arrived(tag.bad, tag.reference_bad, name)
             if poisoned:
                 facts["poisoned"] = poisoned
-            self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if n in self._buffers and not self._written_badly(n)]
+            self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if self._was_poisoned(n)]
             if not self._losses and self._unused is not None:
                 value, tag = self._unused
                 self._losses.append({"value": float(value), "reference": math.nan, "dtype": short_dtype(value.dtype)})
@@ -676,11 +676,12 @@ class Sanitizer:
         wrong = gradient is not None and gradient.error_norm > _RUINED * gradient.reference_norm
         return wrong or (bool(self._ruined) and state.role != "")
 
-    def _written_badly(self, buffer: str) -> bool:
-        """In this very step: then the operation that made the numbers is the one to blame."""
-        tensor = self._buffers[buffer]()
+    def _was_poisoned(self, name: str) -> bool:
+        """A statistic, that the step goes on writing: a mask is only read. What the step spoilt itself has its own suspect."""
+        tensor = self._buffers[name]() if name in self._ledger.updated else None
         tag = None if tensor is None else self._ledger.tags.find(tensor)
-        return any(s.destroyed for s in self._ledger.suspects) or (tag is not None and tag.bad is not None)
+        spoilt = any(s.destroyed for s in self._ledger.suspects) or (tag is not None and tag.bad is not None)
+        return tensor is not None and not spoilt
 
     def _only_the_scale(self, suspects: list[Suspect]) -> bool:
         bad = [s for s in suspects if s.destroyed]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.formats import format_of
-from ..core.ops import DIFFERENCES, JOINS, MOVES, SAME_VALUE
+from ..core.ops import DIFFERENCES, JOINS, MOVES, SAME_VALUE, SINGULAR_AT_ONE
 from ..watch.tensors import has_storage, short_dtype
 from .measure import extent
 from .tags import Ledger, Stored, TaggedOp
@@ -61,6 +61,8 @@ def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
     if step.name in DIFFERENCES and len(step.inputs) == 1 and step.scalars:
         known = stored_in(ledger, step.inputs[0])
         return replace(known, taken_from=step.scalars[0]) if known is not None and _is_raw(known) else None
+    if step.name == "neg":
+        return stored_in(ledger, step.inputs[0])
     if step.name == "sqrt":  # what was 0 is 0
         known = stored_in(ledger, step.inputs[0])
         return known if known is not None and known.taken_from is not None else None
@@ -145,12 +147,17 @@ def coarse_series(ledger: Ledger, step: TaggedOp, real: Tensor) -> None:
     )
 
 
-def fell_together(ledger: Ledger, tensor: Tensor) -> bool:
-    """1 - x of a table that comes close to 1, in steps of its format, and is exactly 1 at several places: they were not equal."""
+def fell_together(ledger: Ledger, tensor: Tensor, op: str = "") -> bool:
+    """1 - x of a table that comes close to 1, in steps of its format, and is exactly 1 at several places: they were not equal.
+
+    `op`: what takes the difference itself, as log1p does of -x.
+    """
     known = stored_in(ledger, tensor)
-    if known is None or known.taken_from is None or not _is_rounded(known.whole, known.dtype):
+    edge = known.taken_from if known is not None else None
+    if known is not None and edge is None and op in SINGULAR_AT_ONE:
+        edge = 1.0 if bool((known.whole == 1).any()) else -1.0
+    if known is None or edge is None or not _is_rounded(known.whole, known.dtype):
         return False
-    edge = known.taken_from
     away = (known.whole.double() - edge).abs() / (2 * format_of(known.dtype).unit_roundoff * abs(edge) or 1.0)  # in spacings
     return int((away == 0).sum()) > 1 and int(((away > 0) & (away <= _NEAR)).sum()) > 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -51,6 +51,7 @@ class Tag:
     level: float = 0.0
     error: float = 0.0
     origin: Suspect | None = None  # to blame for the level
+    faded: Suspect | None = None  # to blame for what it was made of, though little of that is left in it
     bad: Suspect | None = None  # to blame for NaN or infinities
     quiet: bool = False  # they are such as masks have
     reference_bad: Suspect | None = None
@@ -124,6 +125,7 @@ class Ledger:
         self.computed: StorageMap[bool] = StorageMap()  # in this step; True: of the batch alone
         self.suspects: list[Suspect] = []
         self.coarse: list[tuple[Tensor, Suspect]] = []  # positions that were stored too coarsely for their angles
+        self.updated: set[str] = set()  # buffers that the step writes into
         self.order = 0
         self.names: list[str] = []
         self.towards: StorageMap[tuple[frozenset[int], float]] = StorageMap()  # c * (s - p): storages of s and p, and c
@@ -153,7 +155,7 @@ class Ledger:
             known: dict[str, Any] = {name: copied(getattr(tag, name)) for name in about}
             if known["bad"] is None and tag.bad is not None:
                 return None  # broken by the step itself: to the next one it is given
-            return replace(tag, order=tag.order - self.order - 1, made=0, ancestors=frozenset(), **known)
+            return replace(tag, order=tag.order - self.order - 1, made=0, faded=None, ancestors=frozenset(), **known)
 
         tags = self.tags.chosen(for_next)
         for one in self.suspects:
@@ -198,6 +200,9 @@ class Ledger:
         of_data = all(self.role(t)[0] in ("given", "input") for t in inputs)
         for out in outs:
             self.computed.put(out, of_data)
+
+    def note_updated(self, written: Iterable[Tensor]) -> None:
+        self.updated |= {name for role, name in map(self.role, written) if role == "buffer"}
 
     def note_difference(self, op: Operation, name: str) -> None:
         """What an average moves by: a difference from what it is, times a number."""

@@ -91,6 +91,7 @@ class OffsetHead(nn.Module):
 
 
 def logits_far_from_zero(dtype: torch.dtype = BF16) -> Training:
+    """Its gradients are 7 % off, and in 120 steps it learns what it learns in FP32: nothing to diagnose."""
     return network(OffsetHead(), noise(16, 16, key=4), class_loss, whole(20, 16), dtype)
 
 
@@ -378,7 +379,7 @@ PROGRAMS = [
         steps=8,
         hazards="accumulation",
     ),
-    *planted(logits_far_from_zero, "low_precision_output_head", "head", tools="diagnose diff", steps=8, hazards="absorption"),
+    *planted(logits_far_from_zero, "", "head", tools="diff"),
     *planted(
         far_positions,
         "position_precision_loss",

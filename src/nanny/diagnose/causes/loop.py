@@ -60,7 +60,7 @@ def no_gradient_arrives(signs: Signs) -> Iterator[Diagnosis]:
     Confirm: after loss.backward() the .grad of the parameter is None, or all zero.
     """
     chain = ("no path from the loss", "no gradient", "the part keeps its first weights")
-    yield from by_finding(signs, "NO_GRADIENT_ARRIVES", *chain, confidence=POSSIBLE)
+    yield from by_finding(signs, "NO_GRADIENT_ARRIVES", *chain, confidence=POSSIBLE if signs.learns else LIKELY)
 
 
 @cause("gradient_never_cleared", family="loop", precision=False)

@@ -70,6 +70,29 @@ def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
     )
 
 
+@cause("lr_spent_early", family="not_precision", precision=False)
+def lr_spent_early(signs: Signs) -> Iterator[Diagnosis]:
+    """A schedule has taken the learning rate to next to nothing after a few steps, and the loss stays where it began.
+
+    Confirm: print scheduler.get_last_lr() at every step: it is spent within the first steps.
+    """
+    spent = signs.rate_spent
+    if spent is None or signs.learns or signs.harmed:
+        return
+    step, highest, since = spent
+    yield Diagnosis(
+        culprit="optimizer.lr",
+        confidence=LIKELY,
+        evidence=(
+            f"the learning rate falls from {highest:g} to {since:g} by step {step} of {signs.facts.steps}, and stays there",
+            "the loss does not fall",
+        ),
+        chain=(f"the schedule ends at step {step}", "updates too short to learn by", "the loss stays where it began"),
+        step=step,
+        precision_caused=False,
+    )
+
+
 @cause("data_outlier", family="not_precision", precision=False)
 def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
     """One batch holds a number far outside the others; its gradient throws the weights away, in any precision.
@@ -256,6 +279,8 @@ def _biases_alone(signs: Signs) -> Iterator[Diagnosis]:
     if alone is None or signs.learns or signs.harmed:
         return
     name, ratio, exams = alone
+    if not ratio and signs.evidence.finding("NO_GRADIENT_ARRIVES") is not None:
+        return  # what fades is small, and these are exactly 0, biases among them
     yield Diagnosis(
         culprit=name.rpartition(".")[0] or name,
         confidence=LIKELY,

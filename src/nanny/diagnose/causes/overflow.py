@@ -126,6 +126,8 @@ def bn_stats_poisoned(signs: Signs) -> Iterator[Diagnosis]:
     Confirm: model.eval() gives NaN although every parameter is finite.
     """
     facts = signs.facts
+    if not facts.bad_buffers:  # broken before the run was watched: nobody saw by what
+        yield from by_hazard(signs, "bn_stats_poisoned")
     if not facts.bad_buffers or signs.weights_lost:
         return
     total, _, at_end = signs.skips

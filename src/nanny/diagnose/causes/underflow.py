@@ -45,7 +45,7 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
         return
     exam, gone, share = found
     flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
-    if flush is None and (exam.hazards or share <= 0.5):
+    if flush is None and (any(h.cause for h in exam.hazards) or share <= 0.5):
         return  # zeros with another reason, or in a part that a healthy run can spare
     if scaled != (exam.scale is not None and signs.facts.count("scale") > 0):
         return

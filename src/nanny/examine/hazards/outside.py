@@ -37,9 +37,16 @@ def given_nonfinite(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         "input": (f"the input is {what} before any operation touches it", "data:input"),
     }.get(
         operand.role,
-        (f"the data is {what} before any operation touches it", "data:target" if suspect.place.phase == "loop" else "data"),
+        (f"the data is {what} before any operation touches it", _part_of_data(suspect)),
     )
     return hazard_of(suspect, message, operand.role, site=site)
+
+
+def _part_of_data(suspect: Suspect) -> str:
+    """By where it went: into a module, or past all of them into the loss."""
+    if suspect.place.phase != "loop":
+        return "data"
+    return "data:input" if suspect.fed else "data:target"
 
 
 @hazard("coarse_target", rank=6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ...core.examination import Hazard
@@ -41,6 +42,7 @@ def flush(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         f"{share(flushed)} of {suspect.op}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32"
         + (f"; {share(suspect.silenced)} of the parameters get no gradient at all" if silent else ""),
         "scaled" if step.scale is not None else "",
+        "cast_weight" if suspect.op in CASTS and any(o.role == "parameter" for o in suspect.operands) else "",
         consequence=max(suspect.consequence, suspect.silenced),
         site=scaler,
         value=suspect.reference_absmax,
@@ -75,6 +77,7 @@ def accumulation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         suspect,
         f"{suspect.op} adds up in {form.name}: its result is {share(own if own is not None else suspect.plain)} off",
         "fan_in" if fan_in else "scatter" if suspect.op in SCATTERS else "",
+        site=next(iter(suspect.reached)) if fan_in and not suspect.place.site and len(suspect.reached) == 1 else None,
         value=own if own is not None else suspect.plain,
         limit=limit,
     )
@@ -121,7 +124,7 @@ def cancellation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     stored_low = suspect.dtype in ("bfloat16", "float16")  # FP32 sums of logits in bf16 are what the remedy makes
     margins = logs and stored_low and gone < 1 and all(o.producer == "sum" for o in suspect.operands)
-    certain = stored_low if logs else gone < step.limits.damage_cancelled
+    certain = stored_low if logs else gone < step.limits.damage_cancelled or suspect.plain >= step.limits.damage_cancelled_error
     if not margins and not step.harmful(suspect, certain=certain):
         return None
     if _chosen(suspect):
@@ -160,9 +163,7 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
         yield "small_branch"
     if suspect.op in ("cumsum", "add") and suspect.repeats >= step.limits.damage_repeats:
         yield "running_sum"
-    squares = suspect.cancelled and suspect.op in ("mean", "sum", "mul", "pow", "square")
-    factors = suspect.cancelled and suspect.op in MATMULS | CASTS  # of |x|^2 + |y|^2 - 2 x y
-    if squares or factors or (suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES):
+    if suspect.cancelled or (suspect.op == "add" and set(suspect.next[:1]) & DIFFERENCES):
         yield "before_difference"
     if suspect.after & DIFFERENCES:
         yield "after_difference"
@@ -215,6 +216,12 @@ def _one_hot(suspect: Suspect, step: ExaminedStep) -> bool:
     return attention.get("entropy", 1.0) < step.limits.damage_entropy
 
 
+def _below_chance(suspect: Suspect) -> bool:
+    """A spread estimated from n samples is off by 1 / sqrt(2 (n - 1)) by chance: another batch differs by more than FP32 does."""
+    samples = suspect.numbers.get("samples", 0.0)
+    return samples > 1 and suspect.plain < 1 / math.sqrt(2 * (samples - 1))
+
+
 @hazard("saturation", rank=58)
 def saturation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A format without infinity holds the largest number instead"""
@@ -233,6 +240,8 @@ def saturation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
 def amplification(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """An operation that makes a large error of small ones"""
     if not _jumps(suspect, step) or _inherent(suspect) or suspect.op in MATMULS or not step.harmful(suspect):
+        return None
+    if _below_chance(suspect):
         return None
     if _chosen(suspect):
         return _of_choice(suspect, step)
