@@ -216,6 +216,6 @@ def test_a_rate_that_is_spent_at_once_is_told_only_where_nothing_is_learned() ->
     cosine = 1e-3 * (1 + np.cos(np.pi * steps / 100))
     runs = [(flat, spent, ["lr_spent_early"]), (falls, spent, []), (flat, cosine, []), (flat, spent[::-1], [])]
     for losses, rates, told in runs:
-        evidence = run_of(list(losses), [0.5] * 100)
+        evidence = run_of(list(losses), [0.5] * 100, [2.0] * 100)
         evidence = replace(evidence, scalars={**evidence.scalars, "lr": (steps, rates)})
         assert causes_of(evidence) == told

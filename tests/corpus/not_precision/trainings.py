@@ -58,6 +58,30 @@ def warm_up_too_far(fixed: bool = False, dtype: torch.dtype = torch.float16) -> 
     return training
 
 
+def milestones_per_batch(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
+    """Milestones that count epochs, stepped after every batch: the rate is a hundredth of its start at the fourth."""
+    model = nn.Sequential(nn.Linear(12, 16), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4], gamma=0.1)
+    relation = torch.randn(12, 1, generator=generator(75))
+
+    def batch(i: int) -> list[Tensor]:
+        x = torch.randn(32, 12, generator=generator(76, i))
+        return [x, x @ relation]
+
+    training = supervised(model, optimizer, batch, F.mse_loss, dtype)
+    train = training.step
+
+    def step(i: int) -> Tensor:
+        loss = train(i)
+        if not fixed or i % 30 == 29:
+            scheduler.step()
+        return loss
+
+    training.step = step
+    return training
+
+
 class Recurrence(nn.Module):
     """h <- relu(U h + W x), the plainest recurrent net."""
 
@@ -350,6 +374,15 @@ TOWER = ("op:sigmoid", *(f"layers.{i}{kind}" for i in range(10) for kind in ("",
 PROGRAMS = [
     *planted(hot_convnet, "lr_too_high", *LR, findings="GRAD_EXPLOSION", shows=grows, precision_caused=False),
     *planted(warm_up_too_far, "lr_too_high", *LR, findings="GRAD_EXPLOSION", shows=grows, precision_caused=False, steps=40),
+    *planted(
+        milestones_per_batch,
+        "lr_spent_early",
+        "optimizer.lr",
+        tools="diagnose",
+        shows=ends_above(1.0),
+        steps=60,
+        precision_caused=False,
+    ),
     *planted(
         plain_rnn,
         "exploding_recurrence",
