@@ -14,6 +14,8 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, SparseAdam
 from torch.utils.data import DataLoader, TensorDataset
 from training import watch
 
+from nanny.monitor.invariants.watched import as_written, untouched
+
 STEPS = 200
 Loop = tuple[nn.Module, Callable[[int], Any]]
 LOOPS: dict[str, Callable[[], Loop]] = {}
@@ -814,3 +816,12 @@ def is_silent(model: nn.Module, step: Callable[[int], Any], interval: int = 100)
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_is_meant_is_not_told(name):
     is_silent(*LOOPS[name]())
+
+
+def test_a_new_tensor_at_the_address_of_an_old_one_is_another():
+    old = torch.ones(3)
+    before, address = as_written([old]), id(old)
+    assert untouched([old], before)
+    del old
+    new = next(t for t in [torch.ones(3) for _ in range(100)] if id(t) == address)
+    assert not untouched([new], before)

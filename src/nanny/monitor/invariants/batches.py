@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,8 +14,8 @@ from ...watch.calls import ModelCall
 from ...watch.op_stream import Op
 from ...watch.storages import StorageMap
 from ...watch.tensors import tensors_in
-from ..trace import StepTrace, fingerprints, version_of
-from .watched import Watched
+from ..trace import StepTrace, fingerprints
+from .watched import Watched, Written, as_written, untouched
 
 SUSPICIOUS = 12  # steps with the same numbers in new tensors, until somebody looks where they come from
 MOST_LOOKS = 3
@@ -114,7 +113,7 @@ class Given:
         self.repeats = self.steps = 0
         self.origin = ""  # drawn, slice: where the same numbers came from at each step
         self.last = 0
-        self._before: list[tuple[weakref.ref[Tensor], int]] = []
+        self._before: Written = ()
         self._looks = 0
         self._read: list[tuple[int, ...]] = []
         self._source: RandomSource | None = None
@@ -127,10 +126,9 @@ class Given:
             return
         self.steps += 1
         same = hash(tuple(sums)) & 0xFFFFFFFFFFFF == self.last
-        kept = [r() is t and version == version_of(t) for (r, version), t in zip(self._before, given)] if same else []
-        self.repeats = self.repeats + 1 if same and not all(kept) else 0
+        self.repeats = self.repeats + 1 if same and not untouched(given, self._before) else 0
         self.last = hash(tuple(sums)) & 0xFFFFFFFFFFFF
-        self._before = [(weakref.ref(t), version_of(t)) for t in given]
+        self._before = as_written(given)
         if not self.repeats:
             self.origin = ""
         elif self.repeats >= SUSPICIOUS and not self.origin and _is_small_slice(given):

@@ -17,7 +17,7 @@ from ...watch.calls import ModelCall
 from ...watch.hooks import add_hook
 from ...watch.places import users_line
 from ...watch.tensors import gradient_of, is_readable, with_gradient
-from ..trace import fingerprints, version_of
+from ..trace import fingerprints
 from ..updates import UpdateProbe
 from .watched import (
     FEW,
@@ -25,11 +25,13 @@ from .watched import (
     Watched,
     any_gradient,
     any_nonzero,
+    as_written,
     few_of,
     gradient_sample,
     leaves_of,
     parameters_of,
     sample_of,
+    untouched,
 )
 
 ALIKE = 0.9999  # cosine of two gradients that are one, whatever it was clipped or unscaled by
@@ -158,8 +160,9 @@ class Calls:
         sparse = bool(present) and not holding
         now = gradient_sample(few_of(holding, FEW)) if holding else None
         one.is_empty = bool(one.backwards) and not holding and not sparse
-        written = [(id(g), version_of(g)) for p in holding if (g := gradient_of(p)) is not None]
-        is_old = _is_same(now, one.gradients) and (not one.backwards or written == one.written)  # whatever others passed backward
+        gradients = [g for p in holding if (g := gradient_of(p)) is not None]
+        kept = not one.backwards or untouched(gradients, one.written)  # whatever others passed backward
+        is_old = kept and _is_same(now, one.gradients)
         if one.backwards and not is_old:
             step.fresh |= bool(holding) or sparse
             step.empty |= one.is_empty
@@ -171,7 +174,7 @@ class Calls:
             step.fresh |= bool(holding) or sparse
         one.uncleared = one.uncleared + 1 if one.steps > 1 and one.backwards and one.held and not is_old else 0
         one.where = one.where or (users_line() if one.uncleared else "")
-        one.gradients, one.written = now, written
+        one.gradients, one.written = now, as_written(gradients)
 
     def count(self, step: ThisStep, record: StepRecord) -> None:
         is_early, known = self._watched.is_early, self._watched.known

@@ -19,6 +19,7 @@ from ...measure.flatten import as_line, thin
 from ...watch.names import Held, unwrapped
 from ...watch.places import users_line
 from ...watch.tensors import gradient_of, is_readable
+from ..trace import version_of
 
 EARLY = 64  # steps that are looked at one by one, of a run and of a model that comes in later
 EVERY = 16  # steps after which what may change at any time is looked at again
@@ -28,6 +29,17 @@ MOST_SEARCHES = 3  # through everything that Python holds
 SAMPLE = 64  # elements of a tensor
 LARGEST_GRAPH = 20_000  # that is walked through
 _TRAINS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
+
+Written = Sequence[tuple[weakref.ref[Tensor], int]]  # tensors, and how often each had been written to
+
+
+def as_written(tensors: Iterable[Tensor]) -> Written:
+    return [(weakref.ref(t), version_of(t)) for t in tensors]
+
+
+def untouched(tensors: Sequence[Tensor], before: Written) -> bool:
+    """The same tensors, not written since. An id would not tell: what comes after one may get its address."""
+    return len(tensors) == len(before) and all(r() is t and was == version_of(t) for (r, was), t in zip(before, tensors))
 
 
 @dataclass
@@ -41,7 +53,7 @@ class Stepping:
     held: bool = False  # its gradients were there before each of these
     uncleared: int = 0  # steps in a row whose gradients held those of the step before
     gradients: Tensor | None = None  # a sample of those of its last step
-    written: Sequence[tuple[int, int]] = ()  # which they were, and how often each had been written to
+    written: Written = ()  # which they were
     is_empty: bool = False  # it has stepped on no gradient after a backward pass
     where: str = ""
 
