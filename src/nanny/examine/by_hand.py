@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from ..core.ops import JOINS, REDUCTIONS, SAME_VALUE, bare_op
-from ..watch.op_facts import written_by
 from ..watch.places import Spot
 from ..watch.storages import StorageMap
 from ..watch.tensors import has_storage, tensors_in
@@ -44,7 +43,7 @@ class ScaledGradients:
     def see(self, op: Operation, spot: Spot) -> None:
         phase = spot.place.phase
         if phase == "backward":
-            for tensor in filter(has_storage, tensors_in(op.out)) if self._factor else ():
+            for tensor in op.made if self._factor else ():
                 self._scaled.put(tensor, self._factor)
         elif phase == "loop":
             self._factor = 0.0  # backward is over
@@ -58,7 +57,7 @@ class ScaledGradients:
             return
         name, factor, out = bare_op(op.name), max(factors), op.out
         if name in ("add", "sub") and len(args) == 2 and not factors[0] and self._is_weight(args[0]):
-            if any(t is args[0] for t in written_by(op.func, op.args, op.kwargs)):
+            if any(t is args[0] for t in op.written):
                 self._note(args[0], args[1], float(op.kwargs.get("alpha", 1)) * (1 if name == "sub" else -1), factor, spot)
         elif name == "mul" and len(args) == 2 and all(factors):
             self._scaled.put(out, factors[0] * factors[1])

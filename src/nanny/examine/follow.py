@@ -38,7 +38,7 @@ from ..core.ops import (
     UNWRITTEN,
     bare_op,
 )
-from ..watch.op_facts import is_collective, written_by
+from ..watch.op_facts import is_collective
 from ..watch.op_stream import Op
 from ..watch.places import Spot
 from ..watch.storages import key_of, whole_storage
@@ -68,6 +68,9 @@ from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
 _ADDITIONS = ("add", "sub")
+_KEEPS_ZEROS = SAME_VALUE | MOVES | ROOTS
+_KEEPS_SPACING = SAME_VALUE | MOVES | SHIFTS
+_CARRIES_ADDENDS = SAME_VALUE | {*_ADDITIONS}
 _Line = tuple[str, Any, int, str]
 
 
@@ -89,10 +92,8 @@ class Follower:
         if op.is_view or name in UNWRITTEN:
             return
         outs, twins = self._results(op)
-        read = (
-            op.args[1:] if op.kwargs.get("beta") == 0 else op.args
-        )  # what beta multiplies with 0 may be memory that nobody wrote
-        inputs = [t for t in tensors_in((read, dict(op.kwargs))) if has_storage(t)]
+        # what beta multiplies with 0 may be memory that nobody wrote
+        inputs = op.stored if op.kwargs.get("beta") != 0 else [t for t in op.stored if t is not op.args[0]]
         tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         self._ledger.note_computed(inputs, outs)
@@ -105,7 +106,8 @@ class Follower:
         if name in _ADDITIONS and spot.place.phase != "backward":  # micro-batches run the same line again, and begin anew
             step.repeats = self._chains.get(line, 0) + 1 if step.continues else 1
             self._chains[line] = step.repeats
-        self._ledger.note_updated(t for t in inputs if id(t) in step.written)
+        if step.written:
+            self._ledger.note_updated(t for t in inputs if id(t) in step.written)
         if concerned:
             self._lines[line] += 1
             if line in self._sums and step.continues:
@@ -142,11 +144,11 @@ class Follower:
         return (spot.place.site, spot.code, spot.instruction, name)
 
     def _results(self, op: Operation) -> tuple[list[Tensor], list[Tensor | None]]:
-        outs = [t for t in tensors_in(op.out) if has_storage(t)]
+        outs = op.made
         if outs or op.out is not None:
             made = [t for t in tensors_in(op.twin_out) if has_storage(t)] if op.twin_out is not None else []
             return outs, [*made] if len(made) == len(outs) else [None] * len(outs)
-        outs = [t for t in written_by(op.func, op.args, op.kwargs) if has_storage(t)]
+        outs = [t for t in op.written if has_storage(t)]
         return outs, [self._ledger.twin_of(t) for t in outs]
 
     def _floating(self, step: TaggedOp, real: Tensor, twin: Tensor | None) -> None:
@@ -206,8 +208,8 @@ class Follower:
             origin = tag.bad
         elif graded > self._ledger.threshold(real.dtype) / self._ledger.limits.damage_fades:
             origin = self._blame(step, real, twin, level, graded, whole or missing)
-        known = replace(tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing)
-        return replace(known, faded=self._faded(step, origin))
+        known = {"level": graded, "error": level.error, "origin": origin, "zeros": lost, "whole": whole, "absorbed": missing}
+        return replace(tag, **known, faded=self._faded(step, origin))
 
     def _faded(self, step: TaggedOp, origin: Suspect | None) -> Suspect | None:
         made = origin if origin is not None and origin.jumped(self._ledger.limits.damage_made) else None
@@ -215,7 +217,7 @@ class Follower:
 
     def _missing(self, step: TaggedOp, real: Tensor) -> Suspect | None:
         """An addend that did not arrive, here or in a sum that this one continues."""
-        if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | _ADDITIONS:
+        if step.spot.place.phase == "backward" or step.name not in _CARRIES_ADDENDS:
             return None
         before = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
         here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in _ADDITIONS else None
@@ -343,7 +345,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     if real.dtype not in LOW and inherited is None:
         return None
     if inherited is not None and inherited.numbers.get("flushed"):  # the twin has them too
-        kept = step.name in SAME_VALUE | MOVES | ROOTS and step.spot.place.phase != "backward" and not bool(real.all())
+        kept = step.name in _KEEPS_ZEROS and step.spot.place.phase != "backward" and not bool(real.all())
         return inherited if kept else None
     if _protects_with_zero(ledger, step, real):
         numbers = {"constant": 0.0, "stored": True}
@@ -392,7 +394,7 @@ def divided_by_zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor)
 
 def _flushed_before(ledger: Ledger, step: TaggedOp) -> Suspect | None:
     """Zeros in an fp16 tensor from before the step whose other numbers go down to the end of the format: they did not fit."""
-    if step.name not in SAME_VALUE | MOVES | ROOTS or not step.inputs or step.spot.place.phase == "backward":
+    if step.name not in _KEEPS_ZEROS or not step.inputs or step.spot.place.phase == "backward":
         return None
     source = step.inputs[0]
     if source.dtype != torch.float16 or source.requires_grad or ledger.tags.find(source) is not None:
@@ -476,7 +478,7 @@ def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]
 
 def stored_spacing(ledger: Ledger, step: TaggedOp) -> float:
     """Of numbers that came in 16 bits, and were copied, shifted or stretched since."""
-    if step.spot.place.phase == "backward" or step.name not in SAME_VALUE | MOVES | SHIFTS or not step.inputs:
+    if step.spot.place.phase == "backward" or step.name not in _KEEPS_SPACING or not step.inputs:
         return 0.0
     source = step.inputs[0]
     if any(t.numel() > 1 and t.is_floating_point() for t in step.inputs[1:]) or id(source) in step.written:

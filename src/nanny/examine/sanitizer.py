@@ -55,7 +55,6 @@ from ..watch.aside import ModuleHooks
 from ..watch.float_traps import Untrapped
 from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrapped
-from ..watch.op_facts import written_by
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
 from ..watch.ranks import many_processes
@@ -70,7 +69,6 @@ from ..watch.tensors import (
     is_plain,
     outside_program,
     short_dtype,
-    tensors_in,
 )
 from ..watch.twins import Operation, Twins
 from .by_hand import ScaledGradients
@@ -95,8 +93,9 @@ _OF_THE_STEP = (
     "_remedies",
 )  # not kept after it
 _MOST_OUTPUTS = 64  # of all that was called for one loss
-_CHECK_OPS = 64
-_CHECK_SHARE = 8  # or when this part of the budget has been made since
+_CHECK_OPS = 64  # for the time,
+_CHECK_MEMORY_OPS = 256
+_CHECK_SHARE = 8  # for memory, or when this part of the budget has been made since
 _STATES_SHARE = 4  # of the budget goes to copies of what the step overwrites
 _STASH_ELEMENTS = 1 << 24
 _HAND_MADE_SCALE = 16.0
@@ -387,13 +386,13 @@ class Sanitizer:
         if self._operations % _CHECK_OPS == 0 and self.is_spent:
             self.give_up()
         if not op.is_view:
-            written = {id(t) for t in written_by(op.func, op.args, op.kwargs)} if self._over_at is not None else {}
-            for tensor in filter(has_storage, tensors_in(op.out)):
+            written = {*map(id, op.written)} if self._over_at is not None else {}
+            for tensor in op.made:
                 self._budget.note(tensor)
                 if self._over_at is not None and id(tensor) not in written:
                     self._made_since.put(tensor, True)
         made = self._shadows.bytes_made - self._made_at_check
-        if self._operations % _CHECK_OPS == 0 or made > self._allowed // _CHECK_SHARE:
+        if self._operations % _CHECK_MEMORY_OPS == 0 or made > self._allowed // _CHECK_SHARE:
             self._mind_memory()
 
     def _mind_memory(self) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..core.ops import bare_op
-from ..watch.op_facts import written_by
 from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import has_storage, short_dtype
@@ -63,7 +62,7 @@ class States:
     ) -> None:
         """`towards`: differences times a number, which an average moves by. `decayed`: what it is made anew from."""
         others = op.args[1] if len(op.args) > 1 else None
-        written = written_by(op.func, op.args, op.kwargs)
+        written = op.written
         for i, tensor in enumerate(written):
             state = self._held.get(key_of(tensor)) if has_storage(tensor) else None
             if state is None:

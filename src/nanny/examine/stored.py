@@ -24,6 +24,7 @@ _MOST = 1 << 16  # elements that are looked at
 _FEW = 16
 _NEAR = 4  # spacings
 _FORMATS = (torch.bfloat16, torch.float16)
+_KEEPS = SAME_VALUE | MOVES
 
 
 def stored_in(ledger: Ledger, tensor: Tensor) -> Stored | None:
@@ -53,7 +54,7 @@ def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
         return None
     if step.name in JOINS:  # a batch is stacked of its rows
         return _as_stored(real) if not step.tags and all(_is_from_outside(ledger, t) for t in step.inputs) else None
-    if step.name in SAME_VALUE | MOVES:
+    if step.name in _KEEPS:
         known = stored_in(ledger, step.inputs[0])
         if known is None or (not _is_raw(known) and step.name not in SAME_VALUE):
             return None

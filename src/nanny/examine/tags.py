@@ -14,7 +14,6 @@ from ..core.examination import Place
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..core.ops import SAME_VALUE
-from ..watch.op_facts import written_by
 from ..watch.places import Spot, running_derivative
 from ..watch.storages import Buffers, StorageMap, key_of
 from ..watch.tensors import LOW, has_storage, short_dtype
@@ -81,7 +80,7 @@ class TaggedOp:
     ) -> None:
         self.op, self.name, self.spot, self.inputs, self.tags = op, name, spot, inputs, tags
         self.overwritten, self.repeats, self.previous = overwritten, repeats, previous
-        self.written = {id(t) for t in written_by(op.func, op.args, op.kwargs)}
+        self.written = {id(t) for t in op.written}
         self.scalars = scalars_in(op.args, op.kwargs)
 
     @property

@@ -53,24 +53,37 @@ class Stopped(NannyError):
 class Op:
     """One operation of the program. What costs something is found out when it is first asked for, and once for all."""
 
-    __slots__ = ("_inputs", "_is_view", "_written", "args", "func", "kwargs", "out")
+    __slots__ = ("_inputs", "_is_view", "_made", "_stored", "_written", "args", "func", "kwargs", "name", "out")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.func = func  # OpOverload
+        self.name: str = func.overloadpacket.__name__
         self.args = args
         self.kwargs = kwargs
         self.out: Any = None  # until it has run
-        self._inputs = self._written = self._is_view = _NOT_YET
-
-    @property
-    def name(self) -> str:
-        return str(self.func.overloadpacket.__name__)
+        self._inputs = self._stored = self._made = self._written = self._is_view = _NOT_YET
 
     @property
     def inputs(self) -> list[Tensor]:
         if self._inputs is _NOT_YET:
             self._inputs = tensors_in((self.args, self.kwargs) if self.kwargs else self.args)
         found: list[Tensor] = self._inputs
+        return found
+
+    @property
+    def stored(self) -> list[Tensor]:
+        """Inputs beside whose memory something can be kept."""
+        if self._stored is _NOT_YET:
+            self._stored = [t for t in self.inputs if has_storage(t)]
+        found: list[Tensor] = self._stored
+        return found
+
+    @property
+    def made(self) -> list[Tensor]:
+        """What came out, as far as something can be kept beside its memory. Known after it has run."""
+        if self._made is _NOT_YET:
+            self._made = [t for t in tensors_in(self.out) if has_storage(t)]
+        found: list[Tensor] = self._made
         return found
 
     @property
@@ -85,7 +98,7 @@ class Op:
     def is_view(self) -> bool:
         """Nothing was computed: all it gives is memory of its inputs. Known after it has run."""
         if self._is_view is _NOT_YET:
-            self._is_view = not self.written and _shares_memory(self.out, self.inputs)
+            self._is_view = not self.written and bool(self.made) and {*map(key_of, self.made)} <= {*map(key_of, self.stored)}
         return bool(self._is_view)
 
 
@@ -483,11 +496,3 @@ def _recorder() -> str:
     if _C._get_tracing_state() is not None:
         return "torch.jit.trace"
     return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in RECORDING_MODES) else ""
-
-
-def _shares_memory(out: Any, inputs: list[Tensor]) -> bool:
-    made = [t for t in tensors_in(out) if has_storage(t)]
-    if not made:
-        return False
-    given = {key_of(t) for t in inputs if has_storage(t)}
-    return all(key_of(t) in given for t in made)

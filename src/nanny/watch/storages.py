@@ -71,6 +71,7 @@ class StorageMap(Generic[V]):
 @dataclass(frozen=True)
 class _Buffer:
     element: int  # bytes of one element of the real storage
+    bytes: int  # of that storage, as far as it is held
     flat: Tensor
 
 
@@ -84,13 +85,20 @@ class Buffers:
 
     def find(self, tensor: Tensor) -> Tensor | None:
         buffer = self._held.find(tensor)
-        if buffer is None:
-            return None
-        grown = tensor.untyped_storage().nbytes() > buffer.flat.numel() * buffer.element
-        if buffer.element != tensor.element_size() or grown:
-            self._held.drop(tensor)
+        if buffer is None or not self._fits(buffer, tensor):
             return None
         return buffer.flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def has(self, tensor: Tensor) -> bool:
+        buffer = self._held.find(tensor)
+        return buffer is not None and self._fits(buffer, tensor)
+
+    def _fits(self, buffer: _Buffer, tensor: Tensor) -> bool:
+        """Unless its memory has grown, or is read as another type."""
+        if buffer.element == tensor.element_size() and tensor.untyped_storage().nbytes() <= buffer.bytes:
+            return True
+        self._held.drop(tensor)
+        return False
 
     def put(self, tensor: Tensor, value: Tensor, owned: bool) -> Tensor:
         """Enters `value` for a tensor; an `owned` value that fills the same memory layout becomes the buffer itself."""
@@ -110,7 +118,7 @@ class Buffers:
         if self._new_bytes > _SWEEP_BYTES:  # much was added: memory of the dead is wanted soon
             self._new_bytes = 0
             self._held.sweep()
-        self._held.put(tensor, _Buffer(tensor.element_size(), flat))
+        self._held.put(tensor, _Buffer(tensor.element_size(), flat.numel() * tensor.element_size(), flat))
         return flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def put_storage(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,9 +14,8 @@ that no low-precision value ever reached is its own twin. The program itself, it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,20 +35,15 @@ _RESHAPES_IN_PLACE = torch.Tag.inplace_view  # squeeze_, transpose_: the storage
 _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argument asks for half -> float, on CUDA
 
 
-@dataclass(frozen=True)
 class Operation:
     """One operation as the program ran it, beside what its twins made of it (`None`: they could not run it)."""
 
-    func: Any  # OpOverload
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    out: Any
-    twin_out: Any
-    is_view: bool  # of an input: nothing was computed
+    __slots__ = ("args", "func", "is_view", "kwargs", "made", "name", "out", "stored", "twin_out", "written")
 
-    @property
-    def name(self) -> str:
-        return str(self.func.overloadpacket.__name__)
+    def __init__(self, op: Op, twin_out: Any) -> None:
+        self.func, self.name, self.args, self.kwargs, self.out = op.func, op.name, op.args, op.kwargs, op.out
+        self.stored, self.made, self.written, self.is_view = op.stored, op.made, op.written, op.is_view
+        self.twin_out = twin_out
 
 
 class Twins:
@@ -218,10 +212,9 @@ class Twins:
 
     def _concerned(self, op: Op) -> bool:
         """Is a low-precision value read, written or made, or one that descends from such?"""
-        tensors = [t for t in op.inputs if has_storage(t)]
-        if self._wide == torch.float64 and any(t.dtype in WIDER for t in tensors):
+        if self._wide == torch.float64 and any(t.dtype in WIDER for t in op.stored):
             return True
-        if any(t.dtype in LOW or self._twins.find(t) is not None for t in tensors):
+        if any(t.dtype in LOW or self._twins.has(t) for t in op.stored):
             return True
         return any(isinstance(v, torch.dtype) and v in LOW for v in (*op.args, *op.kwargs.values()))
 
@@ -242,7 +235,7 @@ class Twins:
 
     def _report(self, op: Op, twin_out: Any) -> None:
         if self._on_op is not None:
-            self._on_op(Operation(op.func, op.args, op.kwargs, op.out, twin_out, op.is_view))
+            self._on_op(Operation(op, twin_out))
 
     def _twin_run(self, op: Op) -> Any:
         func, reals = op.func, tensors_in(op.out)
