@@ -219,3 +219,29 @@ def test_a_rate_that_is_spent_at_once_is_told_only_where_nothing_is_learned() ->
         evidence = run_of(list(losses), [0.5] * 100, [2.0] * 100)
         evidence = replace(evidence, scalars={**evidence.scalars, "lr": (steps, rates)})
         assert causes_of(evidence) == told
+
+
+class TwoMoments(nn.Module):
+    """The variance as a difference of two large numbers."""
+
+    def forward(self, x):
+        mean = x.mean(-1, keepdim=True)
+        return (x - mean) * torch.rsqrt((x * x).mean(-1, keepdim=True) - mean * mean + 1e-3)
+
+
+def test_a_metric_that_counts_choices_makes_no_router_of_what_it_counts(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(TwoMoments(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    x, y = (60 + 3 * torch.randn(8, 16)).bfloat16(), torch.arange(8) % 4
+    with MixedPrecisionNanny(model, output_dir=tmp_path, strict=True) as nanny:
+        for i in range(4):
+            with nanny.step(i):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    out = model(x)
+                nn.functional.cross_entropy(out.float(), y).backward()
+                (out.argmax(-1) == y).float().mean()  # its accuracy
+                optimizer.step()
+        told = nanny.diagnoses()[0]
+    assert (told.cause, told.culprit) == ("catastrophic_cancellation", "0")

@@ -185,6 +185,7 @@ class Follower:
             spacing=stored_spacing(self._ledger, step),
             stored=stored,
             whole=next((t.whole for t in step.tags if t.whole is not None), None),
+            choice=not step.is_learned and any(t.choice for t in step.tags),
         )
         if not same and twin is not None and real.numel():
             tag = self._compared(step, real, twin, span, tag)
@@ -232,7 +233,7 @@ class Follower:
             tag.origin.meets(step.name)
             if tag.choice and step.spot.place.phase != "backward":
                 tag.origin.target |= step.name in LOSS_OPS
-                tag.origin.chose |= step.name not in LOSS_OPS
+                tag.origin.chose |= step.name not in LOSS_OPS and step.is_learned
         if step.name in DIFFERENCES and self._cancels(step, twin):
             for tag in given:
                 assert tag.origin is not None

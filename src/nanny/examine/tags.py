@@ -44,7 +44,7 @@ class Tag:
     source: tuple[str, str] = ("", "")  # role and name of what it is a copy of
     order: int = 0
     made: int = 0  # the operation that computed it, copies passed over
-    choice: bool = False  # a decision, not a value
+    choice: bool = False  # a decision, not a value, or made of nothing else
     of_gradient: bool = False  # computed from gradients in the loop's own code
     factor: float | None = None  # the number it was multiplied with
     level: float = 0.0
@@ -87,6 +87,11 @@ class TaggedOp:
     def continues(self) -> bool:
         """It takes what the same source line made just before: a running sum."""
         return any(tag.made == self.previous for tag in self.tags)
+
+    @property
+    def is_learned(self) -> bool:
+        """Gradients may come back through it; nothing is learned through a metric, or from an index alone."""
+        return any(t.requires_grad for t in self.inputs)
 
     @property
     def factor(self) -> float | None:
