@@ -20,6 +20,7 @@ from nanny.check.files import check_paths
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
 from nanny.core.numbers import factor
+from nanny.examine.hazards import kinds
 from nanny.show.pages import Page, all_pages
 from nanny.show.rule_text import SECTIONS, chinese_rules, section_of
 from nanny.show.translation import translate, words_of
@@ -190,6 +191,17 @@ def test_a_chinese_locale_is_enough(tmp_path, capsys, monkeypatch):
 def test_how_much_larger_is_said_in_chinese_to_the_last_word(ratio):
     said = translate(f"The runs PART FIRST at step 5: the loss is {factor(ratio)} in B (A 1.02, B 1.09)", "zh")
     assert re.findall("[a-z]{2,}", said) == []
+
+
+def test_a_chain_that_names_a_hazard_has_no_english_in_it():
+    said = {kind.name: translate(f"unit: {kind.name} in sum -> wrong gradients", "zh") for kind in kinds.entries().values()}
+    assert len(said) > 20
+    assert [name for name, text in said.items() if name in text or "unit：" not in text or "sum" not in text] == []
+
+
+def test_no_space_is_left_between_two_chinese_words():
+    said = translate("step 40: the first infinity comes out of `bmm` in `blocks.2.attn` (float16)", "zh")
+    assert said.startswith("第 40 步：首个无穷由 `blocks.2.attn`")
 
 
 def test_the_word_of_the_verdict_is_the_same_in_a_sentence_and_alone():

@@ -61,7 +61,7 @@ def test_a_long_title_stays_readable_and_inside(words):
 def test_updates_below_half_a_spacing_are_drawn_below_its_line():
     limits = [Limit(0, 3.39e38, 2.0**-11)]
     wall = Wall("bf16", 3.39e38, site="0.weight", kind="weight", steps=(0, 10), impact=8, limits=limits, lowest=-4,
-                reach=[(-0.5, 0.5)], counts=[[9]], zeros=[0], nonfinite=[0], updates=[(0, 2e-5), (8, 1.5e-5)])  # fmt: skip
+                reach=[(-0.5, 0.5)], counts=[[9]], zeros=[0], nonfinite=[0], marks=[(0, 2e-5), (8, 1.5e-5)])  # fmt: skip
     svg = drawn(wall)
     line = float(re.search(r'<line class="wall" [^>]*y1="([\d.]+)"', svg).group(1))  # type: ignore[union-attr]
     (marks,) = re.findall(r'<path class="ghost" d="([^"]+)"', svg)
@@ -70,6 +70,33 @@ def test_updates_below_half_a_spacing_are_drawn_below_its_line():
     assert min(heights) > line
     assert "updates of 1.5e-5" in svg
     assert "below half a spacing of bf16, 0.000488, a step moves nothing" in svg
+
+
+def test_what_fp32_has_stands_beside_gradients_that_are_all_zero():
+    zeros = replace(LOSSLESS, kind="grad", impact=0, counts=[[0], [0]], zeros=[9, 9], marks=[(0, 2.0**-23), (4, 2.0**-23)])
+    svg = drawn(zeros)
+    line = float(re.search(r'<line class="wall" [^>]*y1="([\d.]+)"', svg).group(1))  # type: ignore[union-attr]
+    (marks,) = re.findall(r'<path class="ghost" d="([^"]+)"', svg)
+    assert [float(y) < line for y in re.findall(r"M[\d.]+ ([\d.]+)L", marks)] == [True, True]
+    assert "in FP32 1.19e-7 (rms)" in svg
+    assert "fp16 begins at 5.96e-8" in svg
+    assert "every value here is exactly 0" in svg
+
+
+def test_steps_whose_loss_was_lost_are_shaded_whole_and_named():
+    svg = drawn(replace(LOSSLESS, lost=[3, 4, 5, 8, 60]))
+    (first, second) = boxes(svg, "bad")
+    at = [place_of(svg, str(step))[0] for step in (2, 4, 6, 8)]
+    assert at[0] < first[0] < at[1] < first[1] < at[2] < second[0] < at[3] < second[1]
+    assert "loss not finite" in svg
+    assert "loss not finite" not in drawn(LOSSLESS)
+
+
+@pytest.mark.parametrize("impact", [1, 9])
+def test_the_end_of_the_format_and_what_fp32_has_are_not_written_over_each_other(impact):
+    svg = drawn(replace(LOSSLESS, impact=impact, expected=65870.0, limits=[Limit(0, 65504.0, 2.0**-24)]))
+    end, has = place_of(svg, "fp16 ends at 65,504")[0], place_of(svg, "FP32 has 65,870")[0]
+    assert abs(end - has) > 300
 
 
 def test_before_the_wall_the_picture_says_how_many_steps_are_left():

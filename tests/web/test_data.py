@@ -95,8 +95,8 @@ def test_a_column_starts_at_its_step_and_leaves_gaps_where_nothing_was_sampled()
 
 
 def test_a_sample_is_not_drawn_over_steps_whose_loss_was_lost():
-    edges = Columns(np.array([0, 10, 20, 30]), np.arange(5), bad=np.array([13, 14, 30])).reach
-    assert edges[:, 1].tolist() == [9.5, 12.5, 29.5, 39.5]
+    edges = Columns(np.array([0, 10, 20, 30]), np.arange(5), bad=np.array([13, 14, 30, 31])).reach
+    assert edges[:, 1].tolist() == [9.5, 12.5, 29.5, 30.5], "nor one of a lost step over those behind it"
 
 
 def test_dense_samples_around_an_error_do_not_make_the_rest_look_unsampled():

@@ -274,6 +274,18 @@ def test_figures_have_names_words_keys_and_can_be_taken_along(opened):
     page.locator("#help button").click()
 
 
+def cut_texts(page: Any) -> list[str]:
+    """Words and numbers of the plots that do not lie wholly inside of theirs."""
+    return list(
+        page.evaluate(
+            """() => [...document.querySelectorAll(".figure svg text")].filter((text) => {
+              const own = text.getBoundingClientRect(), around = text.closest(".figure").getBoundingClientRect();
+              return own.width && (own.left < around.left - 1 || own.right > around.right + 1);
+            }).map((text) => text.textContent)"""
+        )
+    )
+
+
 @pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(sick, chromium):
     with watched_page(chromium, viewport={"width": 390, "height": 844}) as watched:
@@ -283,6 +295,10 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(sick, chromium):
         assert page.evaluate("() => getComputedStyle(document.querySelector('#whatif thead')).display") == "none"
         plots = page.locator(".js-plotly-plot").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().width)")
         assert min(plots) > 330
+        last = "(curve) => { curve.values.push(1.54e-6); curve.steps.push(lastStep()); }"
+        page.evaluate(f"() => {{ Object.values(page.curves).forEach({last}); return drawCurves(); }}")
+        assert page.locator("#curves-figure text", has_text="1.54e-6").count() > 0
+        assert cut_texts(page) == []
         cut = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
         assert page.locator("#tree-space .number, #tree-space .mark").evaluate_all(cut) == []
 
@@ -587,6 +603,15 @@ def test_a_layer_beyond_the_format_is_not_said_to_have_room(tmp_path, chromium):
         watched.page.locator("#histogram-title", has_text="gradients of outputs").wait_for(timeout=20_000)
         watched.page.evaluate("() => describePlace()")
         assert watched.page.text_content("#place").count("largest magnitude") == 1
+
+
+def test_the_share_that_fp16_flushes_is_told_of_fp16(opened):
+    page = opened.page
+    told = "async () => { await describePlace(); return document.getElementById('place').textContent; }"
+    page.evaluate("() => update({ format: 'fp16', site: 'stem' })")
+    assert "flushed to zero" in page.evaluate(told)
+    page.evaluate("() => update({ format: 'bf16' })")
+    assert "flushed to zero" not in page.evaluate(told)
 
 
 def test_a_curve_is_smoothed_beside_itself(opened):

@@ -33,10 +33,10 @@ class Kind(NamedTuple):
 KINDS = {
     "overflow": Kind("unscaled_attention", "attention_logit_overflow_fp16", "FP32 has"),
     "silent overflow": Kind("squared_norm", "norm_square_overflow_fp16", "FP32 has"),
-    "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "fp16 begins at"),
+    "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "in FP32 8.3e-8 (rms)"),
     "stagnation": Kind("lost_updates", "update_lost", "below half a spacing of bf16"),
     "learning rate": Kind("learning_rate", "lr_too_high", "weights of"),
-    "data": Kind("bad_record", "data_nan", "outputs of"),
+    "data": Kind("bad_record", "data_nan", "loss not finite"),
 }
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "stagnation"]
 
@@ -114,7 +114,10 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert page.evaluate("() => [state.step, state.kind, state.site]") == focus
         marks = page.locator("#tree-space .tree-row.born").all_inner_texts()
         own = one.culprit == focus[2] or one.culprit.startswith(f"{focus[2]}.") or focus[2].startswith(f"{one.culprit}.")
-        assert all(place in mark for mark in marks) or not own, "the tree marks the culprit at the step of the verdict"
+        expected = place if own else "first seen here"
+        assert all(expected in mark for mark in marks), "the tree marks the culprit at its step, and blames no other"
+        told_of_place = page.evaluate("async () => { await describePlace(); return document.getElementById('place').innerText; }")
+        assert name != "underflow" or "flushed to zero" not in told_of_place, "what is 0 already has nothing left to lose"
         if name == "overflow":  # the number that the verdict is about stands in the plot, as the card has it
             labels = page.evaluate("() => document.getElementById('histogram-figure').layout.annotations.map((one) => one.text)")
             number = re.search(r"FP32 has ([\d,]+)", card).group(1)  # type: ignore[union-attr]

@@ -53,9 +53,8 @@ class Columns:
         usual = _usual_distance(self.steps)
         following = np.append(first[1:], last[-1] + usual)
         far = following - last > GAP * usual
-        healthy_until = np.append(self.bad, np.inf)[np.searchsorted(self.bad, last, side="right")]
-        healthy_until[np.isin(last, self.bad)] = np.inf  # what was seen of a lost step is no old health
-        return np.stack([first, np.minimum(np.where(far, last + usual, following), healthy_until)], axis=1) - 0.5
+        next_lost = np.append(self.bad, np.inf)[np.searchsorted(self.bad, last, side="right")]
+        return np.stack([first, np.minimum(np.where(far, last + usual, following), next_lost)], axis=1) - 0.5
 
 
 @dataclass(frozen=True)

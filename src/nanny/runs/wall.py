@@ -76,7 +76,9 @@ class Wall:
     fp32: Mapping[str, int] = field(default_factory=dict)  # ... and in FP32
     forecast: int | None = None
     clearance: Clearance | None = None
-    updates: Sequence[tuple[int, float]] = ()  # of weights that stand still: by step, how far they should have moved (rms)
+    lost: Sequence[int] = ()  # steps whose loss was not finite
+    # by step (rms): how far weights that stand still should have moved, or what FP32 has where gradients are 0
+    marks: Sequence[tuple[int, float]] = ()
 
 
 def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None) -> Wall:
@@ -112,8 +114,10 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
     kind, site = found
     seen = layer_histogram(source, kind, site)
     drawn = base if seen is None else _with_histogram(base, source, kind, site, seen, form)
-    stagnant = diagnosis is not None and diagnosis.family == "update_stagnation" and kind == "weight"
-    return _with_updates(drawn, source, site, form) if stagnant else drawn
+    family = "" if diagnosis is None else diagnosis.family
+    if family == "update_stagnation" and kind == "weight":
+        return _with_updates(drawn, source, site, form)
+    return _with_fp32_gradients(drawn, source) if family == "underflow" and kind == "grad" else drawn
 
 
 def clearance_of(summary: Summary) -> Wall:
@@ -135,7 +139,19 @@ def _with_updates(base: Wall, source: Source, site: str, form: Format) -> Wall:
     row = names.index(site)
     seen = [(int(s), float(u[row]), float(w[row])) for s, u, w in zip(steps, updates, weights) if u[row] > 0 and w[row] > 0]
     limits = [Limit(step, form.max, form.spacing(size) / 2) for step, _, size in seen]
-    return replace(base, updates=[(step, update) for step, update, _ in seen], limits=limits[-1:] or base.limits)
+    return replace(base, marks=[(step, update) for step, update, _ in seen], limits=limits[-1:] or base.limits)
+
+
+def _with_fp32_gradients(base: Wall, source: Source) -> Wall:
+    """What is drawn may be nothing but zeros: the examined steps know what should be there."""
+    size = math.prod(next(one.shape for one in source.sites("grad") if one.name == base.site))
+    seen = {
+        exam.step: one.reference_norm / math.sqrt(size)
+        for exam in reader.examinations(source.db, source.run.id)
+        for one in exam.gradients
+        if one.name == base.site and 0 < one.reference_norm < math.inf
+    }
+    return replace(base, marks=sorted(seen.items()))
 
 
 def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: ExponentHistograms, form: Format) -> Wall:
@@ -150,6 +166,7 @@ def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: Expo
         zeros=counts[:, 0].tolist(),
         nonfinite=counts[:, -1].tolist(),
         limits=_limits(source, kind, form, base.steps),
+        lost=seen.columns.bad.astype(int).tolist(),
     )
 
 

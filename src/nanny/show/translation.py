@@ -18,6 +18,7 @@ _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, b
 # What a text is put together with, longest first: between clauses, around an addition, along a chain.
 _JOINTS = ((" -> ", " -> "), ("; ", "；"), (": ", "："), (". ", "。"), (", ", "，"), (" (", "（"))
 _NAMED = re.compile(r"\[\w+\.[^]]+\] ")
+_BETWEEN_CHINESE = re.compile("(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")  # the space around a gap is for names and numbers
 FEWEST_LETTERS = 3  # in what is looked up at all
 _WITHIN = r"((?:\([^()]*\)|(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
 _FIRST = _WITHIN.replace("; |", "; |: |")
@@ -118,7 +119,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _filled(entry: _Entry, text: str) -> str:
     found = _compiled(entry.pattern).fullmatch(text)
-    return "" if found is None else entry.chinese.format(*("0" if group == "no" else _chinese(group) for group in found.groups()))
+    if found is None:
+        return ""
+    text = entry.chinese.format(*("0" if group == "no" else _chinese(group) for group in found.groups()))
+    return _BETWEEN_CHINESE.sub("", text)
 
 
 def _by_clauses(text: str, every: bool = False) -> str:

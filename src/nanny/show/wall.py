@@ -10,6 +10,7 @@ import math
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from ..core.numbers import number, short
@@ -40,6 +41,7 @@ text{font-family:system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','DejaVu S
 @media (prefers-color-scheme:dark){
 .paper{fill:#191d23}.ink{fill:#e8ecf1}.soft{fill:#a3adba}.grid{stroke:#2c333d}.code{fill:#20262f}
 .cell,.ran{fill:#6aa8e8}.hot{fill:#ff8a5c}.wall,.ghost{stroke:#ff8a5c}.good{fill:#5cc796}.halo{stroke:#191d23}}
+@media (max-width:500px){.ink,.soft,.hot{font-size:21px}.key{display:none}}
 """
 
 
@@ -89,7 +91,7 @@ def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
 
 class _Axes:
     def __init__(self, wall: Wall) -> None:
-        steps = [edge for pair in wall.reach for edge in pair]
+        steps = [*(edge for pair in wall.reach for edge in pair), *(step for step, _ in wall.marks)]
         first, last = (min(steps), max(steps)) if steps else (wall.steps or (0, 1))
         if wall.steps is not None:  # a sample's reach goes on to where the next one would be
             last = min(last, wall.steps[1] + 1)
@@ -115,11 +117,11 @@ def _orders(wall: Wall) -> tuple[int, int]:
     """Binary orders from the lowest to the highest that are drawn."""
     seen = [wall.lowest + i for column in wall.counts for i, count in enumerate(column) if count]
     seen += [int(order) for found in (wall.ran, wall.fp32) for order in found if order.lstrip("-").isdecimal()]
-    seen += [math.floor(math.log2(update)) for _, update in wall.updates]
+    seen += [math.floor(math.log2(size)) for _, size in wall.marks]
     top, bottom = (max(seen) + 1, min(seen)) if seen else (16, -10)
-    if not seen and any(wall.zeros) and wall.limits:  # all became zero: what matters is where the format begins
+    if not any(map(any, wall.counts)) and any(wall.zeros) and wall.limits:  # what matters is where the format begins
         floor = math.floor(math.log2(wall.limits[0].floor))
-        return floor - 2 * ROOM, floor + ALL_ZERO_ORDERS
+        return min([floor, *seen]) - 2 * ROOM, max([floor, *seen]) + ALL_ZERO_ORDERS
     ceilings = [math.log2(limit.ceiling) for limit in wall.limits] or [math.log2(wall.largest)]
     if min(ceilings) - top < 24:
         top = max(top, math.ceil(max(c for c in ceilings if c - top < 24)))
@@ -129,15 +131,16 @@ def _orders(wall: Wall) -> tuple[int, int]:
 def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     axes = _Axes(wall)
     title = f"{words[wall.kind]} {wall.site}" if wall.kind else words["empty"]
-    yield _text(LEFT, TOP - 12, _fitting(title, RIGHT - LEFT, 16), "ink", 16)
-    yield from _legend(wall, words)
+    left, legend = _legend(wall, words, axes)
+    yield _text(LEFT, TOP - 12, _fitting(title, left - LEFT, 16), "ink", 16)
+    yield from legend
     yield from _grid(axes, words)
     if wall.impact is not None:  # below the words that it may cross
         x = axes.x(wall.impact)
         yield f'<line class="fall" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{BOTTOM}"/>'
     yield from _cells(wall, axes, words)
     yield from _limits(wall, axes, words)
-    yield from _updates(wall, axes, words)
+    yield from _marks(wall, axes, words)
     yield from _impact(wall, axes, words)
     yield from _forecast(wall, axes, words)
 
@@ -156,13 +159,17 @@ def _forecast(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str
     yield _text(RIGHT - 8, axes.y(ceiling) - 8, label, "hot", 16, bold=True, anchor="end")
 
 
-def _legend(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
-    x = float(RIGHT)
-    for style, key in (("ghost", "wide"), ("ran", "ran")) if wall.fp32 else ():
+def _legend(wall: Wall, words: Mapping[str, str], axes: _Axes) -> tuple[float, list[str]]:
+    """From the right, and how far to the left it reaches."""
+    x, parts = float(RIGHT), []
+    shown = [("ghost", "wide"), ("ran", "ran")] if wall.fp32 else []
+    shown += [("bad", "lost")] if any(axes.first <= step <= axes.last for step in wall.lost) else []
+    for style, key in shown:
         label = words[key].format(op=wall.op)
-        x -= _width(label, 14) + 36
-        yield f'<rect class="{style}" x="{x:.1f}" y="{TOP - 23}" width="12" height="12"/>'
-        yield _text(x + 18, TOP - 12, label, "soft", 14)
+        x -= _width(label, 14) + 30
+        parts.append(f'<rect class="{style} key" x="{x:.1f}" y="{TOP - 23}" width="12" height="12"/>')
+        parts.append(_text(x + 18, TOP - 12, label, "soft key", 14))
+    return x - 12, parts
 
 
 def _grid(axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
@@ -190,7 +197,7 @@ def _ticks(first: float, last: float) -> list[int]:
 def _cells(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     shapes: dict[int, list[str]] = {}
     bad: list[str] = []
-    for (start, end), column, lost in zip(wall.reach, wall.counts, wall.nonfinite):
+    for (start, end), column, nonfinite in zip(wall.reach, wall.counts, wall.nonfinite):
         if start > axes.last:
             continue
         # drawn where it was taken, half a step behind its start: the stretch to the next sample was not looked at
@@ -203,14 +210,24 @@ def _cells(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
             if count and axes.low <= order < axes.high:
                 level = max(1, round(LEVELS * math.sqrt(count / most)))
                 shapes.setdefault(level, []).append(_box(left, axes.y(order + 1), right, axes.y(order)))
-        if lost:
+        if nonfinite:
             bad.append(_box(left, TOP, right, BOTTOM))
+    bad += [
+        _box(axes.x(first - 0.5), TOP, axes.x(last + 0.5), BOTTOM) for first, last in _stretches(wall.lost) if first <= axes.last
+    ]
     for level, boxes in sorted(shapes.items()):
         yield f'<path class="cell" opacity="{level / LEVELS:.2f}" d="{"".join(boxes)}"/>'
     if bad:
         yield f'<path class="bad" d="{"".join(bad)}"/>'
     if not shapes and not bad and any(wall.zeros):
         yield _text((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2, words["zero"], "ink halo", 18, bold=True, anchor="middle")
+
+
+def _stretches(steps: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """From where to where steps follow one another."""
+    for _, run in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]):
+        found = [step for _, step in run]
+        yield found[0], found[-1]
 
 
 def _box(left: float, top: float, right: float, bottom: float) -> str:
@@ -229,7 +246,9 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         top = f"{LEFT} {TOP}L{'L'.join(points)}L{RIGHT} {TOP}"
         yield f'<path class="band" d="M{top}Z"/>'
         label = words["ends_scaled" if scaled else "ends"].format(format=wall.format, value=number(last.ceiling))
-        yield _text(LEFT + 8, axes.y(math.log2(last.ceiling)) - 8, label, "hot", 15, bold=True)
+        early = wall.impact is not None and axes.x(wall.impact) <= (LEFT + RIGHT) / 2  # what FP32 has is written there
+        x, side = (RIGHT - 8, "end") if early else (LEFT + 8, "start")
+        yield _text(x, axes.y(math.log2(last.ceiling)) - 8, label, "hot", 15, bold=True, anchor=side)
     else:
         bits = math.log2(last.ceiling) - axes.high
         label = words["far"].format(format=wall.format, value=number(last.ceiling), bits=f"{bits:.0f}")
@@ -237,18 +256,20 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     if axes.holds(math.log2(last.floor)):
         y = axes.y(math.log2(last.floor))
         yield f'<line class="wall" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        label = words["moves" if wall.updates else "begins"].format(format=wall.format, value=short(last.floor))
+        label = words["moves" if wall.marks and wall.kind == "weight" else "begins"].format(
+            format=wall.format, value=short(last.floor)
+        )
         yield _text(LEFT + 8, y + 17, label, "hot", 15, bold=True)
 
 
-def _updates(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
-    """Diamonds: how far each step should have moved the weights."""
-    shown = [(axes.x(step), axes.y(math.log2(update))) for step, update in wall.updates if step <= axes.last]
+def _marks(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
+    """Diamonds: how far each step should have moved the weights, or what FP32 has where gradients are 0."""
+    shown = [(axes.x(step), axes.y(math.log2(size))) for step, size in wall.marks if step <= axes.last]
     marks = "".join(f"M{x - 6:.1f} {y:.1f}L{x:.1f} {y - 6:.1f}L{x + 6:.1f} {y:.1f}L{x:.1f} {y + 6:.1f}Z" for x, y in shown)
     if shown:
         x, y = shown[-1]
         yield f'<path class="ghost" d="{marks}"/>'
-        label = words["update"].format(value=short(wall.updates[len(shown) - 1][1]))
+        label = words["update" if wall.kind == "weight" else "gradient"].format(value=short(wall.marks[len(shown) - 1][1]))
         side: Side = "end" if x > (LEFT + RIGHT) / 2 else "start"
         yield _text(x + (-12 if side == "end" else 12), y - 10, label, "hot", 17, bold=True, anchor=side)
 

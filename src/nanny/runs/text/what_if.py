@@ -7,7 +7,7 @@ from typing import Any
 
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
-from ...core.numbers import counted, listed, share, short, shortened
+from ...core.numbers import counted, listed, number, share, short, shortened
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
@@ -108,7 +108,7 @@ def _reason(group: Sequence[Outcome], result: WhatIf) -> str:
     site = shortened(worst.site, MOST_NAME)
     others = f"; also {listed([shortened(outcome.site, MOST_NAME) for outcome in group[1:]], 2)}" if many else ""
     reach = f"{site} reaches {short(worst.peak)} at step {worst.peak_step}"
-    end = f"{_upper(result.target)} {'ends' if result.target.has_inf else 'saturates'} at {short(result.target.max)}"
+    end = f"{_upper(result.target)} {'ends' if result.target.has_inf else 'saturates'} at {number(result.target.max)}"
     if worst.why == "overflows":
         first = f" (too large from step {worst.first_overflow} on)" if worst.first_overflow != worst.peak_step else ""
         return f"{what} would overflow: {reach}{first}, {end}; no loss scale can help{others}"

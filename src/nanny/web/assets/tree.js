@@ -156,7 +156,7 @@ function newTreeRow(node) {
   const room = bits === -Infinity ? t("bad") : bits === Infinity ? "-" : t("bits", bits.toFixed(1));
   const born = node === tree.born, inside = !born && !open && holds(node, tree.born), from = kids && !open ? node.bad : own.bad;
   const since = tree.culprit ? page.focus.step ?? own.bad : own.bad;
-  const [sign, said, brief] = born ? ["◆", t(node.bad === null ? "tree.culprit" : "tree.born", since), t("step", since)]
+  const [sign, said, brief] = born ? ["◆", t(!tree.culprit ? "tree.seen" : node.bad === null ? "tree.culprit" : "tree.born", since), t("step", since)]
     : inside ? ["◆", t("tree.inside"), t("tree.inside.brief")] : from !== null ? ["✕", t("tree.from", from), t("step", from)] : ["", "", ""];
   const gradient = tree.gradients.get(node.path), error = tree.errors.get(node.path);
   const cell = (className, ...content) => make("span", { role: "gridcell", class: className }, ...content);

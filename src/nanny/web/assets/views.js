@@ -2,7 +2,7 @@
 // The three linked plots. Each draws from `page` (decoded data) and `state` (what is chosen), and reports clicks and zooms.
 
 const SMALL = matchMedia("(max-width: 640px)").matches;
-const LEFT = SMALL ? 76 : 168, RIGHT = SMALL ? 44 : 100, CELL = 2, MAP_ROWS = 60; // a phone's width is for the plot
+const LEFT = SMALL ? 76 : 168, RIGHT = SMALL ? 52 : 100, CELL = 2, MAP_ROWS = 60; // a phone's width is for the plot
 const SETTINGS = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let linking = false;
@@ -57,12 +57,11 @@ function drawCurves() {
   const place = document.getElementById("curves-figure"), figure = page.figures.curves;
   if (!page.steps) return Promise.resolve();
   const layout = themed(figure.layout);
-  layout.annotations.push(...lastValues(layout));
   for (const label of layout.annotations) {
-    if (label.xanchor !== "right") continue;
     label.text = plain(t(label.name));
     if (SMALL) Object.assign(label, { xanchor: "left", xshift: 4, y: 1, yanchor: "bottom", font: { size: 11 } }); // no room beside the axis
   }
+  layout.annotations.push(...lastValues(layout));
   const loss = figure.data.find((trace) => trace.meta === "loss");
   if (loss) layout[(loss.yaxis || "y").replace("y", "yaxis")].type = isLossOnLog() ? "log" : "linear";
   for (const axis of Object.values(layout)) if (axis && axis.type === "log") Object.assign(axis, logTicks(axis, figure.data));
@@ -125,12 +124,12 @@ function logTicks(axis, traces) {
   return { tickmode: "array", tickvals, ticktext, range };
 }
 
-// The latest value of each curve, in the right margin.
+// The latest value of each curve: in the right margin, or above where that has no room for it.
 function lastValues(layout) {
   return layout.annotations.filter((label) => page.curves[label.name]?.values.length).map((label) => {
     const value = page.curves[label.name].values.at(-1), text = label.name === "scale" ? powerOfTwo(value) : short(value);
     const look = Number.isFinite(value) ? "--text" : "--error";
-    return { ...label, text, x: 1, xanchor: "left", xshift: 8, font: { size: 13, color: colour(look) } };
+    return { ...label, text, x: 1, ...(SMALL ? { xanchor: "right", xshift: 0 } : { xanchor: "left", xshift: 8 }), font: { size: SMALL ? 11 : 13, color: colour(look) } };
   });
 }
 

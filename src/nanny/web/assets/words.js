@@ -86,7 +86,7 @@ function culpritCard(index) {
 }
 
 // Messages put names between backticks; a line may not end inside a number.
-const rich = (text) => text.split("`").flatMap((part, i) => (i % 2 ? make("code", {}, part) : whole(part)));
+const rich = (text) => text.replace(/\b2\*\*(-?\d+)/g, (_, power) => twoTo(power)).split("`").flatMap((part, i) => (i % 2 ? make("code", {}, part) : whole(part)));
 const whole = (text) => text.split(/(\d[\d.,]*e[-+]\d+|\d[\d.,]* %)/).map((part, i) => (i % 2 ? make("span", { class: "whole" }, part) : part));
 
 function showInPlots(index) {
@@ -322,11 +322,13 @@ async function describePlace() {
   const row = rowOf(page.kinds[kind].names, site);
   if (row < 0) return void (place.textContent = "");
   const parts = [];
-  let when = null;
+  let when = null, empty = false;
   for (const quantity of quantitiesOf(kind).filter((name) => name !== "absmax" || (isBackward(kind) && page.curves.scale))) {
     const matrix = await matrixOf(kind, quantity), column = columnAt(matrix, step);
     const code = matrix.codes[row * (matrix.reach.length / 2) + column];
     when = when ?? stepsOf(matrix, row, column);
+    empty = empty || code === CODE.zero;
+    if (quantity.startsWith("flushed") && (empty || formatChosen().name !== "fp16")) continue; // of zeros nothing is left to lose
     if (code) parts.push(describe(code, quantity, kind));
   }
   place.textContent = when ? `${stepText(when)}: ${parts.join(" · ")}` : "";
