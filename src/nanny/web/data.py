@@ -27,7 +27,6 @@ from ..core.numbers import number
 from ..core.plain_json import finite
 from ..core.terminal import progress, visible
 from ..diagnose import knowledge
-from ..diagnose.records import Diagnosis
 from ..diagnose.text import render_markdown
 from ..diagnose.trials import trial_in_words
 from ..diagnose.verdict import Verdict
@@ -217,26 +216,11 @@ def _layers(source: Source, found: Mapping[str, KindMatrices], shares: bool) -> 
 
 def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
     one = summary.diagnosis
-    return (
-        []
-        if one is None
-        else [
-            {
-                **finite(one.to_json()),
-                **_tried(one),
-                "pages": _cause_pages(one.cause),
-                "markdown": _markdown(summary.verdict, one),
-            }
-        ]
-    )
-
-
-def _markdown(verdict: Verdict, one: Diagnosis) -> dict[str, str]:
-    return {lang: render_markdown(verdict, one.in_language(lang), language=lang) for lang in LANGUAGES}
-
-
-def _tried(one: Diagnosis) -> dict[str, Any]:
-    return {"tried": {language: [trial_in_words(t, language) for t in one.tried] for language in LANGUAGES}}
+    if one is None:
+        return []
+    tried = {lang: [trial_in_words(t, lang) for t in one.tried] for lang in LANGUAGES}
+    markdown = {lang: render_markdown(summary.verdict, one.in_language(lang), language=lang) for lang in LANGUAGES}
+    return [{**finite(one.to_json()), "tried": tried, "pages": _cause_pages(one.cause), "markdown": markdown}]
 
 
 def _cause_pages(cause: str) -> dict[str, Any]:

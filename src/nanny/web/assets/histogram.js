@@ -15,15 +15,10 @@ async function otherMatrix(kind, site) {
 }
 
 async function histogramSpec(kind, site) {
-  if (!CONFIG.live) {
-    const spec = page.histograms[kind], row = page.kinds[kind] ? rowOf(page.kinds[kind].names, site) : -1;
-    return spec && row >= 0 ? { spec, row, name: page.kinds[kind].names[row] } : null;
-  }
-  const row = page.kinds[kind] ? rowOf(page.kinds[kind].names, site) : -1;
+  const names = page.kinds[kind]?.names ?? [], row = rowOf(names, site), name = names[row];
   if (row < 0) return null;
-  const name = page.kinds[kind].names[row];
-  const spec = await ask("api/histogram", { kind, site: name });
-  return spec && spec.shares ? { spec, row: 0, name } : null;
+  const spec = CONFIG.live ? await ask("api/histogram", { kind, site: name }) : page.histograms[kind];
+  return spec?.shares ? { spec, row: CONFIG.live ? 0 : row, name } : null;
 }
 
 // One row of codes per binary order; the first row is for zeros, the last for what is not finite.

@@ -194,7 +194,6 @@ function startWhere(parted) {
 
 function drawWords() {
   document.documentElement.lang = language;
-  document.title = `nanny: ${t(page.verdict.word)}, ${t("run", page.run.id)}`;
   drawTop();
   drawVerdict();
   drawDiagnoses();
@@ -230,7 +229,6 @@ let answered = "-"; // when, last
 // A verdict that turns bad is seen wherever the reader has scrolled to.
 function toast(before) {
   const { verdict } = page;
-  document.title = `nanny: ${t(verdict.word)}, ${t("run", page.run.id)}`;
   if (verdict.word === before || verdict.healthy !== false || scrollY < 300) return;
   const away = () => fill("toast");
   fill("toast", make("p", { class: "strong" }, `✕ ${t(verdict.word)}`), make("p", {}, verdictSentence()),

@@ -214,6 +214,11 @@ function quantitiesOf(kind) {
   return [...derived, ...own.filter((name) => name !== "absmax")];
 }
 
+function quantityShown() {
+  const all = quantitiesOf(state.kind);
+  return all.includes(state.quantity) ? state.quantity : all[0];
+}
+
 // Most quantities share the columns of their kind; some were taken at fewer steps and have their own.
 async function matrixOf(kind, quantity) {
   const spec = page.kinds[kind], values = spec.quantities[quantity === "headroom" ? "absmax" : quantity];
@@ -294,8 +299,7 @@ let heat = null; // what the map shows now: matrix, rows, grid, range
 
 async function drawHeat() {
   const place = document.getElementById("heat-figure"), message = document.getElementById("heat-message");
-  const quantities = quantitiesOf(state.kind);
-  const quantity = quantities.includes(state.quantity) ? state.quantity : quantities[0];
+  const quantity = quantityShown();
   message.textContent = quantity ? "" : t("no layers");
   const wanted = state.filter.toLowerCase(), names = page.kinds[state.kind]?.names ?? [];
   const rows = [...names.keys()].filter((row) => names[row].toLowerCase().includes(wanted));

@@ -3,6 +3,7 @@
 
 function drawTop() {
   const { run } = page;
+  document.title = `nanny: ${t(page.verdict.word)}, ${t("run", run.id)}`;
   const facts = [run.amp_dtype || t("no autocast"), run.torch && `torch ${run.torch}`, t(`status.${run.status}`)];
   const rank = run.world_size > 1 ? t("rank of", run.rank, run.world_size) : null;
   fill("top", make("b", {}, "nanny"), make("span", {}, [t("run", run.id), rank, ...facts].filter(Boolean).join(" · ")),
@@ -89,14 +90,11 @@ function culpritCard(index) {
 const rich = (text) => text.replace(/\b2\*\*(-?\d+)/g, (_, power) => twoTo(power)).split("`").flatMap((part, i) => (i % 2 ? make("code", {}, part) : whole(part)));
 const whole = (text) => text.split(/(\d[\d.,]*e[-+]\d+|\d[\d.,]* %)/).map((part, i) => (i % 2 ? make("span", { class: "whole" }, part) : part));
 
-function showInPlots(index) {
-  choose(index);
-  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
-}
+const showDesk = () => document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
 
 function findingLink(index) {
   const f = page.findings[index];
-  return make("button", { class: "small", on: { click: () => showInPlots(index) } },
+  return make("button", { class: "small", on: { click: () => (choose(index), showDesk()) } },
     `${f.code} ${f.step === null ? "" : t("at step", f.step)} ${shortened(f.site, 80)}`);
 }
 
@@ -132,14 +130,17 @@ function refreshWords(verdictChanged) {
   return undefined;
 }
 
-function commands(list) {
-  if (!list.length) return null;
-  const copy = (text) => make("button", { class: "small", on: { click: (event) => {
+function copyButton(text, label, attributes) {
+  return make("button", { ...attributes, on: { click: (event) => {
     navigator.clipboard?.writeText(text);
     event.target.textContent = t("copied");
-  } } }, t("copy"));
+  } } }, t(label));
+}
+
+function commands(list) {
+  if (!list.length) return null;
   return make("details", { open: true }, make("summary", { class: "quiet" }, t("type next")),
-    make("ul", { class: "commands" }, list.map((text) => make("li", {}, make("code", {}, shortened(text, 400)), copy(text)))));
+    make("ul", { class: "commands" }, list.map((text) => make("li", {}, make("code", {}, shortened(text, 400)), copyButton(text, "copy", { class: "small" })))));
 }
 
 function drawDiagnoses() {
@@ -161,22 +162,19 @@ function drawDiagnoses() {
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
         known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
       make("div", { class: "bar" }, show ? make("button", { on: { click: show } }, t("show")) : null,
-        make("button", { id: "markdown", on: { click: (event) => {
-          navigator.clipboard?.writeText(d.markdown[language]);
-          event.target.textContent = t("copied");
-        } } }, t("as markdown"))));
+        copyButton(d.markdown[language], "as markdown", { id: "markdown" })));
   }));
 }
 
 function showCulprit() {
   update(culpritPlace());
-  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
+  showDesk();
 }
 
 function showPlace(step, site) {
   const kind = [state.kind, ...Object.keys(page.kinds)].find((name) => page.kinds[name] && rowOf(page.kinds[name].names, site) >= 0);
   update(kind ? { step, site, kind, finding: null } : { step, finding: null });
-  document.getElementById("desk").scrollIntoView({ behavior: "smooth", block: "start" });
+  showDesk();
 }
 
 // Findings
@@ -294,7 +292,7 @@ const csvCell = (value) => (/[",\n]/.test(String(value)) ? `"${String(value).rep
 async function figureRows(name) {
   if (name === "curves") return [["curve", "step", "value"], ...Object.entries(page.curves).flatMap(([key, curve]) => curve.steps.map((step, i) => [key, step, curve.values[i]]))];
   if (name === "heat") {
-    const quantities = quantitiesOf(state.kind), quantity = quantities.includes(state.quantity) ? state.quantity : quantities[0];
+    const quantity = quantityShown();
     const matrix = await matrixOf(state.kind, quantity), columns = matrix.reach.length / 2, value = quantity === "headroom" ? "absmax" : quantity;
     return [["layer", "step", value], ...matrix.names.flatMap((layer, row) => [...Array(columns).keys()]
       .filter((column) => matrix.codes[row * columns + column]).map((column) => [layer, stepsOf(matrix, row, column).step, valueText(matrix.codes[row * columns + column])]))];
@@ -305,9 +303,8 @@ async function figureRows(name) {
 }
 
 function drawControls() {
-  const kinds = Object.keys(page.kinds), quantities = quantitiesOf(state.kind);
-  const active = quantities.includes(state.quantity) ? state.quantity : quantities[0];
-  fill("controls", pick("quantity", "quantity", quantities.map((name) => [name, t(`q.${name}`)]), active),
+  const kinds = Object.keys(page.kinds);
+  fill("controls", pick("quantity", "quantity", quantitiesOf(state.kind).map((name) => [name, t(`q.${name}`)]), quantityShown()),
     pick("kind", "kind", kinds.map((name) => [name, t(`k.${name}`)]), state.kind),
     pick("order", "order", ["forward", "risk"].map((name) => [name, t(`order.${name}`)]), state.order),
     pick("format", "format", page.formats.map((form) => [form.name, form.title]), formatChosen().name),
@@ -327,7 +324,7 @@ async function describePlace() {
     const matrix = await matrixOf(kind, quantity), column = columnAt(matrix, step);
     const code = matrix.codes[row * (matrix.reach.length / 2) + column];
     when = when ?? stepsOf(matrix, row, column);
-    empty = empty || code === CODE.zero;
+    if (quantity === "headroom") empty = code === CODE.zero;
     if (quantity.startsWith("flushed") && (empty || formatChosen().name !== "fp16")) continue; // of zeros nothing is left to lose
     if (code) parts.push(describe(code, quantity, kind));
   }
