@@ -247,7 +247,8 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         yield f'<path class="band" d="M{top}Z"/>'
         label = words["ends_scaled" if scaled else "ends"].format(format=wall.format, value=number(last.ceiling))
         early = wall.impact is not None and axes.x(wall.impact) <= (LEFT + RIGHT) / 2  # what FP32 has is written there
-        x, side = (RIGHT - 8, "end") if early else (LEFT + 8, "start")
+        side: Side = "end" if early else "start"
+        x = RIGHT - 8 if early else LEFT + 8
         yield _text(x, axes.y(math.log2(last.ceiling)) - 8, label, "hot", 15, bold=True, anchor=side)
     else:
         bits = math.log2(last.ceiling) - axes.high
