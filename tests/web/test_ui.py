@@ -23,6 +23,7 @@ from browser import watched_page
 from runs.query_recordings import CULPRIT, HEALTHY, SICK, record
 
 from nanny.cli import main
+from nanny.core.finding import Finding, Severity
 from nanny.core.step import RunInfo
 from nanny.store.writer import RunWriter
 from nanny.web.server import Access, ServedRuns, Server, host_is_known
@@ -122,6 +123,15 @@ def test_the_list_is_sorted_and_filtered_and_draws_the_loss(many):
         assert found.text.count("NOT HEALTHY") == 1
         assert any(block in found.text for block in "▁▂▃▄▅▆▇█")
         assert "No run has" in Tags(client.ask("/?all&q=nowhere")[1]).text
+
+
+def test_a_long_reason_ends_with_its_line_and_not_inside_a_number(tmp_path):
+    message = "step 32: sum gives 101,599 in FP32, beyond 65,504 of fp16: 95.3 % of its 64 results become infinite; " * 2
+    found = (Finding("OVERFLOW", Severity.ERROR, message, site="head", step=20),)
+    record(tmp_path, replace(SICK, findings=found))
+    with serving(tmp_path) as client:
+        assert b"-<wbr>" not in client.ask("/?all")[1], "an option stays whole"
+        assert message.strip() in Tags(client.ask("/?all")[1]).text
 
 
 def test_the_ranks_of_a_job_are_one_entry_whose_verdict_counts_them_all(many):

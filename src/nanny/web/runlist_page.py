@@ -88,7 +88,7 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     told = words_of("verdict", lang).get(word, word)
     style = {True: "good", False: "error" if word == "NOT HEALTHY" else "warning", None: "warning"}[job.verdict.healthy]
     store = job.first.store
-    name = f"{_folder(store, top)} · {run.id}" if _folder(store, top) else str(run.id)
+    name = f"{_folder(store, top)}\xa0·\xa0{run.id}" if _folder(store, top) else str(run.id)
     here = html.escape(address(store, run.id))
     box = f'<input type="checkbox" name="run" value="{here}" aria-label="{words["tick"]} {html.escape(name)}">'
     ago = words["ago"].format(duration(max(time.time() - run.started, 0.0)))
@@ -112,7 +112,7 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
 
 def _parts(name: str) -> str:
     """A path may end a line behind a separator, and not inside a word."""
-    return re.sub(r"([/_.-])", r"\1<wbr>", html.escape(name).replace("&#x27;", "'"))
+    return re.sub(r"([/_.]|(?<=\w)-)", r"\1<wbr>", html.escape(name).replace("&#x27;", "'"))
 
 
 def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
@@ -123,8 +123,8 @@ def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
     place = html.escape(shortened(culprit.site, 60))
     at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
     at += "" if job.verdict.rank is None else f", {words['rank'].format(job.verdict.rank)}"
-    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shortened(translate(culprit.message, lang), 140)))
-    return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><br><span class="quiet">{message}</span>'
+    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shortened(translate(culprit.message, lang), 500)))
+    return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><span class="quiet two-lines">{message}</span>'
 
 
 def _ranks(job: Job, address: Address, words: Mapping[str, str]) -> str:
