@@ -209,8 +209,10 @@ class Follower:
             origin = tag.bad
         elif graded > self._ledger.threshold(real.dtype) / self._ledger.limits.damage_fades:
             origin = self._blame(step, real, twin, level, graded, whole or missing)
-        known = {"level": graded, "error": level.error, "origin": origin, "zeros": lost, "whole": whole, "absorbed": missing}
-        return replace(tag, **known, faded=self._faded(step, origin))
+        faded = self._faded(step, origin)
+        return replace(
+            tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing, faded=faded
+        )
 
     def _faded(self, step: TaggedOp, origin: Suspect | None) -> Suspect | None:
         made = origin if origin is not None and origin.jumped(self._ledger.limits.damage_made) else None

@@ -164,7 +164,7 @@ def _stored_over_the_edge(ledger: Ledger, step: TaggedOp, tensor: Tensor, value:
     if step.name in SINGULAR_AT_ZERO | SINGULAR_AT_ONE and fell_together(ledger, tensor, step.name):
         return _breaks_at(1.0 if step.name in SINGULAR_AT_ONE else 0.0, step, tensor, value)
     spacing = ledger.spacing(tensor)
-    edges = (1.0,) if step.name in SINGULAR_AT_ONE else (0.0,) if step.name in SINGULAR_AT_ZERO else (0.0, 1.0)
+    edges: tuple[float, ...] = (1.0,) if step.name in SINGULAR_AT_ONE else (0.0,) if step.name in SINGULAR_AT_ZERO else (0.0, 1.0)
     if tensor.dtype == torch.bfloat16 and ledger.tags.find(tensor) is None:
         edges = tuple(edge for edge in edges if edge)  # bfloat16 itself flushes nothing: a zero was a zero
     if not spacing or not edges:
