@@ -207,6 +207,9 @@ def test_a_norm_that_overflows_to_zeros_is_told_and_not_the_branch_it_leaves_sma
                 optimizer.step()
         told = [(one.cause, one.culprit) for one in nanny.diagnoses()]
     assert (("norm_square_overflow_fp16", "0.6.1.norm") in told) is not in_fp32
+    lost = [h for exam in nanny.evidence().examinations for h in exam.hazards if h.kind == "overflow"]
+    assert bool(lost) is not in_fp32
+    assert all(h.exponents["ran"]["nonfinite"] and "nonfinite" not in h.exponents["fp32"] for h in lost), "what is drawn"
 
 
 def test_a_rate_that_is_spent_at_once_is_told_only_where_nothing_is_learned() -> None:

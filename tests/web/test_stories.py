@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 
 KINDS = {
     "overflow": Kind("unscaled_attention", "attention_logit_overflow_fp16", "FP32 has"),
-    "silent overflow": Kind("squared_norm", "norm_square_overflow_fp16", "FP32 has"),
+    "silent overflow": Kind("squared_norm", "norm_square_overflow_fp16", "sum in FP32"),
     "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "in FP32 8.3e-8 (rms)"),
     "stagnation": Kind("lost_updates", "update_lost", "below half a spacing of bf16"),
     "learning rate": Kind("learning_rate", "lr_too_high", "weights of"),

@@ -70,6 +70,7 @@ class Hazard:
     cause: str = ""  # a name of the knowledge base
     remedy: str = ""  # as the page of the cause has it
     in_reference: bool = False  # the FP32 twin shows it too: precision is not the reason
+    exponents: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # ran, fp32 -> binary order of the result -> values
 
     @property
     def is_of_before(self) -> bool:

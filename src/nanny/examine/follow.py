@@ -51,6 +51,7 @@ from .measure import (
     Extent,
     absorption,
     bias_of,
+    exponents_beside,
     extent,
     flips,
     flush_numbers,
@@ -371,6 +372,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
         count=real.numel(),
         operands=ledger.named(step),
         numbers=numbers | ({"constant": tiny} if tiny is not None else {}),
+        exponents=exponents_beside(real, twin),
     )
 
 

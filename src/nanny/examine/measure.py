@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.examination import GradientError
 from ..core.formats import format_of
+from ..measure.histogram import exponents_of
 from ..watch.tensors import LOW, tensors_in
 from ..watch.unheard import run_unheard
 
@@ -246,6 +247,10 @@ def operand_numbers(tensor: Tensor) -> dict[str, Any]:
         "rms": float(finite.square().mean().sqrt()),
         "nonfinite": not bool(torch.isfinite(wide).all()),
     }
+
+
+def exponents_beside(real: Tensor, twin: Tensor | None) -> dict[str, dict[str, int]]:
+    return {"ran": exponents_of(real)} | ({} if twin is None else {"fp32": exponents_of(twin)})
 
 
 def rms_of(tensor: Tensor) -> float:

@@ -11,10 +11,9 @@ from torch import Tensor
 from ..core.examination import FirstBad, Place
 from ..core.formats import FP16
 from ..core.ops import CONSTANTS, DIVISIONS, MATMULS, PARTIAL, SINGULAR_AT_ONE, SINGULAR_AT_ZERO, SOFTMAXES
-from ..measure.histogram import exponents_of
 from ..watch.places import Spot
 from ..watch.tensors import short_dtype
-from .measure import Extent, extent, rms_of
+from .measure import Extent, exponents_beside, extent, rms_of
 from .records import Operand, Suspect
 from .stored import fell_together
 from .tags import Ledger, Tag, TaggedOp
@@ -147,7 +146,7 @@ def note_nonfinite(
         reference_absmax=wide.absmax if wide.finite else math.inf,
         reference_rms=rms_of(twin) if twin is not None else 0.0,
         operands=ledger.operands(step),
-        exponents={"ran": exponents_of(real)} | ({} if twin is None else {"fp32": exponents_of(twin)}),
+        exponents=exponents_beside(real, twin),
     )
     first = [a for a in step.op.args[:2] if isinstance(a, Tensor)]
     if len(first) == 2 and first[0] is first[1]:

@@ -103,9 +103,9 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
         steps=steps,
         impact=impact,
         op="" if bad is None else bad.op,
-        expected=bad.value if isinstance(bad, Hazard) else None if bad is None else bad.expected,
-        ran=bad.exponents.get("ran", {}) if isinstance(bad, FirstBad) else {},
-        fp32=bad.exponents.get("fp32", {}) if isinstance(bad, FirstBad) else {},
+        expected=_beyond(bad),
+        ran={} if bad is None else bad.exponents.get("ran", {}),
+        fp32={} if bad is None else bad.exponents.get("fp32", {}),
         forecast=diagnosis.expected_step if diagnosis is not None else clearance.forecast if clearance is not None else None,
         clearance=clearance,
     )
@@ -171,15 +171,22 @@ def _with_histogram(base: Wall, source: Source, kind: str, site: str, seen: Expo
 
 
 def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | Hazard | None:
-    """The examined operation that the diagnosis speaks of: who made the first bad number, else an overflow without a NaN."""
+    """The examined operation that the diagnosis speaks of: who made the first bad number, else what was lost without a NaN."""
     if diagnosis is None:
         return None
     seen = [e for e in reader.examinations(source.db, source.run.id) if e.step == diagnosis.step]
     for bad in (e.first_bad for e in seen):
         if bad is not None and diagnosis.culprit in (bad.culprit, bad.place.site):
             return bad
-    silent = (hazard for e in seen for hazard in e.hazards if hazard.kind == "overflow")
-    return next((one for one in silent if (one.cause, one.place.site) == (diagnosis.cause, diagnosis.culprit)), None)
+    silent = (hazard for e in seen for hazard in e.hazards if hazard.kind in ("overflow", "flush"))
+    return next((one for one in silent if (one.cause, one.culprit) == (diagnosis.cause, diagnosis.culprit)), None)
+
+
+def _beyond(bad: FirstBad | Hazard | None) -> float | None:
+    """What FP32 has where the format ends."""
+    if isinstance(bad, Hazard):
+        return bad.value if bad.kind == "overflow" else None
+    return None if bad is None else bad.expected
 
 
 def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] | None:

@@ -115,6 +115,7 @@ def hazard_of(
         traits=tuple(trait for trait in traits if trait),
         consequence=math.inf if suspect.destroyed else harm,
         in_reference=suspect.in_reference,
+        exponents=suspect.exponents,
     )
 
 
