@@ -39,7 +39,6 @@ EXPECTED: dict[str, set[tuple[str, int, str]]] = {
             ("bypass", 23, "SCALER_STEP_BYPASSED"),
             ("clip", 23, CLIP),
             ("halfparam", 17, "HALF_CALL"),
-            ("inside", 22, "REGION_BACKWARD_INSIDE"),
             ("missing", 21, "SCALER_MISSING"),
         )
         for whose in ("sgd", "lars", "ext")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nanny.check import Options, all_rules, check_project, check_source
-from nanny.check.credit import CREDIT, is_on_probation
+from nanny.check.credit import CREDIT, is_trusted
 from nanny.check.registry import extra_codes
 from nanny.core.finding import Severity
 
@@ -68,17 +68,17 @@ def test_a_plain_backward_is_sure_only_beside_a_scaler_that_is_seen_to_be_made(f
     assert told["SCALER_BACKWARD_UNSCALED"] is is_open
 
 
-@pytest.mark.parametrize(("unpacked", "severity"), [("share", "WARNING"), ("share, hard", "INFO")])
-def test_an_eps_beside_one_of_several_outputs_of_a_model_is_a_remark(unpacked: str, severity: str):
+@pytest.mark.parametrize(("made", "severity"), [("net.train()", "INFO"), ("net = torch.nn.Linear(4, 1).cuda()", "WARNING")])
+def test_an_eps_beside_what_a_model_may_give_back_is_a_remark(made: str, severity: str):
     text = (
-        "import torch\n\n\ndef train(net, opt, scaler, x):\n    net.train()\n"
-        f'    with torch.autocast("cuda", dtype=torch.float16):\n        {unpacked} = net(x)\n'
+        f"import torch\n\n\ndef train(net, opt, scaler, x):\n    {made}\n"
+        '    with torch.autocast("cuda", dtype=torch.float16):\n        share = net(x)\n'
         "        loss = -(1 / share.clamp(min=1e-12)).mean()\n    scaler.scale(loss).backward()\n    scaler.step(opt)\n"
         "    scaler.update()\n"
     )
     told = {f.code: f for f in check_source(text, "train.py", Options())}
     assert told["NUM_EPS_UNDERFLOW"].severity.name == severity
-    assert told["NUM_EPS_UNDERFLOW"].message.startswith("possible")  # what the model gives back is a guess
+    assert told["NUM_EPS_UNDERFLOW"].message.startswith("possible") is (severity == "INFO")
 
 
 def test_a_file_does_not_import_itself_wherever_the_project_is_named_from():
@@ -240,6 +240,29 @@ def test_a_dtype_that_is_only_guessed_is_no_warning():
     assert [(f.code, f.severity) for f in known] == [("NUM_INDEXED_WRITE", Severity.WARNING)]
 
 
+@pytest.mark.parametrize(
+    ("path", "told"), [("torch.optim.lr_scheduler.LRScheduler", set()), ("torch.optim.SGD", {"SCALER_STEP_BYPASSED"})]
+)
+def test_an_annotated_scheduler_is_no_optimizer(path: str, told: set[str]):
+    text = (
+        f"import torch\n\n\ndef train(net, opt, other: {path}, scaler, batches):\n    for x in batches:\n"
+        '        with torch.autocast("cuda", dtype=torch.float16):\n            loss = net(x).mean()\n        opt.zero_grad()\n'
+        "        scaler.scale(loss).backward()\n        scaler.step(opt)\n        scaler.update()\n        other.step()\n"
+    )
+    assert codes(text) == told
+
+
+def test_a_test_that_a_pass_turns_for_the_next_lets_unscale_run_once():
+    text = (
+        'import torch\n\n\ndef step(groups, opt, loss):\n    scaler = torch.amp.GradScaler("cuda")\n'
+        "    scaler.scale(loss).backward()\n    waits = True\n    for group in groups:\n        if waits:\n"
+        "            scaler.unscale_(opt)\n            waits = False\n        torch.nn.utils.clip_grad_norm_(group, 1.0)\n"
+        "    scaler.step(opt)\n    scaler.update()\n"
+    )
+    assert codes(text) == set()
+    assert "SCALER_UNSCALE_TWICE" in codes(text.replace("            waits = False\n", ""))
+
+
 TRIAGE = Path(__file__).parents[2] / "docs" / "check-triage.md"
 
 
@@ -250,14 +273,16 @@ def test_the_default_set_follows_from_what_rules_have_earned_in_the_docs():
     }
     told = {code: word for code, *_, word in rows}
     assert {code for code, word in told.items() if word == "only when selected"} == extra_codes()
-    assert {code for code, word in told.items() if word == "never an error"} == {c for c in CREDIT if is_on_probation(c)}
+    assert {code for code, word in told.items() if word == "never an error"} == {
+        c for c in CREDIT if not is_trusted(c) and c not in extra_codes()
+    }
     assert set(CREDIT) <= set(all_rules())
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("bad/*.py")), ids=lambda p: p.stem)
-def test_a_rule_that_was_often_wrong_on_code_of_strangers_tells_no_error(path: Path):
+def test_an_error_is_earned_on_code_of_strangers(path: Path):
     for finding in check_source(path.read_text(), path.name, Options()):
-        assert finding.severity < Severity.ERROR or not is_on_probation(finding.code)
+        assert finding.severity < Severity.ERROR or is_trusted(finding.code)
 
 
 @pytest.mark.parametrize(("made", "severity"), [("None", "INFO"), ('torch.amp.GradScaler("cuda")', "WARNING")])
@@ -306,23 +331,14 @@ def test_autocast_to_double_on_cuda_is_a_remark():
     assert [(f.code, f.severity.name) for f in check_source(text, "a.py", Options())] == [("REGION_DTYPE", "INFO")]
 
 
-@pytest.mark.parametrize(
-    ("opened", "test", "severity"),
-    [
-        ("enabled=amp and not lazy", "if lazy:", "INFO"),
-        ("enabled=amp and not step % 16", "if step % 16 == 0:", "INFO"),
-        ("enabled=True", "if lazy:", "WARNING"),
-        ("enabled=amp", "if True:", "WARNING"),
-    ],
-)
-def test_a_penalty_now_and_then_beside_a_switched_region_is_a_remark(opened: str, test: str, severity: str):
+@pytest.mark.parametrize(("made", "severity"), [("critic.train()", "INFO"), ("critic = torch.nn.Linear(4, 1).cuda()", "WARNING")])
+def test_a_penalty_on_what_a_critic_may_give_back_is_a_remark(made: str, severity: str):
     text = (
-        "import torch\n\n\ndef train(critic, opt, batches, amp, lazy):\n"
-        '    scaler = torch.amp.GradScaler("cuda")\n    for step, real in enumerate(batches):\n        opt.zero_grad()\n'
-        f'        with torch.autocast("cuda", dtype=torch.float16, {opened}):\n            score = critic(real)\n'
-        f"        loss = -score.float().mean()\n        {test}\n"
-        "            (grads,) = torch.autograd.grad(score.sum(), real, create_graph=True)\n"
-        "            loss = loss + grads.float().square().sum()\n"
+        f"import torch\n\n\ndef train(critic, opt, batches):\n    {made}\n"
+        '    scaler = torch.amp.GradScaler("cuda")\n    for real in batches:\n        opt.zero_grad()\n'
+        '        with torch.autocast("cuda", dtype=torch.float16):\n            score = critic(real)\n'
+        "        (grads,) = torch.autograd.grad(score.sum(), real, create_graph=True)\n"
+        "        loss = grads.float().square().sum() - score.float().mean()\n"
         "        scaler.scale(loss).backward()\n        scaler.step(opt)\n        scaler.update()\n"
     )
     told = {f.code: f.severity.name for f in check_source(text, "train.py", Options())}
@@ -336,6 +352,6 @@ def test_what_only_a_test_opens_is_told_one_step_lower(kind: str):
         "import torch\nfrom model import masked\n\n\ndef run(q, k, mask):\n"
         f'    with torch.autocast("cuda", dtype={kind}):\n        return masked(q @ k, mask)\n'
     )
-    for first, severity in (("", Severity.ERROR), ("import pytest\n", Severity.WARNING)):
+    for first, severity in (("", Severity.WARNING), ("import pytest\n", Severity.INFO)):
         found = check_project({"model.py": model, "main.py": first + program})
         assert [(f.code, f.severity) for f in found["model.py"]] == [("NUM_MASK_CONSTANT", severity)]

@@ -45,11 +45,6 @@ def half_links(value: Value, file: str) -> tuple[Link, ...]:
     return tuple(steps)
 
 
-def is_one_of_several(value: Value) -> bool:
-    """Whether a value is one of what a call of a model gives back: each may have a dtype of its own."""
-    return any(v.op == "part" for v in _way(value))
-
-
 def unknown_link(value: Value, file: str) -> str:
     """The step on a value's way whose dtype is a convention, in words; empty if every one is known."""
     if value.sure:

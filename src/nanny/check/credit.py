@@ -72,15 +72,18 @@ def is_off_by_default(code: str) -> bool:
     return credit is not None and not credit.right and credit.wrong > credit.mended
 
 
-def is_on_probation(code: str) -> bool:
-    """Whether a rule has been wrong too often to be an ERROR: more than once for every four times that it was right.
+def is_trusted(code: str) -> bool:
+    """Whether a rule has been right on code of strangers, and wrong at most once for every four times that it was.
 
     The mended ones count, too: a set of new repositories brings mechanisms of its own.
     """
     credit = CREDIT.get(code)
-    return credit is not None and not is_off_by_default(code) and credit.right < 4 * credit.wrong
+    return credit is not None and credit.right >= max(1, 4 * credit.wrong)
 
 
-def loudest(code: str, severity: Severity) -> Severity:
-    """What a finding of a rule may be told as at most."""
-    return min(severity, Severity.WARNING) if is_on_probation(code) else severity
+def loudest(code: str, severity: Severity, is_open: bool = False) -> Severity:
+    """What a finding may be told as at most: an ERROR is earned, and what rests on something unknown (`is_open`) is a remark
+    unless the rule's guesses have been right."""
+    if is_trusted(code):
+        return min(severity, Severity.WARNING) if is_open else severity
+    return min(severity, Severity.INFO if is_open else Severity.WARNING)

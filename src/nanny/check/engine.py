@@ -126,10 +126,10 @@ def _failure(error: Exception) -> str:
 def _finding(rule: CheckRule, hit: Hit, file: str, event: Event | None) -> Finding:
     severity, message = hit.severity or rule.severity, hit.message
     if hit.unknown:
-        severity, message = min(severity, Severity.WARNING), f"possible: {message}; {hit.unknown} is not known"
+        message = f"possible: {message}; {hit.unknown} is not known"
     if not hit.chain:
         severity = min(severity, Severity.WARNING)
-    severity = loudest(rule.code, severity)
+    severity = loudest(rule.code, severity, is_open=bool(hit.unknown))
     evidence = {**hit.evidence, **_circumstances(event)}
     where = getattr(hit.node, "file", file)
     return Finding(rule.code, severity, message, hit.hint, file=where, evidence=evidence, chain=hit.chain, **span(hit.node))

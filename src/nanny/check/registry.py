@@ -29,7 +29,7 @@ class Hit:
     severity: Severity | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[Link, ...] = ()  # an ERROR needs one: where it begins, each step, the use
-    unknown: str = ""  # the link that is not known: then this is at most a WARNING, and says "possible"
+    unknown: str = ""  # the link that is not known: then this is at most a WARNING, of most rules a remark, and says "possible"
     mistake: Hashable = None  # hits that share one are one mistake, told once
 
 

@@ -85,7 +85,7 @@ def in_float32(tree: Tree, finding: Finding) -> Iterator[Change]:
     call = tree.at(finding, cst.Call)
     value = operand(tree, call) if call is not None and not _in_place(call) else None
     if value is not None:
-        raises = finding.code == "NUM_UNSUPPORTED_OP" and finding.severity == Severity.ERROR
+        raises = finding.code == "NUM_UNSUPPORTED_OP" and finding.severity > Severity.INFO
         yield _float_change(tree, value, raises or mixes_freely(finding))
 
 

@@ -66,6 +66,11 @@ def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
     return (("mod:" + source_of(node.test), arm),)
 
 
+def is_latch(around: ast.AST, key: str) -> bool:
+    """Whether an `if` asks this and answers it for the next time (`if first: ...; first = False`)."""
+    return any(isinstance(n, ast.If) and test_key(n.test)[0] == key and _reset(n) for n in nodes(around))
+
+
 def _reset(node: ast.If) -> set[str]:
     """Names that the `if` tests and sets back right in its body; kept on the node, which is met whenever its function is."""
     known: set[str] | None = getattr(node, "reset", None)

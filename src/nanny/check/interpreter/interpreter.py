@@ -295,6 +295,7 @@ class Interpreter:
     def run_for(self, frame: Frame, node: ast.For | ast.AsyncFor) -> None:
         source = self.evaluate(frame, node.iter)
         saved = frame.at
+        frame.mark(node)
         frame.at = replace(saved, loops=(*saved.loops, node))
         self.assign(frame, node.target, attributes.element_of(frame, source, node.target))
         self.run_block(frame, node.body)
@@ -305,6 +306,7 @@ class Interpreter:
     def run_while(self, frame: Frame, node: ast.While) -> None:
         self.evaluate(frame, node.test)
         saved = frame.at
+        frame.mark(node)
         frame.at = replace(saved, loops=(*saved.loops, node))
         self.run_block(frame, node.body)
         frame.at = saved

@@ -352,7 +352,7 @@ def kind_of_annotation(annotation: ast.expr | None) -> str:
     last = name.rpartition(".")[2]
     if last in GRAD_SCALERS:
         return "scaler"
-    if last == "Optimizer" or name.startswith(("torch.optim.", "optim.")):
+    if last == "Optimizer" or (name.rpartition(".")[0] in ("torch.optim", "optim") and last != "lr_scheduler"):
         return "optimizer"
     if name in ("torch.nn.Module", "nn.Module"):
         return "module"
@@ -365,7 +365,7 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "torch.finfo": _finfo, "torch.device": _device, "torch.autograd.grad": _autograd_grad,
     "torch.autograd.backward": _autograd_backward, "torch.arange": _arange, "torch.range": _arange,
     "builtins.float": _float, "builtins.int": _float, "functools.partial": _partial, "argparse.ArgumentParser": _parser, 
-    "torch.save": _plain("save"), "pickle.dump": _plain("save"), "joblib.dump": _plain("save"),
+    "torch.load": _plain("load"), "torch.save": _plain("save"), "pickle.dump": _plain("save"), "joblib.dump": _plain("save"),
     "torch.distributed.checkpoint.save": _plain("save"), "safetensors.torch.save_file": _plain("save"),
     "torch.set_default_dtype": _default_dtype,
     "torch.set_default_tensor_type": _default_dtype, "torch.clear_autocast_cache": _plain("clear_autocast_cache"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
 from ...core.ops import SAME_VALUES, SHAPE
-from ..chains import half_links, is_one_of_several, link, unknown_link
+from ..chains import half_links, link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule
@@ -134,7 +134,7 @@ def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{eps.const:g} is 0 in fp16: {tensor.why}",
         "compute this in float32 (x.float()), or use an eps of at least 1e-4 here",
-        Severity.INFO if not view.is_training() or (not tensor.sure and is_one_of_several(tensor)) else None,
+        None if view.is_training() else Severity.INFO,
         unknown=unknown_link(tensor, event.file),
     )
 

@@ -48,7 +48,7 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
-    if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(event, view):
+    if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(target, event, view):
         return
     yield Hit(
         event.node,
@@ -57,15 +57,15 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-def _is_beside_adapters(event: Event, view: FileView) -> bool:
-    """Whether adapters are trained in place of this: it is given to peft wherever it is cast, which freezes it, or is one
+def _is_beside_adapters(model: Value, event: Event, view: FileView) -> bool:
+    """Whether adapters are trained in place of this: it is given to peft wherever it is made half, which freezes it, or is one
     module out of such a model, of which most are frozen."""
     given = [e for e in view.of("external") if e.arg(0).path.startswith("peft.")]
-    if event.arg(0).op == "element":
+    if model.op == "element":
         return bool(given)
     return any(
         e.arg(0).last == "get_peft_model" and {*e.at.guards} <= {*event.at.guards}
-        and any(v.thing is event.arg(0).thing for v in (*e.args[1:], *e.kwargs.values()))
+        and any(v.thing is model.thing for v in (*e.args[1:], *e.kwargs.values()))
         for e in given
     )  # fmt: skip
 
@@ -100,6 +100,7 @@ def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"a tensor is cast to {event.out.dtype} by hand inside {region.label_in(event.file)}",
             "drop the cast: autocast picks the dtype for each operation",
+            Severity.INFO,  # rounded once more, where a matrix product would round it anyway
         )
 
 
@@ -183,7 +184,9 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         or not view.of("optimizer.step", "scaler.step", "framework.train")
     ):
         return
-    if value.thing is None or value.thing.is_frozen or (event.op == "from_pretrained" and not is_trained(value.thing, view)):
+    if value.thing is None or value.thing.is_frozen or _is_beside_adapters(value, event, view):
+        return
+    if event.op == "from_pretrained" and not is_trained(value.thing, view):
         return
     yield Hit(
         event.node,

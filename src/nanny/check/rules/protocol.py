@@ -11,7 +11,7 @@ from operator import itemgetter
 
 from ...core.finding import Link
 from ..chains import link
-from ..interpreter.guards import AMP
+from ..interpreter.guards import AMP, is_latch
 from ..interpreter.objects import parameter_owners, parts_of
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import UNKNOWN, Value
@@ -172,6 +172,7 @@ def _why_open(trace: Trace, index: int, unscale: Event, backward: Event, use: Ev
     shared = {key for e in (backward, use) for key, _ in e.at.guards}
     if shared <= {key for key, _ in backward.at.guards}:  # the use runs after every such backward
         only = [key for key, _ in unscale.at.guards if key not in shared and key != AMP and not key.startswith("except@")]
+        only = [key for key in only if not any(is_latch(loop, key) for loop in unscale.at.loops)]
         if only and not set(only) & unscale.at.exits:
             test = only[0].removeprefix("mod:").removeprefix("dtype:")
             return f"whether `{test}` holds, without which unscale_ at {unscale.place_in(use.file)} does not run"

@@ -75,7 +75,7 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
 
     Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which
     torch advises against. Matrix products that forward ran in float32 (a block with autocast off, a function of its own) lose
-    their precision in backward; where all of forward is in sight and has none, the gradients are the same bits: INFO.
+    their precision in backward: a warning where one is seen. Without them the gradients are the same bits: a remark.
 
     Example:
         with torch.autocast("cuda", dtype=torch.float16):
@@ -95,13 +95,12 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     what = "backward" if event.op == "backward" else "the optimizer step"
     if _is_other_way(event) or (event.op == "backward" and not is_stepped(event, view)):
         return  # autocast is off here; or a measurement of time or memory
-    is_seen = all(e.arg(0).kind in ("instance", "module") for e in view.of("module_call") if e.at.region is not None)
     loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
     yield Hit(
         event.node,
         f"{what} runs inside {region.label_in(event.file)}",
         "end the autocast block before this line",
-        severity=Severity.INFO if is_seen and not loses else Severity.WARNING,
+        severity=Severity.WARNING if loses else Severity.INFO,
         chain=(region_link(region, event.file), link(event, f"{what} inside it")),
         mistake=("inside", region.file or event.file, region.line),
     )

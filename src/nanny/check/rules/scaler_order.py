@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.ops import NONLINEAR_FUNCTIONS
 from ..chains import link, node_link
+from ..interpreter.guards import is_latch
 from ..interpreter.torch_names import LOG_METHODS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted
@@ -284,7 +285,7 @@ def _repeats(trace: Trace, event: Event) -> bool:
     if not event.at.loops:
         return False
     loop = event.at.loops[-1]
-    if loop in loops_over_optimizers(event):
+    if loop in loops_over_optimizers(event) or any(is_latch(loop, key) for key, _ in event.at.guards):
         return False
     return not any(loop in e.at.loops for e in trace.of("backward", "scaler.step", "scaler.update", "framework.backward"))
 

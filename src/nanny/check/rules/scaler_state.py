@@ -235,8 +235,14 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if not any(loops[-1] in e.at.loops for e in view.of("backward", "scaler.scale", "scaler.step")) or _is_built_once(event):
         return
-    hint = "build the scaler once, beside the optimizer, and pass it in"
-    yield Hit(event.node, f"GradScaler is built again in every pass of the loop at line {loops[-1].lineno}", hint)
+    around = node_link(loops[-1], event.file, "the loop begins")
+    place = f"line {around.line}" if around.file == event.file else f"{around.file}:{around.line}"
+    yield Hit(
+        event.node,
+        f"GradScaler is built again in every pass of the loop at {place}",
+        "build the scaler once, beside the optimizer, and pass it in",
+        chain=(around, link(event, "a new scaler in every pass")),
+    )
 
 
 def _is_built_once(event: Event) -> bool:
@@ -284,19 +290,21 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         f"the checkpoint holds the optimizer's state but not that of the scaler used at "
         f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
         'add "scaler": scaler.state_dict(), and load it when resuming',
-        Severity.INFO if _takes_weights_only(view) else None,
+        None if _may_go_on(view) else Severity.INFO,
         chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
         mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),
     )
 
 
-def _takes_weights_only(view: FileView) -> bool:
-    """Whether this program loads checkpoints and takes only weights from them: the optimizer's state is used no more than the
-    scaler's would be."""
-    if view.of("optimizer.load_state_dict") or not view.of("module.load_state_dict"):
-        return False
+def _may_go_on(view: FileView) -> bool:
+    """Whether a run may go on from a checkpoint: something loads an optimizer's state, or may, or nothing is loaded
+    here at all. Where only weights are, the optimizer's state is used no more than the scaler's would be."""
+    if view.of("optimizer.load_state_dict"):
+        return True
     calls = view.of("unknown_call", "external", "framework.load_state")
-    return not any(v.kind == "optimizer" for e in calls for v in (*e.args[1:], *e.kwargs.values()))
+    if any(v.kind == "optimizer" for e in calls for v in (*e.args[1:], *e.kwargs.values())):
+        return True
+    return not view.of("load", "module.load_state_dict")
 
 
 def _ends_before(new: Event, used: list[Event], save: Event) -> bool:
@@ -436,16 +444,7 @@ def _penalty_in_fp16(event: Event, view: FileView) -> Iterator[Hit]:
         f"gradients of a plain loss are made in fp16 and trained on ({half.why}): "
         "those below 6e-8 are 0 before the scaler sees them",
         "take them of scaler.scale(loss), and divide by scaler.get_scale() before building the penalty",
-        Severity.INFO if _is_switched(half, event, view) else Severity.WARNING,
+        Severity.WARNING,
         chain=(*half_links(half, event.file), link(event, "gradients of the plain loss")),
         unknown=unknown_link(half, event.file),
     )
-
-
-def _is_switched(half: Value, event: Event, view: FileView) -> bool:
-    """Whether autocast is switched when the program runs, and the penalty taken only now and then: one may exclude the other."""
-    nodes = {id(v.node) for v in ancestors(half, 12)}
-    made = next((e for e in view.events if e.at.region is not None and id(e.node) in nodes), None)
-    if made is None or made.at.region is None or made.at.region.enabled is not None:
-        return False
-    return not half.sure and not {*event.at.guards} <= {*made.at.guards}

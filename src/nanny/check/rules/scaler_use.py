@@ -243,11 +243,12 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         assert region is not None
         if region.dtype == "half" and not _offers_fp16(region, view):
             continue
-        unknown = "which format is chosen" if region.dtype == "half" else "what the loss is made of" if made is None else ""
+        unknown = "what the loss is made of" if made is None else ""
         unknown = unknown or ("" if trace.of("optimizer.step") else "whether a step uses these gradients")
+        chosen = ", where fp16 is chosen" if region.dtype == "half" else ""
         yield Hit(
             event.node,
-            f"fp16 training without a loss scaler ({region.label_in(event.file)}): "
+            f"fp16 training without a loss scaler ({region.label_in(event.file)}{chosen}): "
             "gradients below 6e-8 become 0, and nothing says so",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
             chain=(region_link(region, event.file), link(event, "backward of the plain loss")),
