@@ -29,7 +29,7 @@ EXPECTED: dict[str, set[tuple[str, int, str]]] = {
     },
     "leak": set(),
     "leak_within": set(),
-    "attr": {("tr2.py", 14, SAVED)},
+    "attr": {("tr2.py", 14, SAVED), ("train.py", 14, "SCALER_SETTINGS")},
     "data_parallel": {("train_plain.py", 12, "SCALER_WITHOUT_AUTOCAST")},
     "notebook": {("cont.ipynb", 9, CLIP), ("indent.ipynb", 8, CLIP), ("magics.ipynb", 7, CLIP)},
     "clean": set(),

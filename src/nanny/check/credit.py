@@ -58,7 +58,7 @@ CREDIT = {
     "SCALER_NOT_SAVED": Credit(88, 6, 4),
     "SCALER_NOT_SHARDED": Credit(1),
     "SCALER_REBUILT": Credit(9, 2, 2),
-    "SCALER_SETTINGS": Credit(0, 1, 0),
+    "SCALER_SETTINGS": Credit(0, 1, 1),
     "SCALER_STEP_BYPASSED": Credit(0, 2, 2),
     "SCALER_UPDATE_MISPLACED": Credit(4, 3, 3),
     "SCALER_WITHOUT_AUTOCAST": Credit(1, 2, 2),

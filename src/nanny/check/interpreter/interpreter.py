@@ -317,6 +317,8 @@ class Interpreter:
         saved, entered = frame.at, len(frame.entered)
         for item in node.items:
             value = self.evaluate(frame, item.context_expr)
+            if value.kind == "context":
+                frame.emit("enter", item.context_expr, (value,))
             contexts.enter(self, frame, value)
             if item.optional_vars is not None:
                 self.assign(frame, item.optional_vars, value if value.kind != "context" else UNKNOWN)
@@ -396,7 +398,23 @@ class Interpreter:
                     self._decorator(body, decorator)
             else:
                 self.run_block(body, [statement])
-        frame.env[node.name] = Value("class", ref=info, thing=Thing(node.name))
+                self._fill_field(body, statement)
+        made = frame.env[node.name] = Value("class", ref=info, thing=Thing(node.name))
+        for decorator in node.decorator_list:  # a registry may keep the class
+            given = self.evaluate(frame, decorator)
+            if given.kind == "function" and isinstance(given.ref, OwnFunction):
+                self.follow(frame, given.ref, [*given.inputs, made], {}, decorator)
+
+    def _fill_field(self, body: Frame, statement: ast.stmt) -> None:
+        """`amp: Amp = field(default_factory=Amp)` in the body of a dataclass: an `Amp` of its defaults."""
+        call = statement.value if isinstance(statement, ast.AnnAssign) else None
+        if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] == "field":
+            for keyword in call.keywords:
+                given = self.evaluate(body, keyword.value)
+                if keyword.arg == "default_factory" and isinstance(given.ref, OwnClass):
+                    given = self.construct(body, given.ref, [], {}, call)
+                if keyword.arg in ("default", "default_factory"):
+                    self.assign(body, statement.target, given)  # type: ignore[attr-defined]
 
     def run_delete(self, frame: Frame, node: ast.Delete) -> None:
         for target in node.targets:

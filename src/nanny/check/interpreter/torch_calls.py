@@ -260,11 +260,12 @@ def parser_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
         long = next((n for n in names if n.startswith("--")), names[0] if names else "")
         dest = flag if isinstance(flag, str) else long.lstrip("-").replace("-", "_")
         default = kwargs.get("default", UNKNOWN)
-        is_switch = kwargs.get("action", UNKNOWN).const == "store_true"
-        tags = frozenset({"default", *(("default_off",) if is_switch or default.const is False else ())})
+        action = kwargs.get("action", UNKNOWN).const
+        tags = {"default"} | ({"switch"} if action in ("store_true", "store_false") else set())
+        tags |= {"default_off"} if action == "store_true" or default.const is False else set()
         soft = default.is_number or (isinstance(default.const, str) and default.const)
         const = default.const if soft else NOTHING
-        thing.attrs[dest] = Value("const" if soft else "", const=const, sure=False, tags=tags, thing=Thing(dest))
+        thing.attrs[dest] = Value("const" if soft else "", const=const, sure=False, tags=frozenset(tags), thing=Thing(dest))
         return UNKNOWN
     if name in ("parse_args", "parse_known_args"):
         options = Thing("", "options")

@@ -76,6 +76,7 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which
     torch advises against. Matrix products that forward ran in float32 (a block with autocast off, a function of its own) lose
     their precision in backward: a warning where one is seen. Without them the gradients are the same bits: a remark.
+    autocast keeps its copies of the weights until the block ends: where a loop steps inside it, no pass sees a new weight.
 
     Example:
         with torch.autocast("cuda", dtype=torch.float16):
@@ -95,15 +96,31 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     what = "backward" if event.op == "backward" else "the optimizer step"
     if _is_other_way(event) or (event.op == "backward" and not is_stepped(event, view)):
         return  # autocast is off here; or a measurement of time or memory
+    stale = event.op != "backward" and _keeps_old_weights(event, region, view)
     loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
+    harm = ", which stays open for all passes of the loop: each sees the weights of the first, cast once" if stale else ""
     yield Hit(
         event.node,
-        f"{what} runs inside {region.label_in(event.file)}",
+        f"{what} runs inside {region.label_in(event.file)}{harm}",
         "end the autocast block before this line",
-        severity=Severity.WARNING if loses else Severity.INFO,
+        severity=Severity.WARNING if loses or stale else Severity.INFO,
         chain=(region_link(region, event.file), link(event, f"{what} inside it")),
         mistake=("inside", region.file or event.file, region.line),
     )
+
+
+def _keeps_old_weights(step: Event, region: Region, view: FileView) -> bool:
+    """Whether passes that call a model and step run inside one opening of a region: its copies of the weights stay until it
+    is left."""
+    if not region.has_cache or view.of("clear_autocast_cache"):
+        return False
+    calls = [e for e in view.of("module_call") if e.at.region is region and e.at.has_grad]
+    for opened in view.of("enter"):
+        around = opened.at.loops
+        inner = step.at.loops[len(around) :] if opened.arg(0).ref is region and step.at.loops[: len(around)] == around else ()
+        if inner and any(inner[0] in e.at.loops for e in calls):
+            return True
+    return False
 
 
 @rule("REGION_BCE", Severity.ERROR, "binary_cross_entropy")

@@ -248,6 +248,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the two calls are for different optimizers or in branches that exclude each other.
     """
+    yield from _unscaled_by_framework(trace)
     for index, event in trace.numbered("scaler.unscale_"):
         if any(not _SCALER_STATE.isdisjoint(identifiers(key)) for key, _ in event.at.guards):  # the code asks the scaler itself
             continue
@@ -278,6 +279,21 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer"),
                 )
                 break
+
+
+def _unscaled_by_framework(trace: Trace) -> Iterator[Hit]:
+    """`accelerator.clip_grad_norm_` after `accelerator.unscale_gradients`: clipping unscales by itself."""
+    for index, clip in trace.numbered("framework.clip_grad_norm_", "framework.clip_grad_value_"):
+        earlier = next((e for e in before(trace, index) if e.op.startswith("framework.") or e.op == "optimizer.step"), None)
+        if earlier is None or earlier.op != "framework.unscale_gradients" or clip.arg(0).const != "fp16":
+            continue
+        yield Hit(
+            clip.node,
+            f"clipping unscales by itself, and the gradients are already unscaled at {earlier.place_in(clip.file)}: "
+            "this call raises RuntimeError",
+            "drop unscale_gradients, or read the norm that the clip gives back",
+            chain=(link(earlier, "already unscaled"), link(clip, "unscaled once more by the clip")),
+        )
 
 
 def _repeats(trace: Trace, event: Event) -> bool:

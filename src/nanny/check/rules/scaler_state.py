@@ -167,6 +167,9 @@ def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
     """A hit for each GradScaler setting that cannot work, on its own line."""
     for name in SETTINGS:
         value = given.get(name)
+        if value is not None and name == "init_scale" and (isinstance(value.const, bool) or "switch" in value.tags):
+            text = "a switch is given as init_scale, the first argument: the scale begins at 1 or 0"
+            yield Hit(event.node, text, "name it: GradScaler(enabled=...)", chain=(link(event, "init_scale gets a switch"),))
         if value is None or not value.is_number:
             continue
         problem = setting_problem(name, value.const)
