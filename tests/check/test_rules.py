@@ -263,6 +263,16 @@ def test_a_test_that_a_pass_turns_for_the_next_lets_unscale_run_once():
     assert "SCALER_UNSCALE_TWICE" in codes(text.replace("            waits = False\n", ""))
 
 
+def test_an_option_that_is_on_or_off_is_no_scale():
+    text = (
+        "import argparse\n\nimport torch\n\nparser = argparse.ArgumentParser()\n"
+        'parser.add_argument("--no-amp", dest="amp", action="store_false")\nargs = parser.parse_args()\n'
+        "scaler = torch.cuda.amp.GradScaler({})\n"
+    )
+    assert "SCALER_SETTINGS" in codes(text.format("args.amp"))
+    assert "SCALER_SETTINGS" not in codes(text.format("enabled=args.amp"))
+
+
 TRIAGE = Path(__file__).parents[2] / "docs" / "check-triage.md"
 
 

@@ -209,24 +209,3 @@ def _float(tree: Tree, node: cst.CSTNode) -> str:
     return applied(
         tree.code(node), [replace(e, start=e.start - start, end=e.end - start) for e in tree.appended(node, ".float()")]
     )
-
-
-@fixer("HALF_ADAM_EPS")
-def larger_adam_eps(tree: Tree, finding: Finding) -> Iterator[Change]:
-    """An eps that fp16 has. The better cure, float32 weights, is not an edit."""
-    call = tree.at(finding, cst.Call)
-    if call is None or not call.args or any(arg.star for arg in call.args) or argument(call, 3) is not None:
-        return
-    eps, groups = argument(call, 99, "eps"), call.args[0].value
-    end = tree.outer(call.args[-1].value)[1]
-    edits = [Edit(end, end, ", eps=1e-4")] if eps is None else []
-    edits += [tree.replace(eps, "1e-4")] if eps is not None and not _is_large(eps) else []
-    for group in groups.elements if isinstance(groups, cst.List) else ():
-        entries = group.value.elements if isinstance(group.value, cst.Dict) else ()
-        given = [e.value for e in entries if isinstance(e, cst.DictElement) and tree.code(e.key).strip("\"'") == "eps"]
-        edits += [tree.replace(value, "1e-4") for value in given if not _is_large(value)]
-    yield Change("use eps=1e-4", tuple(edits), is_safe=False)
-
-
-def _is_large(eps: cst.CSTNode) -> bool:
-    return isinstance(eps, cst.Float) and float(eps.value) >= 1e-4

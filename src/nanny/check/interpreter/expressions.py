@@ -121,6 +121,8 @@ def value_compare(walk: Walk, frame: Frame, node: ast.Compare) -> Value:
         tags.add("dtype_test")
     if len(others) == 1 and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
         a, b = left.const, others[0].const
+        if {left.kind, others[0].kind} == {"dtype", "const"} and isinstance(a, str) and isinstance(b, str):
+            return constant(isinstance(node.ops[0], ast.NotEq))  # `dtype == "float16"`: a dtype is no text
         is_open = "default" in left.tags | others[0].tags
         if not is_open and isinstance(a, str) and isinstance(b, str) and a and b and "half" not in (a, b):
             return constant((a == b) is isinstance(node.ops[0], ast.Eq))
@@ -164,7 +166,7 @@ def value_subscript(walk: Walk, frame: Frame, node: ast.Subscript) -> Value:
         return base.ref[index.const]
     if base.kind == "dict" and isinstance(base.ref, dict) and "*" in base.ref:  # made by a comprehension: all items are alike
         return base.ref["*"]
-    if base.kind == "dict" and isinstance(base.ref, dict) and base.ref and (index.const is NOTHING or "default" in index.tags):
+    if base.kind == "dict" and isinstance(base.ref, dict) and base.ref and (not is_known or index.const == ""):
         values = [v for v in base.ref.values() if isinstance(v, Value)]
         if len(values) == 1:  # a registry of one
             return values[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
@@ -207,12 +208,13 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
 
 
 def _is_share(event: Event, view: FileView) -> bool:
-    """Whether a count is divided by its own length: the shares lie between 0 and 1."""
+    """Whether a count, shifted perhaps, is divided by its own length: the shares lie between 0 and 1."""
     trace = view.trace_of(event) if event.op in ("arange", "range") else None
     if trace is None:
         return False
     length = {id(v) for a in event.args for v in ancestors(a, 8) if v.kind != "const"}
-    divided = (e for e in trace.of("div", "div_", "augassign") if e.arg(0) is event.out)
+    shifted = {id(event.out), *(id(e.out) for e in trace.of("add", "sub") if e.arg(0) is event.out and e.arg(1).is_number)}
+    divided = (e for e in trace.of("div", "div_", "augassign") if id(e.arg(0)) in shifted)
     return any(id(v) in length for e in divided if e.op != "augassign" or e.arg(2).const == "Div" for v in ancestors(e.arg(1), 8))
 
 
@@ -327,8 +329,12 @@ def _positions_in_product(event: Event, view: FileView) -> Iterator[Hit]:
 
 
 def _is_made_before(event: Event, view: FileView) -> bool:
-    """Whether the same line makes its table outside autocast first, in a constructor, and within it only on a condition."""
-    return bool(event.at.guards) and any(e.node is event.node and e.at.region is None for e in view.of(event.op))
+    """Whether a table is made outside autocast first, in the constructor, and within it only on a condition."""
+    owner = event.at.stack[-1].owner if event.at.stack else None
+    start = owner.find("__init__") if owner is not None else None
+    is_alike = start is not None and any(getattr(n, "attr", "") == event.op for n in ast.walk(start.node))
+    is_same = any(e.node is event.node and e.at.region is None for e in view.of(event.op))
+    return bool(event.at.guards) and (is_alike or is_same)
 
 
 def _source(value: Value) -> Value:

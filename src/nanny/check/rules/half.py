@@ -16,13 +16,12 @@ from ...core.ops import (
     NORM_LAYERS,
     SHAPE,
 )
-from ..chains import link
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import bound_in
-from .training import goes_backward, half_parameters, has_master_copy, is_trained, trains_after
+from .training import goes_backward, has_master_copy, is_trained, trains_after
 
 
 @rule("HALF_CALL", Severity.WARNING, "module_cast")
@@ -247,63 +246,6 @@ def half_default_dtype(event: Event, view: FileView) -> Iterator[Hit]:
         return
     text = f"the default dtype becomes {kind}: all parameters created from here on are half"
     yield Hit(event.node, text, "keep float32 as the default and use autocast")
-
-
-_ADAM_EPS = {
-    "Adam": 1e-8, "AdamW": 1e-8, "NAdam": 1e-8, "RAdam": 1e-8, "Adamax": 1e-8, "RMSprop": 1e-8, "Adagrad": 1e-10,
-    "Adadelta": 1e-6, "FusedAdam": 1e-8, "Adam8bit": 1e-8, "AdamW8bit": 1e-8,
-}  # fmt: skip
-
-
-@rule("HALF_ADAM_EPS", Severity.ERROR, "optimizer.new")
-def half_adam_eps(event: Event, view: FileView) -> Iterator[Hit]:
-    """An Adam-type optimizer runs on fp16 parameters with an eps that fp16 rounds to 0.
-
-    Why: 1e-8 is 0 in fp16, and squared gradients below 2.4e-4 underflow as well: the first step divides by 0 and gives inf.
-
-    Example:
-        model.half()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-
-    Use instead:
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)  # float32 parameters
-        with torch.autocast("cuda", dtype=torch.float16):
-            ...
-
-    When not: the parameters are float32 (autocast) or bf16.
-    """
-    name = event.out.path
-    if name not in _ADAM_EPS:
-        return
-    for params, given in _groups(event):
-        eps = _ADAM_EPS[name] if given is None else given.const
-        if not isinstance(eps, (int, float)) or eps > FP16.flush_at:
-            continue
-        if half_parameters(params, event) != "fp16" or has_master_copy(view):
-            continue
-        casts = [e for e in view.of("module_cast") if e.out.const == "fp16"]
-        if casts and not any(trains_after(e, view) for e in casts):  # an export at the end
-            continue
-        named = "its default eps" if given is None else "eps"
-        yield Hit(
-            event.node,
-            f"{named} {eps:g} is 0 in fp16, and the parameters are fp16",
-            "keep the parameters in float32, or set eps=1e-4 at least",
-            chain=(*(link(e, "cast to fp16") for e in casts[:1]), link(event, f"optimizer with eps {eps:g}")),
-        )
-        return
-
-
-def _groups(event: Event) -> Iterator[tuple[Value, Value | None]]:
-    """Parameters with the eps that holds for them: of their group, else of the optimizer, else None (its default)."""
-    params, given = event.arg(0), event.kwargs.get("eps")
-    if given is None and len(event.args) > 3 and event.arg(3).is_number:  # Adam(params, lr, betas, eps)
-        given = event.arg(3)
-    groups = [v for v in params.inputs if v.kind == "dict" and isinstance(v.ref, dict)]
-    if params.kind not in ("list", "tuple") or not groups:
-        yield params, given
-    for group in groups if params.kind in ("list", "tuple") else ():
-        yield group.ref.get("params", group), group.ref.get("eps", given)
 
 
 @rule("HALF_LOSS_INPUT", Severity.WARNING, *sorted(LOSSES), "loss_call")

@@ -98,10 +98,12 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
         return  # autocast is off here; or a measurement of time or memory
     stale = event.op != "backward" and _keeps_old_weights(event, region, view)
     loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
-    harm = ", which stays open for all passes of the loop: each sees the weights of the first, cast once" if stale else ""
+    text = f"{what} runs inside {region.label_in(event.file)}"
+    if stale:
+        text = f"{text}, which stays open for all passes of the loop: each sees the weights of the first, cast once"
     yield Hit(
         event.node,
-        f"{what} runs inside {region.label_in(event.file)}{harm}",
+        text,
         "end the autocast block before this line",
         severity=Severity.WARNING if loses or stale else Severity.INFO,
         chain=(region_link(region, event.file), link(event, f"{what} inside it")),
@@ -319,52 +321,6 @@ def _may_be_promoted(event: Event) -> bool:
     """Whether the other operand of an elementwise operation is, or may be, a tensor in float32."""
     others = (v for v in event.args[:2] if v.dtype not in (*HALF, "int", "bool") and not v.is_number and v.kind != "const")
     return event.op in ("add", "sub", "mul", "div", "pow") and next(others, None) is not None
-
-
-@rule("REGION_CACHE", Severity.WARNING, on="trace")
-def cache_without_grad(trace: Trace, view: FileView) -> Iterator[Hit]:
-    """One module runs without and then with gradients inside one autocast region.
-
-    Why: autocast caches the cast weights. In older torch the copies made under no_grad are used again by the second call,
-    and the weights get no gradient.
-
-    Example:
-        with torch.autocast("cuda"):
-            with torch.no_grad():
-                target = net(b)
-            pred = net(a)
-
-    Use instead:
-        with torch.no_grad(), torch.autocast("cuda"):
-            target = net(b)
-        with torch.autocast("cuda"):
-            pred = net(a)
-
-    When not: torch 2.10 or later, cache_enabled=False, or the two calls are of different modules.
-    """
-    found: list[tuple[int, Hit]] = []
-    calls = trace.of("module_call", "clear_autocast_cache")
-    for position, event in enumerate(calls):
-        region, target = event.at.region, event.arg(0)
-        if event.op != "module_call" or region is None or region.node is None or not region.has_cache or not event.at.has_grad:
-            continue
-        for earlier in reversed(calls[:position]):
-            if earlier.op == "clear_autocast_cache":
-                break
-            if (
-                earlier.at.region is region
-                and not earlier.at.has_grad
-                and earlier.arg(0).thing is target.thing
-                and target.thing is not None
-            ):
-                found.append((len(event.at.stack), Hit(
-                    event.node,
-                    f"this module ran under no_grad at {earlier.place_in(event.file)}, in the same {region.label_in(event.file)}",
-                    "move the no_grad call out of the region, or open it with cache_enabled=False"
-                )))  # fmt: skip
-                break
-    outermost = min((depth for depth, _ in found), default=0)
-    yield from (hit for depth, hit in found if depth == outermost)
 
 
 @rule("REGION_CUSTOM_FUNCTION", Severity.WARNING, "custom_function")

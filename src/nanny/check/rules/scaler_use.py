@@ -245,11 +245,12 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         unknown = "what the loss is made of" if made is None else ""
         unknown = unknown or ("" if trace.of("optimizer.step") else "whether a step uses these gradients")
-        chosen = ", where fp16 is chosen" if region.dtype == "half" else ""
+        opened = region.label_in(event.file)
+        if region.dtype == "half":
+            opened = f"{opened}, where fp16 is chosen"
         yield Hit(
             event.node,
-            f"fp16 training without a loss scaler ({region.label_in(event.file)}{chosen}): "
-            "gradients below 6e-8 become 0, and nothing says so",
+            f"fp16 training without a loss scaler ({opened}): gradients below 6e-8 become 0, and nothing says so",
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
             chain=(region_link(region, event.file), link(event, "backward of the plain loss")),
             unknown=unknown,

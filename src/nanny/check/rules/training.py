@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ..interpreter.objects import optimizer_base, parameter_owners, parts_of
 from ..interpreter.source import OwnClass
 from ..interpreter.torch_names import TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, can_meet
-from ..interpreter.values import HALF, Thing, Value, ancestors
+from ..interpreter.values import Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")
@@ -104,36 +104,6 @@ def trains_after(event: Event, view: FileView) -> bool:
             backwards = [(i, e) for i, e in enumerate(trace.events) if e.op in (*_BACKWARD, "framework.train")]
             return not backwards or any(i > positions[0] and can_meet(event, e) for i, e in backwards)
     return True
-
-
-def _until_float32(value: Value) -> Iterator[Value]:
-    stack, seen = [value], 0
-    while stack and seen < 100:
-        seen += 1
-        current = stack.pop()
-        if current.dtype == "fp32" and current.op == "cast":
-            continue
-        yield current
-        stack.extend(current.inputs)
-
-
-def half_parameters(params: Value, event: Event) -> str:
-    """`fp16` or `bf16` if the parameters handed to an optimizer are known to be that."""
-    stack, seen = [params], set[int]()
-    while stack and len(seen) < 300:
-        root = stack.pop()
-        if id(root) in seen:
-            continue
-        seen.add(id(root))
-        for value in _until_float32(root):
-            for kind in (value.thing.dtype if value.thing else "", value.dtype if value.op in ("parameter", "param") else ""):
-                if kind in HALF:
-                    return kind
-            if value.kind == "dict" and isinstance(value.ref, dict):
-                stack.extend(v for v in value.ref.values() if isinstance(v, Value))
-            if value.kind == "instance" and value.thing is not None:
-                stack.extend(value.thing.attrs.values())
-    return ""
 
 
 def goes_backward(value: Value, events: Iterable[Event]) -> bool:
