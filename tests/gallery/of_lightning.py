@@ -78,8 +78,7 @@ def gpt2(dtype: torch.dtype = FP16) -> Job:
         tokens(),
         next_token,
         dtype,
-        pure=True,
-        optimizer=lambda p, lr: Adam(p, lr, eps=1e-4),
+        optimizer=Adam,
         steps=40,
     )
 
@@ -119,8 +118,8 @@ def opt_by_fabric() -> Job:
 
 
 def usual_eps(job: Job) -> None:
-    """eps of 1e-8 is zero in fp16, and so are the squares of the gradients."""
-    job.optimizer = lambda p, lr: Adam(p, lr)
+    """Weights in fp16: there eps of 1e-8 is zero, and so are the squares of the gradients."""
+    job.pure = True
 
 
 def small_rate_in_format(job: Job) -> None:

@@ -194,7 +194,7 @@ class Follower:
 
     def _compared(self, step: TaggedOp, real: Tensor, twin: Tensor, span: Extent, tag: Tag) -> Tag:
         if step.spot.place.phase == "optimizer" and step.name in ("addcdiv", "div"):
-            divided_by_zeros(self._ledger, step, real, twin)
+            divided_by_zeros(self._ledger, step)
         if step.spot.place.phase == "optimizer" and real.dtype not in LOW:
             return replace(tag, zeros=zeros(self._ledger, step, real, twin))
         spoiled = tag.bad is not None and tag.reference_bad is None and not tag.quiet
@@ -359,7 +359,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     if lost_to_zero(real, twin) <= 0:
         return inherited if step.name in PROTECT and step.scalars else None  # a zero plus eps is still no number to divide by
     tiny = _tiny_constant(ledger, step, real)
-    if inherited is not None and tiny is None:
+    if inherited is not None and tiny is None and not _flushes_itself(step, real, twin):
         return inherited
     overflowed = next((t.bad for t in step.tags if t.bad is not None and t.reference_bad is None and not t.quiet), None)
     if overflowed is not None:
@@ -376,6 +376,14 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     )
 
 
+def _flushes_itself(step: TaggedOp, real: Tensor, twin: Tensor) -> bool:
+    """In an optimizer: squares of gradients are 0 where these, some of which had flushed before, are not."""
+    factors = [t for t in step.inputs if t.shape == real.shape and id(t) not in step.written]
+    if step.spot.place.phase != "optimizer" or not factors:
+        return False
+    return bool(((real == 0) & (twin != 0) & torch.stack([t != 0 for t in factors]).all(0)).any())
+
+
 def _noise_of_a_sum(ledger: Ledger, step: TaggedOp, result: Tensor) -> float:
     """What rounding in FP32 leaves of terms whose sum is 0."""
     if step.name not in REDUCTIONS or not step.inputs or not result.numel():
@@ -384,14 +392,16 @@ def _noise_of_a_sum(ledger: Ledger, step: TaggedOp, result: Tensor) -> float:
     return torch.finfo(torch.float32).eps * float(terms.abs().sum(dtype=torch.float64)) / result.numel()
 
 
-def divided_by_zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None:
-    """How many times as long an update is whose divisor was zero, whatever eps it got since."""
+def divided_by_zeros(ledger: Ledger, step: TaggedOp) -> None:
+    """How many times as long an update is because its divisor was zero, whatever eps that got since."""
     over, under = (*step.op.args[-2:],) if step.name == "addcdiv" else step.op.args[:2]
     tag = ledger.tags.find(under) if isinstance(under, Tensor) and has_storage(under) else None
-    if tag is None or tag.zeros is None:
+    if tag is None or tag.zeros is None or not isinstance(over, Tensor):
         return
-    if step.name == "addcdiv":
-        real, twin = over / under, ledger.twin_of(over) / ledger.twin_of(under)
+    divisor = ledger.twin_of(under)
+    twin = ledger.twin_of(over) / divisor
+    # elsewhere it may be longer as well: of gradients that are nothing but rounding, low precision has more
+    real = torch.where(under.abs() < divisor.abs() / 2, (over / under).to(twin.dtype), twin)
     meant, taken = rms_of(twin), rms_of(real)
     if meant and extent(real).finite and taken / meant > tag.zeros.numbers.get("times", 1.0):
         tag.zeros.numbers = {**tag.zeros.numbers, "times": taken / meant}
