@@ -12,7 +12,7 @@ from torch import nn
 
 from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.cli import main
-from nanny.core.examination import Examination
+from nanny.core.examination import Examination, Hazard, Place
 from nanny.core.step import OptimizerState, StepRecord
 from nanny.diagnose.choose import diagnoses_of, fitting
 from nanny.diagnose.evidence import Evidence, RunFacts
@@ -248,3 +248,13 @@ def test_a_metric_that_counts_choices_makes_no_router_of_what_it_counts(tmp_path
                 optimizer.step()
         told = nanny.diagnoses()[0]
     assert (told.cause, told.culprit) == ("catastrophic_cancellation", "0")
+
+
+def test_rounding_in_the_gradients_of_a_run_that_has_converged_is_no_trouble():
+    hazard = Hazard(
+        "amplification", "native_batch_norm", Place("bn"), 3, "bfloat16", consequence=0.2, cause="scale_imbalance_absorption"
+    )
+    exams = tuple(Examination(i, 100, amp_dtype="bf16", gradient_error=0.25, hazards=(hazard,)) for i in range(3))
+    for last, told in ((0.004, []), (1.5, ["scale_imbalance_absorption"])):
+        evidence = run_of(list(np.geomspace(1.7, last, 40)), [0.5] * 40, [2.0] * 40)
+        assert causes_of(replace(evidence, examinations=exams)) == told

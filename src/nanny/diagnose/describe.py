@@ -99,6 +99,8 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
         return  # little, and now and then, or in a run that learns: a gradient that is 0 but for rounding is always wrong
     if signs.learns and 2 * seen < len(signs.evidence.examinations) and _passes(signs, found):
         return
+    if signs.converged and worst < _MOSTLY_WRONG and not ruined:
+        return  # the loss has gone where it was to go, whatever rounding did to the gradients
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _STORED and _told(exam.gradient_error)
     error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if in_gradients else ""
@@ -128,6 +130,7 @@ def _ruined(found: Sequence[tuple[Examination, Hazard]]) -> float:
     return max(shares.values())
 
 
+_MOSTLY_WRONG = 0.5  # of a gradient
 _STORED = ("coarse_target", "coarse_input")  # the twin begins with it: its gradients tell nothing
 
 
