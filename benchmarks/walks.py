@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -41,21 +41,25 @@ class Walk:
         threading.setprofile(None)
 
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event != "call" or frame.f_code.co_name == "<module>":
-            return
         here = frame.f_code.co_filename
-        if not here.startswith(str(SOURCE)):
+        if event != "call" or not here.startswith(str(SOURCE)):
             return
+        callers = [one.f_code for one in _with_callers(frame) if one.f_code.co_filename.startswith(str(SOURCE))]
+        if any(code.co_name == "<module>" for code in callers):
+            return  # classes are made and rules are entered at import
         self.modules.add(here)
-        caller = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith(str(SOURCE)):
-            caller = caller.f_back
-        if caller is not None and caller.f_code.co_filename != here and caller.f_code.co_name != "<module>":
-            self.pairs.add((caller.f_code.co_filename, here))
+        if len(callers) > 1 and callers[1].co_filename != here:
+            self.pairs.add((callers[1].co_filename, here))
 
     def row(self) -> str:
         lines = sum(Path(m).read_text(encoding="utf-8").count("\n") for m in self.modules)
         return f"{len(self.modules):4d} modules {lines / 1000:5.1f}k lines {len(self.pairs):4d} calls between modules"
+
+
+def _with_callers(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 def model() -> nn.Module:
@@ -68,7 +72,7 @@ def training(steps: int, walk_at: int, **settings: Any) -> Walk:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     watcher = nanny.MixedPrecisionNanny(net, optimizer, live=False, **settings)
     for i in range(steps):
-        with walk if i == walk_at else Quiet(), watcher.step(i):
+        with walk if i == walk_at else nullcontext(), watcher.step(i):
             with torch.autocast("cpu", torch.bfloat16):
                 loss = net(torch.randn(4, 8)).float().square().mean()
             optimizer.zero_grad()
@@ -76,12 +80,6 @@ def training(steps: int, walk_at: int, **settings: Any) -> Walk:
             optimizer.step()
     watcher.close()
     return walk
-
-
-class Quiet:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def untraced(folder: Path) -> Walk:
