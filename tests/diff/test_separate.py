@@ -21,10 +21,10 @@ from nanny.diff.settings import DiffSettings
 def test_carried_twins_find_the_same_errors_as_two_separate_runs(name, policy):
     model, x, loss, y = network_parts(name)
     torch.manual_seed(0)
-    settings = DiffSettings(BF16, "fp32", policy, True, False, loss, None, Limits())
-    with separate_run(model, ((x,), {}), y, settings, 1.0, low=False) as reference:
+    settings = DiffSettings(model, BF16, "fp32", policy, True, False, loss, None, Limits(), batch=((x,), {}), labels=y)
+    with separate_run(settings, 1.0, low=False) as reference:
         pass
-    with separate_run(model, ((x,), {}), y, settings, 1.0, low=True) as low:
+    with separate_run(settings, 1.0, low=True) as low:
         calls, activations, parameters = low.beside(reference)
     report = nanny.auto_diff(model, x, "bf16", loss_fn=loss, target=y, policy=policy)
     assert (report.loss, report.reference_loss) == (low.loss, reference.loss)

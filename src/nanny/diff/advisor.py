@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
@@ -18,13 +17,11 @@ from .settings import DiffSettings
 MOST_CANDIDATES = 8
 
 
-def run_trials(
-    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, sites: Sequence[str]
-) -> tuple[WideTrial, ...]:
+def run_trials(settings: DiffSettings, report: DiffReport, sites: Sequence[str]) -> tuple[WideTrial, ...]:
     """The model with one module after the other kept in FP32; a module that cannot be is left out."""
     out = []
     for site in sites:
-        outcome = run_batch(model, batch, target, replace(settings, wide=(site,), own=False))
+        outcome = run_batch(replace(settings, wide=(site,), own=False))
         if not isinstance(outcome, Failure):
             gradient = outcome.total.rel_l2 if outcome.total else None
             if any(g.error.spoiled for g in outcome.gradients):
@@ -33,15 +30,14 @@ def run_trials(
     return tuple(out)
 
 
-def find_advice(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport, goal: float) -> Advice:
+def find_advice(settings: DiffSettings, report: DiffReport, goal: float) -> Advice:
     """Adds the module with the largest own error until the goal is met, then takes out what is not needed."""
     runs = 0
 
     def error_with(wide: Sequence[str]) -> float:
         nonlocal runs
         runs += 1
-        lean = replace(settings, wide=tuple(wide), backward=False, own=False)
-        outcome = run_batch(model, batch, target, lean)
+        outcome = run_batch(replace(settings, wide=tuple(wide), backward=False, own=False))
         return math.inf if isinstance(outcome, Failure) else _goal_error(outcome.calls, report, settings.limits)
 
     before = _goal_error(report.calls, report, settings.limits)
@@ -55,7 +51,7 @@ def find_advice(model: nn.Module, batch: Any, target: Any, settings: DiffSetting
         before=before,
         after=after,
         wide=tuple(wide),
-        parameter_share=_parameter_share(model, wide),
+        parameter_share=_parameter_share(settings.model, wide),
         flop_share=_flop_share(report, wide),
         runs=runs,
         code="\n".join(_region(site, report) for site in wide),

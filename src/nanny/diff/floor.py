@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
 from ..watch.tensors import float_leaves
 from .policy import map_floats
+from .settings import DiffSettings, loss_of
 
 NUDGES = 3
 
@@ -36,19 +37,20 @@ class Floor:
     gradient: float | None  # by rounding or nudging, whichever is larger
 
 
-def error_floor(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], dtype: torch.dtype, device: str) -> Floor:
-    exact, exact_gradient = _run(model, batch, loss_of, device)
+def error_floor(settings: DiffSettings) -> Floor:
+    model, dtype = settings.model, settings.dtype
+    exact, exact_gradient = _run(settings)
     with _rounding_layers(model, dtype):
-        rounded, gradient = _run(model, map_floats(batch, lambda t: _round(t, dtype)), loss_of, device)
+        rounded, gradient = _run(replace(settings, batch=map_floats(settings.batch, partial(_round, dtype=dtype))))
     by_input: list[float | None] = []
     by_all = [_change(gradient, exact_gradient)]
     for seed in range(NUDGES):
         nudge = partial(_nudge, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-        moved = map_floats(batch, nudge)
-        by_input.append(_change(_run(model, moved, lambda _: None, device)[0], exact))
+        moved = replace(settings, batch=map_floats(settings.batch, nudge))
+        by_input.append(_change(_run(replace(moved, backward=False))[0], exact))
         if exact_gradient.numel():
             with _other_weights(model, nudge):
-                by_all.append(_change(_run(model, moved, loss_of, device)[1], exact_gradient))
+                by_all.append(_change(_run(moved)[1], exact_gradient))
     return Floor(_change(rounded, exact), _largest(by_input), _largest(by_all))
 
 
@@ -56,11 +58,11 @@ def _largest(changes: Sequence[float | None]) -> float | None:
     return max((c for c in changes if c is not None), default=None)
 
 
-def _run(model: nn.Module, batch: Any, loss_of: Callable[[Any], Tensor | None], device: str) -> tuple[Tensor, Tensor]:
-    args, kwargs = batch
-    with kept_state(model, batch) as state, watching(state), torch.autocast(device, enabled=False):
+def _run(settings: DiffSettings) -> tuple[Tensor, Tensor]:
+    model, (args, kwargs) = settings.model, settings.batch
+    with kept_state(model, settings.batch) as state, watching(state), torch.autocast(settings.device, enabled=False):
         output = model(*args, **kwargs)
-        loss = loss_of(output)
+        loss = loss_of(output, settings)[0] if settings.backward else None
         if loss is not None:
             loss.backward()
         gradients = [p.grad.to_dense().reshape(-1).clone() for p in model.parameters() if p.grad is not None]

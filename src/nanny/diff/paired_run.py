@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ..core.finding import NannyError
-from ..core.formats import Format
-from ..core.limits import Limits
 from ..core.numbers import listed, shortened
 from ..measure.errors import compare, relative_l2
 from ..watch.names import plain_name
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import outside_program, short_dtype
 from ..watch.twins import Twins
-from .policy import cast_inputs, cast_model, kept_wide, precision, without_onednn
+from .policy import lowered, precision, without_onednn
 from .records import CallDiff, Failure, GradDiff, GradTotals
 from .separate_runs import SeparateRun, separate_run
 from .settings import DiffSettings, loss_of
@@ -46,7 +44,7 @@ class Pass:
     interrupted: bool = False  # the calls are those that were seen until then
 
 
-def run_batch(model: nn.Module, batch: Any, target: Any, settings: DiffSettings) -> Pass | Failure:
+def run_batch(settings: DiffSettings) -> Pass | Failure:
     """One pass; again with a smaller loss scale if fp16 gradients overflow, or without oneDNN if it lacks a kernel."""
     scales = (1.0,) if settings.target.name != "fp16" else FP16_SCALES
     if settings.loss_scale is not None:
@@ -55,9 +53,9 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: DiffSettings)
     outcome: Pass | Failure | None = None
     scale = 1.0
     for scale in scales:
-        outcome = _one_pass(model, batch, target, settings, scale, nullcontext())
+        outcome = _one_pass(settings, scale, nullcontext())
         if isinstance(outcome, Failure) and settings.device == "cpu":
-            again = _one_pass(model, batch, target, settings, scale, without_onednn())
+            again = _one_pass(settings, scale, without_onednn())
             if not isinstance(again, Failure):
                 without = ("oneDNN has no kernel for this model in the target type here; run without it",)
                 outcome = again
@@ -67,7 +65,7 @@ def run_batch(model: nn.Module, batch: Any, target: Any, settings: DiffSettings)
     if isinstance(outcome, Failure):
         return outcome
     if outcome.ops.other_ways or outcome.reseeds:
-        outcome = _beside_separate_runs(model, batch, target, settings, scale, outcome)
+        outcome = _beside_separate_runs(settings, scale, outcome)
     return replace(outcome, notes=(*outcome.notes, *without))
 
 
@@ -76,29 +74,21 @@ def _overflowed_in_backward(outcome: Pass) -> bool:
     return not forward and any(g.error.spoiled for g in outcome.gradients)
 
 
-def _one_pass(
-    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, kernels: AbstractContextManager[Any]
-) -> Pass | Failure:
-    dtype = settings.dtype
-    watcher = PairWatcher(settings.target, settings.limits, settings.backward, settings.closely, settings.on_call)
-    watcher.loss_scale = scale
-    args, kwargs = batch
+def _one_pass(settings: DiffSettings, scale: float, kernels: AbstractContextManager[Any]) -> Pass | Failure:
+    model, watcher = settings.model, PairWatcher(settings, scale)
     error: Exception | None = None
     with ExitStack() as stack:
-        state = stack.enter_context(kept_state(model, (args, kwargs, target)))
+        state = stack.enter_context(kept_state(model, (*settings.batch, settings.labels)))
         wide = torch.float64 if settings.reference == "fp64" else torch.float32
         shadows = Twins(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
         stack.enter_context(kernels)
-        stack.enter_context(watcher.watching(model, shadows))
-        if settings.policy == "full":
-            stack.enter_context(cast_model(model, dtype, shadows, settings.wide))
-            args, kwargs = cast_inputs((args, kwargs), dtype, shadows)
-        stack.enter_context(kept_wide(model, settings.wide, settings.policy, dtype, settings.device))
+        stack.enter_context(watcher.watching(shadows))
+        args, kwargs = stack.enter_context(lowered(settings, shadows))
         stack.enter_context(torch.set_grad_enabled(settings.backward))
         try:
-            with shadows, precision(settings.policy, dtype, settings.device):
+            with shadows, precision(settings):
                 output = model(*args, **kwargs)
-                loss, note = loss_of(output, target, settings) if settings.backward else (None, "")
+                loss, note = loss_of(output, settings) if settings.backward else (None, "")
             own_loss = None if loss is None else shadows.own_value(loss)
             if loss is not None:
                 with shadows:
@@ -106,14 +96,14 @@ def _one_pass(
         except KeyboardInterrupt:
             if not watcher.calls:
                 raise
-            return replace(_pass_of(model, watcher, shadows, None, None, scale, settings, []), interrupted=True)
+            return replace(_pass_of(settings, watcher, None, None, scale, ()), interrupted=True)
         except Exception as raised:  # noqa: BLE001 - the user's model may raise anything, and that is a result
             error = raised
         else:
-            notes = [*_changes(state), *_left_out(model), *([note] if note else [])]
-            return _pass_of(model, watcher, shadows, loss, own_loss, scale, settings, notes)
+            notes = (*_changes(state), *_left_out(model), *([note] if note else []))
+            return _pass_of(settings, watcher, loss, own_loss, scale, notes)
     assert error is not None
-    return _without_shadows(model, batch, target, watcher, error, settings, scale)
+    return _without_shadows(settings, watcher, error, scale)
 
 
 def _changes(state: KeptState) -> list[str]:
@@ -133,20 +123,15 @@ def _left_out(model: nn.Module) -> list[str]:
 
 
 def _pass_of(
-    model: nn.Module,
+    settings: DiffSettings,
     watcher: PairWatcher,
-    shadows: Twins,
     loss: Tensor | None,
     own_loss: Tensor | None,
     scale: float,
-    settings: DiffSettings,
-    notes: list[str],
+    notes: tuple[str, ...],
 ) -> Pass:
-    gradients: tuple[GradDiff, ...] = ()
-    total: GradTotals | None = None
-    if loss is not None:
-        own = watcher.own_of_parameters
-        gradients, total = _parameter_gradients(model, shadows, scale, settings.target, settings.limits, own)
+    shadows = watcher.shadows
+    gradients, total = ((), None) if loss is None else _parameter_gradients(settings, watcher, scale)
     return Pass(
         calls=watcher.calls,
         activation_gradients=watcher.gradients,
@@ -155,19 +140,19 @@ def _pass_of(
         loss=None if loss is None else float(loss.detach()),
         reference_loss=None if loss is None else float(shadows.twin(loss).detach()),
         loss_own=None if loss is None or own_loss is None else relative_l2(own_loss, shadows.twin(loss)),
-        notes=tuple(notes),
+        notes=notes,
         reseeds=dict(shadows.reseeds),
         ops=watcher.ops.seen,
     )
 
 
-def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, outcome: Pass) -> Pass:
+def _beside_separate_runs(settings: DiffSettings, scale: float, outcome: Pass) -> Pass:
     """The reference could not be carried all the way: errors are then those of two runs, each going its own way."""
     try:
-        with separate_run(model, batch, target, settings, scale, low=False) as reference:
+        with separate_run(settings, scale, low=False) as reference:
             pass
-        with separate_run(model, batch, target, settings, scale, low=True) as low:
-            separate = _pass_of_two_runs(low, reference, settings)
+        with separate_run(settings, scale, low=True) as low:
+            separate = _pass_of_two_runs(low, reference)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         return replace(outcome, notes=(*outcome.notes, f"two separate runs were tried and failed: {_first_line(error)}"))
     errors = {(c.site, c.call): c.error for c in separate.calls}
@@ -193,14 +178,14 @@ def _beside_separate_runs(model: nn.Module, batch: Any, target: Any, settings: D
     )
 
 
-def _pass_of_two_runs(low: SeparateRun, reference: SeparateRun, settings: DiffSettings, *notes: str) -> Pass:
+def _pass_of_two_runs(low: SeparateRun, reference: SeparateRun, *notes: str) -> Pass:
     calls, activation_gradients, parameters = low.beside(reference)
     gradients, total = _with_totals(parameters, low.scale)
     return Pass(
         calls=calls,
         activation_gradients=activation_gradients,
         gradients=gradients,
-        total=total if settings.backward else None,
+        total=total if low.settings.backward else None,
         loss=low.loss,
         reference_loss=reference.loss,
         notes=notes,
@@ -219,30 +204,22 @@ def must_repeat(calls: Sequence[CallDiff], again: Sequence[CallDiff]) -> None:
             )
 
 
-def _without_shadows(
-    model: nn.Module,
-    batch: Any,
-    target: Any,
-    watcher: PairWatcher,
-    error: Exception,
-    settings: DiffSettings,
-    scale: float,
-) -> Pass | Failure:
+def _without_shadows(settings: DiffSettings, watcher: PairWatcher, error: Exception, scale: float) -> Pass | Failure:
     """The target run raised. In FP32 too: bad input. Without shadows too: a result. Else the runs come one after the other."""
     if isinstance(error, NannyError):
         raise error
     try:
-        with separate_run(model, batch, target, settings, scale, low=False) as reference:
+        with separate_run(settings, scale, low=False) as reference:
             pass
     except Exception as again:
         where = watcher.failed_at or "the model's own forward"
-        if not settings.backward and _runs_in_fp32(model, batch, target, replace(settings, backward=True), scale):
+        if not settings.backward and _runs_in_fp32(replace(settings, backward=True), scale):
             raise NannyError(
                 f"the model differentiates inside its forward ({where}), which needs gradients; leave out --no-backward "
                 f"(backward=False)"
             ) from again
         if watcher.failed_at is None and any(not c.site for c in watcher.calls):
-            given = "loss(output)" if target is None else "loss(output, target)"
+            given = "loss(output)" if settings.labels is None else "loss(output, target)"
             raise NannyError(
                 f"the loss or its backward raises in FP32 too, called as {given} ({type(again).__name__}: {_first_line(again)}); "
                 f"give a loss that fits the output and the target"
@@ -252,7 +229,7 @@ def _without_shadows(
             f"{_first_line(again)}); save an input that model(input) accepts"
         ) from again
     try:
-        with separate_run(model, batch, target, settings, scale, low=True) as low:
+        with separate_run(settings, scale, low=True) as low:
             pass
     except Exception as again:  # noqa: BLE001 - the user's model may raise anything, and that is a result
         return Failure("target", watcher.failed_at or "", f"{type(again).__name__}: {_first_line(again)}")
@@ -260,12 +237,12 @@ def _without_shadows(
         f"the two precisions could not run in one pass ({type(error).__name__}: {_first_line(error)}); they ran one after "
         f"the other, matched by module and call: own errors, flips and the table of operations are missing"
     )
-    return _pass_of_two_runs(low, reference, settings, note)
+    return _pass_of_two_runs(low, reference, note)
 
 
-def _runs_in_fp32(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float) -> bool:
+def _runs_in_fp32(settings: DiffSettings, scale: float) -> bool:
     try:
-        with separate_run(model, batch, target, settings, scale, low=False):
+        with separate_run(settings, scale, low=False):
             return True
     except Exception:  # noqa: BLE001 - the user's model may raise anything, and that is the answer
         return False
@@ -275,16 +252,14 @@ def _first_line(error: Exception) -> str:
     return shortened(str(error).strip().partition("\n")[0], 240)
 
 
-def _parameter_gradients(
-    model: nn.Module, shadows: Twins, scale: float, target: Format, limits: Limits, own: Mapping[str, float]
-) -> tuple[tuple[GradDiff, ...], GradTotals]:
+def _parameter_gradients(settings: DiffSettings, watcher: PairWatcher, scale: float) -> tuple[tuple[GradDiff, ...], GradTotals]:
     """Each parameter's gradient with its share of the whole, and the whole. Unscaled."""
     out: list[GradDiff] = []
     with outside_program():
-        for name, parameter in model.named_parameters():
+        for name, parameter in settings.model.named_parameters():
             if parameter.grad is None or parameter.grad.layout != torch.strided:
                 continue
-            real, twin = parameter.grad, shadows.twin(parameter.grad)
+            real, twin = parameter.grad, watcher.shadows.twin(parameter.grad)
             if scale != 1:
                 real, twin = real.to(twin.dtype) / scale, twin / scale
             out.append(
@@ -294,8 +269,8 @@ def _parameter_gradients(
                     order=len(out),
                     dtype=short_dtype(parameter.grad.dtype),
                     shape=tuple(parameter.shape),
-                    error=compare(real, twin, target, limits),
-                    own=own.get(plain_name(name)),
+                    error=compare(real, twin, settings.target, settings.limits),
+                    own=watcher.own_of_parameters.get(plain_name(name)),
                 )
             )
     return _with_totals(out, scale)

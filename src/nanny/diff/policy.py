@@ -8,8 +8,8 @@ kernels compute inside one operation is not imitated.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ from ..core import ops as optable
 from ..core.finding import NannyError
 from ..watch.tensors import map_leaves
 from ..watch.twins import Twins
+from .settings import DiffSettings
 
 _KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
-def precision(policy: str, dtype: torch.dtype, device: str) -> AbstractContextManager[Any]:
+def precision(settings: DiffSettings) -> AbstractContextManager[Any]:
     """The autocast context of a policy on a device."""
+    policy, dtype, device = settings.policy, settings.dtype, settings.device
     if policy == "full":
         return nullcontext()
     if policy == "cuda" and device == "cpu":
@@ -87,24 +89,32 @@ def map_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 @contextmanager
-def kept_wide(model: nn.Module, sites: Collection[str], policy: str, dtype: torch.dtype, device: str) -> Iterator[None]:
-    """These modules run outside autocast, on inputs cast to FP32; "" is the model's own code, without its layers.
+def lowered(settings: DiffSettings, shadows: Twins | None) -> Iterator[Any]:
+    """The model as its policy wants it before autocast, and the batch that it then takes; at the end all is as before."""
+    with ExitStack() as stack:
+        batch = settings.batch
+        if settings.policy == "full":
+            stack.enter_context(_cast_model(settings, shadows))
+            batch = _cast_inputs(batch, settings.dtype, shadows)
+        for handle in _wide_hooks(settings):
+            stack.callback(handle.remove)
+        yield batch
 
-    Under the policy "full" their weights are wide already (`cast_model`), and what they return is cast back for the layers
+
+def _wide_hooks(settings: DiffSettings) -> Iterator[Any]:
+    """The modules of `wide` run outside autocast, on inputs cast to FP32; "" is the model's own code, without its layers: they
+    open autocast again, and what they return is cast to FP32.
+
+    Under the policy "full" their weights are wide already (`_cast_model`), and what they return is cast back for the layers
     that follow.
     """
-    handles: list[Any] = []
-    back_to = dtype if policy == "full" else None
-    try:
-        for site in sites:
-            if site:
-                handles += _hooks([model.get_submodule(site)], torch.autocast(device, enabled=False), torch.float32, back_to)
-            else:
-                handles += _own_code_hooks(model, policy, dtype, device)
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    model, device, low = settings.model, settings.device, settings.dtype if settings.policy == "full" else None
+    for site in settings.wide:
+        outside = torch.autocast(device, enabled=False)
+        yield from _hooks([model.get_submodule(site)], outside, torch.float32, low if site else None)
+        if not site:
+            again = nullcontext() if low else torch.autocast(device, settings.dtype, cache_enabled=False)
+            yield from _hooks([m for m in model.modules() if m is not model], again, low, torch.float32)
 
 
 def _hooks(
@@ -139,23 +149,14 @@ def _hooks(
     ]
 
 
-def _own_code_hooks(model: nn.Module, policy: str, dtype: torch.dtype, device: str) -> list[Any]:
-    """The model in FP32, its layers as before: each opens autocast again, and what it returns is cast to FP32."""
-    layers = [m for m in model.modules() if m is not model]
-    low = nullcontext() if policy == "full" else torch.autocast(device, dtype, cache_enabled=False)
-    return [
-        *_hooks([model], torch.autocast(device, enabled=False), torch.float32, None),
-        *_hooks(layers, low, dtype if policy == "full" else None, torch.float32),
-    ]
-
-
 @contextmanager
-def cast_model(model: nn.Module, dtype: torch.dtype, shadows: Twins | None, wide: Collection[str] = ()) -> Iterator[None]:
-    """The model's wide floating-point weights and buffers in `dtype`, each with its former value as reference; then as before.
+def _cast_model(settings: DiffSettings, shadows: Twins | None) -> Iterator[None]:
+    """The model's wide floating-point weights and buffers in the low format, with their former values as reference.
 
     Those of the modules in `wide` stay; "" stands for the model's own, without its layers'.
     """
-    kept = [m for site in wide for m in (model.get_submodule(site).modules() if site else [model])]
+    model, dtype = settings.model, settings.dtype
+    kept = [m for site in settings.wide for m in (model.get_submodule(site).modules() if site else [model])]
     stay = {id(p) for m in kept for p in m._parameters.values()}
     owners = [p for p in model.parameters() if p.dtype in (torch.float32, torch.float64) and id(p) not in stay]
     buffers = [
@@ -183,7 +184,7 @@ def cast_model(model: nn.Module, dtype: torch.dtype, shadows: Twins | None, wide
             module._buffers[name] = buffer
 
 
-def cast_inputs(value: Any, dtype: torch.dtype, shadows: Twins | None) -> Any:
+def _cast_inputs(value: Any, dtype: torch.dtype, shadows: Twins | None) -> Any:
     def low_copy(wide: Tensor) -> Tensor:
         if wide.dtype not in (torch.float32, torch.float64):
             return wide

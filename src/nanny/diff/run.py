@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..core.finding import NannyError
@@ -29,7 +28,7 @@ from .floor import error_floor
 from .judge import judge_diff
 from .paired_run import Pass, must_repeat, run_batch
 from .records import POLICIES, REFERENCES, CallDiff, DiffReport, Failure, Flip, GradDiff, OpUse
-from .settings import DiffSettings, loss_of
+from .settings import DiffSettings
 
 Progress = Callable[[str], None]
 
@@ -66,35 +65,33 @@ def auto_diff(
         raise NannyError(f"unknown policy {policy!r}; use one of: {', '.join(POLICIES)}")
     if advise and not own:
         raise NannyError("the advisor needs each layer's own error; leave out own=False")
-    device = _device_of(model)
+    device, limits = _device_of(model), limits or Limits()
     settings = DiffSettings(
-        _target(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits or Limits(), device=device
+        unwrapped(model), _target(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits, device
     )
     batches = _as_batches(sample_input)
-    samples = list(zip(batches, _as_targets(target, sample_input, len(batches))))
-    inner = unwrapped(model)
-    report = _run_batches(inner, samples, settings, progress)
-    report = replace(report, input_nan=sum(int(t.isnan().sum()) for t in float_leaves(samples)))
+    labels = _as_targets(target, sample_input, len(batches))
+    samples = [replace(settings, batch=batch, labels=of_batch) for batch, of_batch in zip(batches, labels)]
+    report = _run_batches(samples, progress)
+    report = replace(report, input_nan=sum(int(t.isnan().sum()) for t in float_leaves((batches, labels))))
     if report.failure is None and not report.partial:
         try:
-            report = _explain(inner, samples, settings, report, advise, progress)
+            report = _explain(samples, report, advise, progress)
         except KeyboardInterrupt:
             report = replace(report, partial=True, notes=(*report.notes, "interrupted while looking for the cause"))
-    return replace(report, findings=judge_diff(report, settings.limits, rel_warn, rel_error))
+    return replace(report, findings=judge_diff(report, limits, rel_warn, rel_error))
 
 
-def _run_batches(
-    model: nn.Module, samples: Sequence[tuple[Any, Any]], settings: DiffSettings, progress: Progress | None
-) -> DiffReport:
+def _run_batches(samples: Sequence[DiffSettings], progress: Progress | None) -> DiffReport:
     """All batches, or what was seen before an interrupt or a failure."""
     passes: list[Pass] = []
     failure: Failure | None = None
     notes: list[str] = []
     stopped = False
-    for number, (batch, target) in enumerate(samples):
+    for number, sample in enumerate(samples):
         where = f"batch {number + 1} of {len(samples)}"
         try:
-            outcome = run_batch(model, batch, target, _with_progress(settings, progress, where))
+            outcome = run_batch(_with_progress(sample, progress, where))
         except KeyboardInterrupt:
             if not passes:
                 raise
@@ -110,23 +107,21 @@ def _run_batches(
             break
     if failure is None and not any(p.calls for p in passes):
         raise NannyError("the model returns no floating-point numbers for this input, so there is nothing to compare")
-    report = _merge_passes(model, settings, passes, failure, notes)
+    report = _merge_passes(samples[0], passes, failure, notes)
     return replace(report, partial=report.partial or stopped)
 
 
-def _merge_passes(
-    model: nn.Module, settings: DiffSettings, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]
-) -> DiffReport:
+def _merge_passes(settings: DiffSettings, passes: Sequence[Pass], failure: Failure | None, notes: Sequence[str]) -> DiffReport:
     calls = _worst_calls([p.calls for p in passes])
     parents = {site.rpartition(".")[0] for site in {c.site for c in calls} if site}
     leaves = [c for c in calls if c.site and c.site not in parents]
     return DiffReport(
-        model=type(model).__name__,
+        model=type(settings.model).__name__,
         target=settings.target.name,
         reference=settings.reference,
         policy=settings.policy,
         device=settings.device,
-        training=model.training,
+        training=settings.model.training,
         batches=len(passes),
         calls=calls,
         gradients=_worst_gradients([p.gradients for p in passes]),
@@ -194,46 +189,31 @@ def _with_progress(settings: DiffSettings, progress: Progress | None, where: str
     return replace(settings, on_call=on_call)
 
 
-def _explain(
-    model: nn.Module,
-    samples: Sequence[tuple[Any, Any]],
-    settings: DiffSettings,
-    report: DiffReport,
-    advise: bool | float,
-    progress: Progress | None,
-) -> DiffReport:
+def _explain(samples: Sequence[DiffSettings], report: DiffReport, advise: bool | float, progress: Progress | None) -> DiffReport:
     """Further runs, for trouble only: what rounding explains, which operation it is, what helps."""
-    limits = settings.limits
-    with_progress = partial(_with_progress, settings, progress)
+    limits = samples[0].limits
     if needs_floor(report, limits):
-        report = _with_floor(model, *samples[0], with_progress("what rounding alone does"), report)
-    worst = max(report.outputs, key=lambda c: (c.error.spoiled > 0, c.error.worst)).batch if report.outputs else 0
+        floor = error_floor(samples[0])
+        report = replace(report, output_floor=floor.output, input_floor=floor.output_by_input, gradient_floor=floor.gradient)
+    worst = samples[max(report.outputs, key=lambda c: (c.error.spoiled > 0, c.error.worst)).batch if report.outputs else 0]
     if needs_closer_look(report, limits):
-        report = _look_closely(model, *samples[worst], with_progress("a closer look"), report)
-        sites = suspects(report, limits) if settings.own else ()
+        report = _look_closely(_with_progress(worst, progress, "a closer look"), report)
+        sites = suspects(report, limits) if worst.own else ()
         if sites:
-            report = replace(report, trials=run_trials(model, *samples[worst], with_progress("kept in FP32"), report, sites))
+            report = replace(report, trials=run_trials(_with_progress(worst, progress, "kept in FP32"), report, sites))
     if advise:
         goal = warn_limit(report, limits) if advise is True else float(advise)
-        report = replace(report, advice=find_advice(model, *samples[worst], with_progress("advice"), report, goal))
+        report = replace(report, advice=find_advice(_with_progress(worst, progress, "advice"), report, goal))
     return report
 
 
-def _look_closely(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport) -> DiffReport:
+def _look_closely(settings: DiffSettings, report: DiffReport) -> DiffReport:
     scale = report.total.loss_scale if report.total else settings.loss_scale
-    again = run_batch(model, batch, target, replace(settings, closely=True, loss_scale=scale))
+    again = run_batch(replace(settings, closely=True, loss_scale=scale))
     if isinstance(again, Failure):
         return report
     must_repeat(report.outputs, [c for c in again.calls if not c.site])
     return replace(report, faults=tuple(again.ops.faults.values()), op_errors=tuple(again.ops.errors))
-
-
-def _with_floor(model: nn.Module, batch: Any, target: Any, settings: DiffSettings, report: DiffReport) -> DiffReport:
-    def loss(output: Any) -> Tensor | None:
-        return loss_of(output, target, settings)[0] if settings.backward else None
-
-    floor = error_floor(model, batch, loss, settings.dtype, settings.device)
-    return replace(report, output_floor=floor.output, input_floor=floor.output_by_input, gradient_floor=floor.gradient)
 
 
 def _target(dtype: object) -> Format:

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.formats import Format, format_of
-from ..core.limits import Limits
+from ..core.formats import format_of
 from ..measure.errors import compare
 from ..watch.names import plain_name
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
 from ..watch.tensors import LOW, float_leaves, in_backward, short_dtype
-from .policy import cast_inputs, cast_model, kept_wide, precision
+from .policy import lowered, precision
 from .records import CallDiff, GradDiff
 from .settings import DiffSettings, loss_of
 
@@ -31,8 +30,7 @@ from .settings import DiffSettings, loss_of
 class SeparateRun:
     """What one run left behind."""
 
-    target: Format
-    limits: Limits
+    settings: DiffSettings
     scale: float
     outputs: dict[tuple[str, int], tuple[str, Tensor]] = field(default_factory=dict)  # with the module's class
     output_grads: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -82,7 +80,9 @@ class SeparateRun:
         return calls, activations, parameters
 
     def _compare(self, real: Tensor, reference: Tensor) -> Any:
-        return compare(real, reference.float(), format_of(real.dtype) if real.dtype in LOW else self.target, self.limits)
+        return compare(
+            real, reference.float(), format_of(real.dtype) if real.dtype in LOW else self.settings.target, self.settings.limits
+        )
 
     def _gradient(self, name: str, kind: str, order: int, real: Tensor, reference: Tensor, call: int = 0) -> GradDiff:
         error = self._compare(real.float() / self.scale, reference.float() / self.scale)
@@ -90,27 +90,21 @@ class SeparateRun:
 
 
 @contextmanager
-def separate_run(
-    model: nn.Module, batch: Any, target: Any, settings: DiffSettings, scale: float, *, low: bool
-) -> Iterator[SeparateRun]:
+def separate_run(settings: DiffSettings, scale: float, *, low: bool) -> Iterator[SeparateRun]:
     """One run in the target precision (`low`) or in FP32; the model is put back when the context ends."""
-    dtype = settings.dtype
-    args, kwargs = batch
-    run = SeparateRun(settings.target, settings.limits, scale)
+    model, (args, kwargs) = settings.model, settings.batch
+    run = SeparateRun(settings, scale)
     with ExitStack() as stack:
-        state = stack.enter_context(kept_state(model, (batch, target)))
+        state = stack.enter_context(kept_state(model, (settings.batch, settings.labels)))
         stack.enter_context(watching(state))
-        if low and settings.policy == "full":
-            stack.enter_context(cast_model(model, dtype, None, settings.wide))
-            args, kwargs = cast_inputs((args, kwargs), dtype, None)
         if low:
-            stack.enter_context(kept_wide(model, settings.wide, settings.policy, dtype, settings.device))
+            args, kwargs = stack.enter_context(lowered(settings, None))
         for name, module in model.named_modules():
             stack.callback(module.register_forward_hook(partial(run.hook, name)).remove)
         stack.enter_context(torch.set_grad_enabled(settings.backward))
-        with precision(settings.policy, dtype, settings.device) if low else torch.autocast(settings.device, enabled=False):
+        with precision(settings) if low else torch.autocast(settings.device, enabled=False):
             output = model(*args, **kwargs)
-            loss = loss_of(output, target, settings)[0] if settings.backward else None
+            loss = loss_of(output, settings)[0] if settings.backward else None
         if loss is not None:
             (loss * scale).backward()
             run.loss = float(loss.detach())

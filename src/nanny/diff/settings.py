@@ -1,4 +1,4 @@
-"""What `auto_diff` was asked to do, and the loss that follows from it."""
+"""What `auto_diff` was asked to do with a model and a batch, and the loss that follows from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.finding import NannyError
 from ..core.formats import Format
@@ -17,6 +17,9 @@ from ..watch.tensors import float_leaves
 
 @dataclass(frozen=True)
 class DiffSettings:
+    """`replace` one of its fields for another batch, or for a run of the same one under other conditions."""
+
+    model: nn.Module
     target: Format
     reference: str
     policy: str
@@ -26,6 +29,8 @@ class DiffSettings:
     loss_scale: float | None
     limits: Limits
     device: str = "cpu"  # type of the device that the model is on
+    batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})  # arguments of the model
+    labels: Any = None  # second argument of the loss function
     wide: tuple[str, ...] = ()  # modules to keep in FP32
     closely: bool = False  # find the operations that make NaN, Inf and large errors: a pass over every result
     on_call: Callable[[str], None] | None = None  # told of every module call, for a progress line
@@ -36,10 +41,10 @@ class DiffSettings:
         return dtype
 
 
-def loss_of(output: Any, target: Any, settings: DiffSettings) -> tuple[Tensor | None, str]:
+def loss_of(output: Any, settings: DiffSettings) -> tuple[Tensor | None, str]:
     """The loss to go backward from: the user's, the model's own, or a fixed mix of its outputs."""
     if settings.loss_fn is not None:
-        loss = settings.loss_fn(output) if target is None else settings.loss_fn(output, target)
+        loss = settings.loss_fn(output) if settings.labels is None else settings.loss_fn(output, settings.labels)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise NannyError("loss_fn must return a tensor with a single number")
         return (loss, "") if loss.requires_grad else (None, "the loss does not depend on any parameter; no backward pass")

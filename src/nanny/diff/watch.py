@@ -24,7 +24,6 @@ from torch.utils.flop_counter import flop_registry
 
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
-from ..core.limits import Limits
 from ..core.ops import COUNT, DECISIONS, FACTORS, UNWRITTEN
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
@@ -33,6 +32,7 @@ from ..watch.storages import StorageMap
 from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_finite, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .records import LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
+from .settings import DiffSettings
 
 _next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 _NO_NUMBER = 1 << 63  # AccumulateGrad belongs to no operation of the forward pass
@@ -43,18 +43,9 @@ _MOST_ERRORS = 256
 class PairWatcher:
     """Hooks for one pass. `calls` and what follows fill up while the model runs."""
 
-    def __init__(
-        self,
-        target: Format,
-        limits: Limits,
-        activation_grads: bool = True,
-        closely: bool = False,
-        on_call: Callable[[str], None] | None = None,
-    ) -> None:
-        self._target = target
-        self._limits = limits
-        self._activation_grads = activation_grads
-        self._on_call = on_call
+    def __init__(self, settings: DiffSettings, loss_scale: float) -> None:
+        self._settings, self._loss_scale = settings, loss_scale
+        self._target, self._limits = settings.target, settings.limits
         self._last: tuple[weakref.ref[Tensor], int, ErrorStats] | None = None
         self._sites: list[str] = []
         self._again: list[str] = []
@@ -62,12 +53,11 @@ class PairWatcher:
         self._backward_site = ""
         self._seen: Counter[str] = Counter()
         self._outer_error = sys.exc_info()[1]
-        self.loss_scale = 1.0
         self.failed_at: str | None = None
         self.calls: list[CallDiff] = []
         self.gradients: list[GradDiff] = []
         self.own_of_parameters: dict[str, float] = {}  # error that the last backward step adds to each parameter's gradient
-        self.ops = OpWatcher(target, limits, self.site, lambda: len(self.calls), closely)
+        self.ops = OpWatcher(settings, self.site, lambda: len(self.calls))
         self.shadows: Twins
 
     def site(self) -> str:
@@ -88,8 +78,8 @@ class PairWatcher:
         return self._backward_site
 
     @contextmanager
-    def watching(self, model: nn.Module, shadows: Twins) -> Iterator[None]:
-        self.shadows = self.ops.shadows = shadows
+    def watching(self, shadows: Twins) -> Iterator[None]:
+        model, self.shadows, self.ops.shadows = self._settings.model, shadows, shadows
         handles: list[Any] = []
         if isinstance(model, RecursiveScriptModule):
             raise NannyError("the model is a ScriptModule, which cannot be watched; give the Python module it was made from")
@@ -97,7 +87,7 @@ class PairWatcher:
             for name, module in model.named_modules():
                 handles.append(module.register_forward_pre_hook(partial(self._before, name)))
                 handles.append(module.register_forward_hook(partial(self._after, name), with_kwargs=True, always_call=True))
-            for name, parameter in model.named_parameters() if self._activation_grads else ():
+            for name, parameter in model.named_parameters() if self._settings.backward else ():
                 if parameter.requires_grad and parameter.is_leaf:
                     handles.append(parameter.register_post_accumulate_grad_hook(partial(self._on_parameter, plain_name(name))))
             yield
@@ -113,8 +103,8 @@ class PairWatcher:
         self._sites.append(site)
         self._since.append((_next_node(), site))
         self.shadows.open_frame()
-        if self._on_call is not None:
-            self._on_call(site)
+        if self._settings.on_call is not None:
+            self._settings.on_call(site)
 
     def _after(self, site: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if in_backward():
@@ -165,7 +155,7 @@ class PairWatcher:
                 )
             )
         self._last = (weakref.ref(leaves[0]), leaves[0]._version, errors[0]) if len(leaves) == 1 else None
-        if self._activation_grads and torch.is_grad_enabled() and not passed_through:
+        if self._settings.backward and torch.is_grad_enabled() and not passed_through:
             for leaf in leaves:
                 if leaf.requires_grad:
                     leaf.register_hook(partial(self._on_gradient, site, call))
@@ -206,8 +196,8 @@ class PairWatcher:
         with outside_program():
             twin = self.shadows.twin(grad)
             real = grad.detach()
-            if self.loss_scale != 1:
-                real, twin = real.float() / self.loss_scale, twin / self.loss_scale
+            if self._loss_scale != 1:
+                real, twin = real.float() / self._loss_scale, twin / self._loss_scale
             own = self.shadows.own_gradient(grad)
             self.gradients.append(
                 GradDiff(
@@ -249,14 +239,9 @@ class SeenOps:
 class OpWatcher:
     """`place()` names the module that runs: "" the model's own code, `LOSS` what comes after it. `order()` counts ended calls."""
 
-    def __init__(
-        self, target: Format, limits: Limits, place: Callable[[], str], order: Callable[[], int], closely: bool = False
-    ) -> None:
-        self._target = target
-        self._limits = limits
-        self._place = place
-        self._order = order
-        self._closely = closely
+    def __init__(self, settings: DiffSettings, place: Callable[[], str], order: Callable[[], int]) -> None:
+        self._target, self._limits, self._closely = settings.target, settings.limits, settings.closely
+        self._place, self._order = place, order
         self.shadows: Twins
         self.seen = SeenOps()
         self._makers: StorageMap[str] = StorageMap()  # the operation that filled a storage
