@@ -74,19 +74,12 @@ def test_extras_are_those_of_the_distribution():
 
 
 def test_a_missing_extra_comes_with_the_line_to_type():
-    extra = doctor.Extra("export", ("no_such_package", "json"), "export", "nanny.core.step", "files for others")
+    extra = doctor.Extra("export", ("no_such_package", "json"), "export", "files for others")
     examined = doctor.examine_extra(extra)
     assert (examined["missing"], list(examined["installed"])) == (["no_such_package"], ["json"])
     (first, second) = doctor._extra_lines([examined])
     assert "no_such_package missing for nanny export: files for others" in first
     assert second.strip() == "to get it: pip install 'precision-nanny[export]'"
-
-
-def test_an_extra_that_nothing_uses_yet_is_not_asked_for():
-    extra = doctor.Extra("later", ("no_such_package",), "later", "nanny.no_such_module.at_all", "things to come")
-    (line,) = doctor._extra_lines([doctor.examine_extra(extra)])
-    assert "nothing in this version uses it" in line
-    assert "pip install" not in line
 
 
 def test_without_torch_the_doctor_still_reports_and_says_what_to_install(bare_python):

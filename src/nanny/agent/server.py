@@ -27,19 +27,7 @@ from .prompts import PROMPTS
 from .run_tools import RunTools, end_all_groups
 from .tools import Tools
 
-TOOLS = (
-    "check_code",
-    "explain",
-    "list_runs",
-    "run_summary",
-    "findings",
-    "first_anomaly",
-    "layer_history",
-    "compare_runs",
-    "diagnose",
-    "what_if",
-)
-RUN_TOOLS = ("diff", "trace")
+TOOLS, RUN_TOOLS = (tuple(name for name in vars(kind) if not name.startswith("_")) for kind in (Tools, RunTools))
 INSTRUCTIONS = """nanny says what goes wrong numerically in mixed-precision (FP16/BF16) PyTorch training, where and why.
 Before training: check_code. For a recorded run: list_runs, first_anomaly, diagnose, then explain the cause and check_code on
 the culprit's file. Rules and causes are also resources (nanny://rule/CODE). NaN and infinities are texts."""

@@ -25,24 +25,8 @@ from ..runs.summary import Summary, curve_stats, summarize
 from ..runs.text.compare import comparison_verdict
 from ..runs.text.what_if import what_if_headline, what_if_reasons, what_if_remarks
 from ..runs.what_if import judge_in_format
+from . import results
 from .folder import ReadableFolder, real_path
-from .results import (
-    AnomalyResult,
-    CheckResult,
-    CodeFinding,
-    ComparisonResult,
-    DiagnosesResult,
-    DiagnosisResult,
-    Explanation,
-    FindingsResult,
-    LayerKind,
-    LayerResult,
-    RunFinding,
-    RunListResult,
-    RunResult,
-    SummaryResult,
-    WhatIfResult,
-)
 
 MOST_ROWS = 200
 LONGEST_SOURCE = 1_000_000
@@ -67,7 +51,7 @@ class Tools:
         severity: Annotated[Literal["info", "warning", "error"], "this severity and above"] = "info",
         limit: MostRows = 50,
         offset: Offset = 0,
-    ) -> CheckResult:
+    ) -> results.CheckResult:
         """Find mixed-precision mistakes in Python source without running it. Give either `path` or `text`."""
         from ..check.config import Config, amp_dtype_name, device_name, find_config
         from ..check.files import check_paths, check_text
@@ -92,7 +76,7 @@ class Tools:
         wanted = [f for f in report.findings if f.severity >= Severity.parse(severity)]
         page, following = _page(wanted, limit, offset)
         lines = report.lines
-        return CheckResult(
+        return results.CheckResult(
             total=len(wanted),
             findings=[self._code_finding(f, lines.get((f.file, f.cell), [])) for f in page],
             next_offset=following,
@@ -104,14 +88,14 @@ class Tools:
         self,
         name: Annotated[str, "the code of a finding (SCALE_COLLAPSE) or a cause (exp_overflow_fp16)"],
         lang: Annotated[Literal["en", "zh"], "zh: in Chinese"] = "en",
-    ) -> Explanation:
+    ) -> results.Explanation:
         """Explain a finding's code or a cause: mechanism, how it shows, failing and repaired code."""
         from ..show.pages import page_markdown, page_of
 
         page = page_of(name, lang)
-        return Explanation(page.code, "cause" if page.by == "nanny diagnose" else "rule", page_markdown(page))
+        return results.Explanation(page.code, "cause" if page.by == "nanny diagnose" else "rule", page_markdown(page))
 
-    def list_runs(self, db: Db = None, limit: MostRows = 50, offset: Offset = 0) -> RunListResult:
+    def list_runs(self, db: Db = None, limit: MostRows = 50, offset: Offset = 0) -> results.RunListResult:
         """List recorded training runs, the newest first, with their verdict in numbers. Without db: all below the root."""
         rows: list[ListedRun] = []
         notes: list[str] = []
@@ -125,16 +109,16 @@ class Tools:
             notes += found.notes
         rows.sort(key=lambda row: -row.started)
         page, following = _page(rows, limit, offset)
-        return RunListResult(len(rows), [self._run_result(row) for row in page], following, notes[:20])
+        return results.RunListResult(len(rows), [self._run_result(row) for row in page], following, notes[:20])
 
-    def run_summary(self, db: Db = None, run: Run = None) -> SummaryResult:
+    def run_summary(self, db: Db = None, run: Run = None) -> results.SummaryResult:
         """The verdict on one run: healthy or not, the first culprit, and its curves in numbers."""
         with open_job(self.folder.store(db), run) as (sources, notes):
             summary = summarize(sources, notes)
         lead = summary.lead
         about = lead.source.run
         first, last = lead.steps or (None, None)
-        return SummaryResult(
+        return results.SummaryResult(
             db=self.folder.shown(lead.source.path),
             run=about.id,
             healthy=summary.verdict.healthy,
@@ -161,7 +145,7 @@ class Tools:
         steps: Annotated[str | None, "100, 100:200, 100: or :200"] = None,
         limit: MostRows = 50,
         offset: Offset = 0,
-    ) -> FindingsResult:
+    ) -> results.FindingsResult:
         """What went wrong in a run, in the order in which it happened."""
         from ..show.pages import page_of
 
@@ -172,9 +156,9 @@ class Tools:
         for unknown in alerts.unknown_codes:  # a mistyped code must not pass for a run without findings
             page_of(unknown)
         page, following = _page(alerts.found, limit, offset)
-        return FindingsResult(len(alerts.found), [self._run_finding(f) for f in page], following)
+        return results.FindingsResult(len(alerts.found), [self._run_finding(f) for f in page], following)
 
-    def first_anomaly(self, db: Db = None, run: Run = None) -> AnomalyResult:
+    def first_anomaly(self, db: Db = None, run: Run = None) -> results.AnomalyResult:
         """Where a run first went wrong: step, layer, source line if known, and what had warned before."""
         with open_job(self.folder.store(db), run) as (sources, _):
             summary = summarize(sources)
@@ -183,7 +167,7 @@ class Tools:
             if culprit is not None and culprit.step:
                 before = find_alerts(sources, severity=Severity.WARNING, steps=(None, culprit.step - 1)).found
         skipped = summary.lead.curves.get("skipped")
-        return AnomalyResult(
+        return results.AnomalyResult(
             healthy=summary.verdict.healthy,
             verdict=self._verdict(summary),
             first=self._culprit(summary),
@@ -201,7 +185,7 @@ class Tools:
         steps: Annotated[str | None, "100, 100:200, 100: or :200"] = None,
         limit: MostRows = 50,
         offset: Offset = 0,
-    ) -> LayerResult:
+    ) -> results.LayerResult:
         """Statistics of one layer over the steps of a run, for each kind: outputs, gradients, weights. The latest steps first."""
         between = step_range(steps) if steps else None
         with open_run(self.folder.store(db), run) as source:
@@ -211,7 +195,7 @@ class Tools:
             rows, more = _page(range(len(history.steps) - 1, -1, -1), limit, offset)
             following = following or more
             kinds.append(_layer_kind(history, rows))
-        return LayerResult(found.name, kinds, [self._run_finding(f) for f in found.findings[:MOST_ROWS]], following)
+        return results.LayerResult(found.name, kinds, [self._run_finding(f) for f in found.findings[:MOST_ROWS]], following)
 
     def compare_runs(
         self,
@@ -221,14 +205,14 @@ class Tools:
         db_b: Annotated[str | None, "where run_b is, if elsewhere than run_a"] = None,
         layer: Annotated[str | None, "only layers that match this glob"] = None,
         limit: MostRows = 30,
-    ) -> ComparisonResult:
+    ) -> results.ComparisonResult:
         """Where two runs part first: which step, which curve, which layer."""
         place_a = self.folder.store(db_a)
         place_b = self.folder.store(db_b) if db_b else place_a
         with open_compared(place_a, run_a) as a, open_compared(place_b, run_b) as b:
             result = compare_runs(a, b, layer or None)
         layers, _ = _page(result.layers, limit, 0)
-        return ComparisonResult(
+        return results.ComparisonResult(
             parts=result.first is not None,
             verdict=comparison_verdict(result).text,
             first=None if result.first is None else finite(vars(result.first)),
@@ -239,13 +223,15 @@ class Tools:
             notes=result.notes,
         )
 
-    def diagnose(self, db: Db = None, run: Run = None) -> DiagnosesResult:
+    def diagnose(self, db: Db = None, run: Run = None) -> results.DiagnosesResult:
         """The root causes of what went wrong in a run, best first, with evidence, remedy and how to confirm. Empty if healthy."""
         with open_job(self.folder.store(db), run) as (sources, _):
             summary = summarize(sources)
         found, lead = summary.diagnosis, summary.lead.source
-        rows = [DiagnosisResult(**finite({**d.to_json(), "where": self._place(d.where)})) for d in (found,) if d is not None]
-        return DiagnosesResult(self.folder.shown(lead.path), lead.run.id, rows, self._verdict(summary))
+        rows = [
+            results.DiagnosisResult(**finite({**d.to_json(), "where": self._place(d.where)})) for d in (found,) if d is not None
+        ]
+        return results.DiagnosesResult(self.folder.shown(lead.path), lead.run.id, rows, self._verdict(summary))
 
     def what_if(
         self,
@@ -255,12 +241,12 @@ class Tools:
         scale: Annotated[float | None, "a fixed loss scale, a power of two; leave it out for the best"] = None,
         layer: Annotated[str | None, "only layers that match this glob"] = None,
         limit: MostRows = 30,
-    ) -> WhatIfResult:
+    ) -> results.WhatIfResult:
         """Would this run have survived in another format? Answered from the recorded exponent histograms."""
         with open_run(self.folder.store(db), run) as source:
             result = judge_in_format(source, format_of(dtype), scale, layer or None)
         layers, _ = _page(result.outcomes, limit, 0)
-        return WhatIfResult(
+        return results.WhatIfResult(
             dtype=result.target.name,
             survives=result.survives,
             verdict=what_if_headline(result),
@@ -278,12 +264,12 @@ class Tools:
             return summary.verdict.text
         return f"{summary.verdict.word}: {cause_in_words(replace(one, where=self._place(one.where)))}"
 
-    def _culprit(self, summary: Summary) -> RunFinding | None:
+    def _culprit(self, summary: Summary) -> results.RunFinding | None:
         return None if summary.culprit is None else self._run_finding(summary.culprit)
 
-    def _code_finding(self, finding: Finding, lines: Sequence[str]) -> CodeFinding:
+    def _code_finding(self, finding: Finding, lines: Sequence[str]) -> results.CodeFinding:
         line = finding.line or 1
-        return CodeFinding(
+        return results.CodeFinding(
             code=finding.code,
             severity=finding.severity.name.lower(),
             file=self.folder.shown(finding.file),
@@ -295,8 +281,8 @@ class Tools:
             cell=finding.cell,
         )
 
-    def _run_finding(self, finding: Finding) -> RunFinding:
-        return RunFinding(
+    def _run_finding(self, finding: Finding) -> results.RunFinding:
+        return results.RunFinding(
             code=finding.code,
             severity=finding.severity.name.lower(),
             message=finding.message,
@@ -311,9 +297,9 @@ class Tools:
             evidence=finite(finding.evidence),
         )
 
-    def _run_result(self, row: ListedRun) -> RunResult:
+    def _run_result(self, row: ListedRun) -> results.RunResult:
         started = datetime.datetime.fromtimestamp(row.started, datetime.timezone.utc).isoformat(timespec="seconds")
-        return RunResult(
+        return results.RunResult(
             db=self.folder.shown(real_path(row.file)),
             run=row.run,
             rank=row.rank,
@@ -331,13 +317,15 @@ class Tools:
         return f"{self.folder.shown(real_path(file))}:{line}" if colon and file else where
 
 
-def _layer_kind(history: KindHistory, rows: Sequence[int]) -> LayerKind:
+def _layer_kind(history: KindHistory, rows: Sequence[int]) -> results.LayerKind:
     columns = {name: column.tolist() for name, column in history.values.items() if name != "count"}
     steps = history.steps.tolist()
     bad = [step for i, step in enumerate(steps) if not all(math.isfinite(column[i]) for column in columns.values())]
     values = {name: finite([column[i] for i in rows]) for name, column in columns.items()}
     site = history.site
-    return LayerKind(site.kind, site.dtype, list(site.shape), len(steps), [steps[i] for i in rows], values, bad[:MOST_ROWS])
+    return results.LayerKind(
+        site.kind, site.dtype, list(site.shape), len(steps), [steps[i] for i in rows], values, bad[:MOST_ROWS]
+    )
 
 
 def _page(rows: Sequence[Any], limit: int, offset: int) -> tuple[Sequence[Any], int | None]:

@@ -35,20 +35,19 @@ class Extra:
 
     name: str
     packages: tuple[str, ...]  # as pip knows them; imported under the same name
-    command: str  # of `nanny`; "" if a module uses it
-    module: str  # exists if this version has the feature
+    command: str  # of `nanny`
     purpose: str
 
 
 EXTRAS = (
-    Extra("plot", ("matplotlib",), "plot", "nanny.cli.plot", "charts as image files"),
-    Extra("card", ("resvg_py",), "card", "nanny.cli.card", "the picture of a run as PNG"),
-    Extra("fix", ("libcst",), "check --fix", "nanny.check.fixes", "mending what the checker finds"),
-    Extra("lsp", ("pygls", "libcst"), "lsp", "nanny.check.language_server", "the checker in an editor"),
-    Extra("mcp", ("mcp",), "mcp", "nanny.agent.server", "answering an assistant over MCP"),
-    Extra("otel", ("opentelemetry",), "run", "nanny.monitor.trackers", "numbers and findings to OpenTelemetry"),
-    Extra("export", ("pyarrow", "fsspec", "tensorboard"), "export", "nanny.runs.export", "export to parquet and tensorboard"),
-    Extra("fleet", ("duckdb", "pyarrow", "fsspec"), "summary", "nanny.runs.dataset", "questions to a dataset of many ranks"),
+    Extra("plot", ("matplotlib",), "plot", "charts as image files"),
+    Extra("card", ("resvg_py",), "card", "the picture of a run as PNG"),
+    Extra("fix", ("libcst",), "check --fix", "mending what the checker finds"),
+    Extra("lsp", ("pygls", "libcst"), "lsp", "the checker in an editor"),
+    Extra("mcp", ("mcp",), "mcp", "answering an assistant over MCP"),
+    Extra("otel", ("opentelemetry",), "run", "numbers and findings to OpenTelemetry"),
+    Extra("export", ("pyarrow", "fsspec", "tensorboard"), "export", "export to parquet and tensorboard"),
+    Extra("fleet", ("duckdb", "pyarrow", "fsspec"), "summary", "questions to a dataset of many ranks"),
 )
 PIP_NAMES = {"resvg_py": "resvg-py", "opentelemetry": "opentelemetry-sdk"}
 
@@ -63,26 +62,15 @@ def installed_version(package: str) -> str | None:
         return "unknown version"
 
 
-def has_module(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is not there either
-        return False
-
-
 def examine_extra(extra: Extra) -> dict[str, Any]:
     found = {package: installed_version(package) for package in extra.packages}
     return {
         "name": extra.name,
         "installed": {name: number for name, number in found.items() if number is not None},
         "missing": [name for name, number in found.items() if number is None],
-        "used_by": _used_by(extra) if has_module(extra.module) else None,
+        "used_by": f"nanny {extra.command}: {extra.purpose}",
         "install": f"pip install 'precision-nanny[{extra.name}]'",
     }
-
-
-def _used_by(extra: Extra) -> str:
-    return f"nanny {extra.command}: {extra.purpose}" if extra.command else extra.purpose
 
 
 def probe_torch() -> dict[str, Any]:
@@ -232,14 +220,11 @@ def _extra_lines(extras: list[dict[str, Any]]) -> list[str]:
     lines = []
     for extra in extras:
         have = ", ".join(f"{name} {number}" for name, number in extra["installed"].items())
-        used = extra["used_by"] or "nothing in this version uses it"
-        if not extra["missing"]:
-            lines.append(f"  {extra['name']:<10} {have} ({used})")
-        elif extra["used_by"]:
-            lines.append(f"  {extra['name']:<10} {' and '.join(extra['missing'])} missing for {used}")
+        if extra["missing"]:
+            lines.append(f"  {extra['name']:<10} {' and '.join(extra['missing'])} missing for {extra['used_by']}")
             lines.append(f"  {'':<10} to get it: {extra['install']}")
         else:
-            lines.append(f"  {extra['name']:<10} not installed; {used}")
+            lines.append(f"  {extra['name']:<10} {have} ({extra['used_by']})")
     return lines
 
 

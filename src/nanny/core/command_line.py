@@ -108,10 +108,9 @@ def terminal_language(given: str | None) -> str:
     return given or ("zh" if locale.lower().startswith("zh") else "en")
 
 
-def add_language(parser: argparse.ArgumentParser, of: str, default: str | None = None, chosen_by: str = "the browser") -> None:
-    """`default` None leaves the choice to the browser, or to `terminal_language`."""
-    shown = default or f"{chosen_by}'s language"
-    parser.add_argument("--lang", choices=LANGUAGES, default=default, help=f"language of {of} (default: {shown})")
+def add_language(parser: argparse.ArgumentParser, of: str, chosen_by: str = "the browser") -> None:
+    """Without it the choice is left to the browser, or to `terminal_language`."""
+    parser.add_argument("--lang", choices=LANGUAGES, help=f"language of {of} (default: {chosen_by}'s language)")
 
 
 def whole(text: str) -> int:

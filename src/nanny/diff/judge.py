@@ -39,10 +39,7 @@ PAGES: Pages = {}
 page = partial(docstring_page, PAGES)
 
 
-def judge_diff(
-    report: DiffReport, limits: Limits | None = None, rel_warn: float | None = None, rel_error: float | None = None
-) -> tuple[Finding, ...]:
-    limits = limits or Limits()
+def judge_diff(report: DiffReport, limits: Limits, rel_warn: float | None, rel_error: float | None) -> tuple[Finding, ...]:
     if report.failure is not None:
         return (target_raises(report),)
     found = [

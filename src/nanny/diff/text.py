@@ -211,7 +211,7 @@ def _gradient_table(
 
 
 def _call_name(gradient: GradDiff) -> str:
-    return f"{gradient.name or MODEL}{f'#{gradient.call}' if gradient.call else ''}"
+    return f"{gradient.name or MODEL}#{gradient.call}" if gradient.call else gradient.name or MODEL
 
 
 def nothing_left(found: CallDiff | GradDiff) -> bool:

@@ -13,19 +13,11 @@ from torch import Tensor
 from ..core.limits import Limits
 from ..core.ops import JUMP, MEMORY
 from ..watch.nonfinite import nonfinite_made
-from ..watch.op_facts import (
-    KERNEL_ERRORS,
-    SAFE_NAMESPACES,
-    bare_name,
-    is_collective,
-    is_view_op,
-    long_name,
-    workspace_of,
-)
+from ..watch.op_facts import KERNEL_ERRORS, SAFE_NAMESPACES, bare_name, is_collective, is_view_op, long_name, workspace_of
 from ..watch.op_stream import Op
 from ..watch.places import Places, Spot
 from ..watch.tensors import is_plain, outside_program, tensors_in
-from .gap import Tolerance, gaps_if_comparable, is_close, passes_screen, tensor_note
+from .gap import Tolerance, gaps_of, is_close, passes_screen, tensor_note
 from .records import Gap, OpFault, OpTally, TensorNote
 from .reference import Call, Reference, call_before, independent_product, reference_of, results_of
 from .selection import Selection
@@ -46,8 +38,8 @@ class OpComparison:
         tolerance: Tolerance,
         reference: str,
         on_fault: OnFault,
-        on_op: OnOp | None = None,
-        on_trouble: Callable[[Exception], None] | None = None,
+        on_op: OnOp | None,
+        on_trouble: Callable[[Exception], None] | None,
     ) -> None:
         self.active = True
         self._places, self._selection, self._tolerance, self._reference = places, selection, tolerance, reference
@@ -132,7 +124,7 @@ class OpComparison:
                 return self._not_compared(why)
             gaps: tuple[Gap, ...] | None = ()
             if not all(is_close(r, w, self._tolerance, self._limits) for r, w in zip(results, reference.results)):
-                gaps = gaps_if_comparable(call, results, reference, self._tolerance, self._limits)
+                gaps = gaps_of(call, results, reference, self._tolerance, self._limits)
             if gaps is None:
                 return self._not_compared("results are not unique (not comparable)")
             self._compared += 1

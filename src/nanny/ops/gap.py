@@ -40,15 +40,10 @@ class Tolerance:
         return self.atol is not None or self.rtol is not None
 
 
-def gaps_of(call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits) -> tuple[Gap, ...]:
-    """The results that differ from their reference by more than they may."""
-    return gaps_if_comparable(call, results, reference, tolerance, limits) or ()
-
-
-def gaps_if_comparable(
+def gaps_of(
     call: Call, results: list[Tensor], reference: Reference, tolerance: Tolerance, limits: Limits
 ) -> tuple[Gap, ...] | None:
-    """None: the results are not unique, and nothing tells whether they are right."""
+    """The results that differ from their reference by more than they may; None: they are not unique, and nothing tells."""
     moved: dict[int, list[Tensor]] = {}
 
     def movement(at: int, draws: int) -> Tensor | None:
@@ -112,9 +107,9 @@ def gap_between(
     reference: Tensor,
     tolerance: Tolerance,
     limits: Limits,
-    moved: Callable[[int], Tensor | None] = lambda draws: None,
-    exact: bool = False,
-    coarse: float = 0.0,
+    moved: Callable[[int], Tensor | None],
+    exact: bool,
+    coarse: float,
 ) -> Gap | None:
     """None if they agree. `moved` tells, by so many draws, how far rounding of the inputs moves each element of the reference.
 

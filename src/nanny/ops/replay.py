@@ -75,8 +75,8 @@ def replay_dump(path: str | os.PathLike[str], atol: float | None = None, rtol: f
     now: tuple[Gap, ...] = ()
     if reference is not None:
         with torch.no_grad():
-            now = gaps_of(call, results, reference, Tolerance(atol, rtol), Limits())
-            then = gaps_of(call, kept, reference, Tolerance(atol, rtol), Limits())
+            now = gaps_of(call, results, reference, Tolerance(atol, rtol), Limits()) or ()
+            then = gaps_of(call, kept, reference, Tolerance(atol, rtol), Limits()) or ()
     return Replay(
         op=stored.op,
         place=stored.place,

@@ -43,7 +43,7 @@ def op_patterns(given: str | Iterable[Any] | None, what: str) -> tuple[str, ...]
 class Selection:
     """Which operations are looked at: all, or those of a list, less those of a white list; by operation and by module."""
 
-    def __init__(self, targets: tuple[str, ...] = (), white: tuple[str, ...] = (), modules: tuple[str, ...] = ()) -> None:
+    def __init__(self, targets: tuple[str, ...], white: tuple[str, ...], modules: tuple[str, ...]) -> None:
         self._targets, self._white, self.modules = targets, white, modules
         self._wanted: dict[Any, bool] = {}
 

@@ -327,22 +327,9 @@ class CompareWithCPU(_Watch):
         reference: str = "wide",
         strict: bool = False,
     ) -> None:
-        super().__init__(
-            enabled,
-            target_list=target_list,
-            white_list=white_list,
-            dump_error_data=dump_error_data,
-            verbose=verbose,
-            enable_ranks=enable_ranks,
-            should_log_to_file=should_log_to_file,
-            output_dir=output_dir,
-            start_step=start_step,
-            end_step=end_step,
-            target_op=target_op,
-            modules=modules,
-            stop_on_error=stop_on_error,
-            strict=strict,
-        )
+        where = (should_log_to_file, output_dir, start_step, end_step)
+        asked: dict[str, Any] = {"target_op": target_op, "modules": modules, "stop_on_error": stop_on_error, "strict": strict}
+        super().__init__(enabled, target_list, white_list, dump_error_data, verbose, enable_ranks, *where, **asked)
         for name, value in (("atol", atol), ("rtol", rtol)):
             if value is not None and not (isinstance(value, (int, float)) and value >= 0):
                 raise NannyError(f"{name}={value!r} is no tolerance; write a number such as {name}=1e-3, or leave it out")

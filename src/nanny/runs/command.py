@@ -38,9 +38,9 @@ from ..show.term import wants_colour, width_of
 from ..store.damage import Damage, damage_sentence
 from .opening import open_job, open_named, open_run
 from .source import step_range, title_of
+from .stats import KINDS
 
 FILES_SHOWN = 20
-KINDS = ("output", "output_grad", "grad", "weight", "update", "buffer")
 LAYERS = "only layers whose name matches, such as 'encoder.*'"
 
 
@@ -161,15 +161,8 @@ def _what_if(args: argparse.Namespace) -> Answer:
 
 
 def _export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o",
-        "--output",
-        "--out",
-        dest="out",
-        metavar="DIR",
-        required=True,
-        help="folder (parquet: or URL) to write into; made if need be",
-    )
+    said = "folder (parquet: or URL) to write into; made if need be"
+    parser.add_argument("-o", "--output", "--out", dest="out", metavar="DIR", required=True, help=said)
     parser.add_argument(
         "--as", dest="number", type=whole, metavar="N", help="number of the run in the dataset (default: its own)"
     )

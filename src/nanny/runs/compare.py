@@ -357,11 +357,10 @@ def _notes(a: Source, b: Source, same_start: bool | None, layers: Sequence[Compa
 
 @dataclass(frozen=True)
 class Divergence:
-    """Per series: index of the first step apart (-1: never), why, and the gap there and at the end."""
+    """Per series: index of the first step apart (-1: never), why, and the gap at the end."""
 
     first: np.ndarray
     broke: np.ndarray  # the second is not finite where the first still is
-    gap: np.ndarray  # median gap over the window that starts at `first`
     last_gap: np.ndarray  # median gap over the last window
     floor: np.ndarray  # what the gap had to exceed at that step
 
@@ -427,7 +426,6 @@ def find_divergence(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray, noise: 
     return Divergence(
         first=first,
         broke=(first >= 0) & broke[at, columns],
-        gap=middle[at, columns],
         last_gap=middle[-1],
         floor=floor[at, columns],
     )

@@ -138,11 +138,6 @@ def _rows_shown(totals: np.ndarray, low: int, high: int) -> np.ndarray:
     return np.concatenate([totals[:, :, ZERO_BIN, None], span, totals[:, :, NONFINITE_BIN, None]], axis=2)
 
 
-def top_of(target: Format) -> int:
-    """Values of this binary exponent and above leave the format."""
-    return target.max_exponent + 1
-
-
 def flush_exponent(target: Format) -> int:
     """Values below this binary exponent become zero."""
     return math.frexp(target.flush_at)[1] - 1
@@ -173,7 +168,7 @@ def shares(histograms: np.ndarray, target: Format, scale_bits: int | np.ndarray 
     exponents = EXPONENTS[filled] + np.atleast_1d(scale_bits)[:, None]  # one row for all sites, or one for each
     flushed = exponents < flush_exponent(target)
     subnormal = (exponents < target.min_exponent) & ~flushed
-    saturated = exponents >= top_of(target)
+    saturated = exponents > target.max_exponent
     energy = counts * ENERGY[filled]
     finite, total = (_sum_where(weights, np.ones_like(flushed)) for weights in (counts, energy))
     zeros = histograms[:, ZERO_BIN].astype(np.float64)

@@ -20,21 +20,8 @@ from ..store.files import find_stores
 ROWS = 1000
 SECONDS = 10.0
 CHECK_EVERY = 10_000  # instructions of SQLite's machine between two looks at the clock
-_ALLOWED = {
-    sqlite3.SQLITE_SELECT,
-    sqlite3.SQLITE_READ,
-    sqlite3.SQLITE_FUNCTION,
-    sqlite3.SQLITE_RECURSIVE,
-}
-_PRAGMAS = {
-    "table_info",
-    "table_xinfo",
-    "table_list",
-    "index_list",
-    "index_info",
-    "integrity_check",
-    "quick_check",
-}
+_ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_PRAGMAS = {"table_info", "table_xinfo", "table_list", "index_list", "index_info", "integrity_check", "quick_check"}
 _PRAGMAS_TO_READ = {"user_version", "application_id"}  # with an argument they would write
 
 

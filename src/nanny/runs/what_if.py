@@ -167,7 +167,7 @@ def judge_in_format(
             f"`{source.command('summary')}` says what came first"
         )
     verdict = verdict or job_verdict([source], findings_of(source))
-    wrong = _gone_wrong(verdict)
+    wrong = None if verdict.diagnosis is None or verdict.diagnosis.early else verdict.diagnosis
     sick, own = _in_any_format(wrong), own_format(source)
     last = min((step for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
     last = None if last is None else last - 1
@@ -217,11 +217,6 @@ def judge_in_format(
         lossy_at_most = None if lossy or deadly or verdict.healthy is False else True
         return replace(result, survives=False if result.died or wrong is not None else lossy_at_most)
     return replace(result, survives=None) if result.survives and (result.unknown or result.rounds_updates) else result
-
-
-def _gone_wrong(verdict: Verdict) -> Diagnosis | None:
-    one = verdict.diagnosis
-    return None if one is None or one.early else one
 
 
 def _in_any_format(wrong: Diagnosis | None) -> Diagnosis | None:
@@ -350,7 +345,8 @@ def outcomes_of(
             if number % stride:
                 continue
         steps.append(step)
-        rows.append(_pad(_columns_at(recorded, step, counts, target, path, limits, own_scale), len(recorded.sites)))
+        columns = _columns_at(recorded, step, counts, target, path, limits, own_scale)
+        rows.append(np.pad(columns, ((0, 0), (0, len(recorded.sites) - len(counts)))))  # a site met later has a count of 0
     if not rows:
         return [], stride
     table = np.array(rows)  # [steps, columns, sites]
@@ -359,7 +355,8 @@ def outcomes_of(
         seen = table[:, _COUNT, i] > 0
         if seen.any():
             outcome = _outcome(recorded, i, np.array(steps)[seen], dict(zip(_COLUMNS, table[seen, :, i].T)), target)
-            outcomes.append(_with_judgement(outcome, limits, own_scale))
+            severity, why = _judgement(outcome, limits, own_scale)
+            outcomes.append(replace(outcome, severity=severity, why=why))
     return outcomes, stride
 
 
@@ -382,13 +379,6 @@ def _columns_at(
 
 _COLUMNS = ("count", "peak", "bits", "needs", "flushed", "subnormal", "saturated", "flushed_energy", "subnormal_energy")
 _COUNT = 0
-
-
-def _pad(columns: np.ndarray, sites: int) -> np.ndarray:
-    """Sites that were met later than this step have a count of 0 in it."""
-    if columns.shape[1] == sites:
-        return columns
-    return np.pad(columns, ((0, 0), (0, sites - columns.shape[1])))
 
 
 def _peaks_at(recorded: RecordedKind, step: int, counts: np.ndarray) -> np.ndarray:
@@ -452,11 +442,6 @@ def _all_peaks(recorded: RecordedKind, i: int, steps: np.ndarray, examined: np.n
     peaks = np.concatenate([recorded.peaks[known, i], examined[only_here]])
     order = np.argsort(when, kind="stable")
     return when[order], peaks[order]
-
-
-def _with_judgement(outcome: Outcome, limits: Limits, own_scale: bool) -> Outcome:
-    severity, why = _judgement(outcome, limits, own_scale)
-    return replace(outcome, severity=severity, why=why)
 
 
 def _judgement(outcome: Outcome, limits: Limits, own_scale: bool) -> tuple[Severity | None, str]:

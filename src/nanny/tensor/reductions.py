@@ -48,12 +48,8 @@ class Accumulated:
 
 def measure_reductions(x: Tensor, dims: tuple[int, ...], target: Format) -> tuple[Reduction, ...]:
     """Three records for each dimension that has something to reduce."""
-    out: list[Reduction] = []
     dtype: torch.dtype = getattr(torch, target.torch_name)
-    dims = tuple(dim for dim in dims if x.shape[dim] > 1)
-    for dim in dims:
-        out.extend(_over(x, dim, dtype))
-    return tuple(out)
+    return tuple(one for dim in dims if x.shape[dim] > 1 for one in _over(x, dim, dtype))
 
 
 def _over(x: Tensor, dim: int, dtype: torch.dtype) -> list[Reduction]:
