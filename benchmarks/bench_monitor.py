@@ -20,7 +20,7 @@ from torch import nn
 
 from nanny import MixedPrecisionNanny
 
-from .gpt import Training
+from .gpt import Training, watched
 from .peers import PEERS, installed, peer_step
 from .timing import Ratio, note, ratio
 
@@ -29,31 +29,8 @@ REPEATS = 15
 
 @contextmanager
 def nanny_step(interval: int, examine: str = "off") -> Iterator[Callable[[], None]]:
-    """A training step under the monitor that traces every `interval` steps, records on disk, and judges."""
-    training, count = Training(), 0
-    with tempfile.TemporaryDirectory() as folder:
-        nanny = MixedPrecisionNanny(
-            training.model,
-            training.optimizer,
-            trace_interval=interval,
-            output_dir=folder,
-            examine=examine,
-            live=False,
-            strict=True,
-        )
-
-        def step() -> None:
-            nonlocal count
-            with nanny.step(count):
-                training.forward_backward()
-            training.optimizer.step()
-            count += 1
-
-        step()  # the first step is always traced
+    with tempfile.TemporaryDirectory() as folder, watched(Training(), folder, interval, examine) as step:
         yield step
-        nanny.close()
-        if nanny.findings:
-            print(f"  unexpected findings: {[f.code for f in nanny.findings]}")
 
 
 def measured(name: str, make: Callable[[], object], bar: float | None = None, peer: bool = False) -> Ratio:
@@ -100,14 +77,14 @@ def short_steps(
     bar: Callable[[float], float] | None = None,
 ) -> None:
     """Blocks of watched and plain steps in turn, with the default settings; the writer's thread counts."""
-    watched, first, second = short.training(), short.training(), short.training()
+    seen, first, second = short.training(), short.training(), short.training()
     with tempfile.TemporaryDirectory() as folder:
-        nanny = MixedPrecisionNanny(*watched, output_dir=folder, live=False, strict=True, trace_interval=interval)
+        nanny = MixedPrecisionNanny(*seen, output_dir=folder, live=False, strict=True, trace_interval=interval)
         count = itertools.count()
 
         def step() -> None:
             with nanny.step(next(count)):
-                short.step(*watched)
+                short.step(*seen)
 
         for _ in range(warm):
             step()

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -22,39 +21,12 @@ import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nanny import MixedPrecisionNanny
-
-from .gpt import LAYERS, Training
+from .gpt import LAYERS, Training, watched
 from .timing import ratio
 
 REPEATS = 15
 BAR = 1.02
 WORLD = 2
-
-
-@contextmanager
-def watched(training: Training, folder: str) -> Iterator[Callable[[], None]]:
-    nanny = MixedPrecisionNanny(
-        training.model,
-        training.optimizer,
-        trace_interval=10**9,
-        output_dir=folder,
-        examine="off",
-        live=False,
-        strict=True,
-    )
-    count = 0
-
-    def step() -> None:
-        nonlocal count
-        with nanny.step(count):
-            training.forward_backward()
-        training.optimizer.step()
-        count += 1
-
-    step()  # the first step is always traced
-    yield step
-    nanny.close()
 
 
 def least_cpu_seconds(works: list[Callable[[], None]], rounds: int) -> list[float]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from nanny import MixedPrecisionNanny
 
 VOCABULARY, WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 1024, 256, 4, 8, 128, 8
 
@@ -58,3 +63,25 @@ class Training:
     def step(self) -> None:
         self.forward_backward()
         self.optimizer.step()
+
+
+@contextmanager
+def watched(training: Training, folder: str, interval: int = 10**9, examine: str = "off") -> Iterator[Callable[[], None]]:
+    """Its step under a monitor that traces every `interval` steps, records on disk and judges."""
+    model, optimizer, count = training.model, training.optimizer, 0
+    nanny = MixedPrecisionNanny(
+        model, optimizer, trace_interval=interval, output_dir=folder, examine=examine, live=False, strict=True
+    )
+
+    def step() -> None:
+        nonlocal count
+        with nanny.step(count):
+            training.forward_backward()
+        optimizer.step()
+        count += 1
+
+    step()  # the first step is always traced
+    yield step
+    nanny.close()
+    if nanny.findings:
+        print(f"  unexpected findings: {[f.code for f in nanny.findings]}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import format_of
@@ -36,6 +36,8 @@ Db = Annotated[str | None, "a metrics.db or its folder, as list_runs gives it; l
 Run = Annotated[int | None, "the number of the run in it; leave it out for the newest"]
 MostRows = Annotated[int, f"at most this many rows, 1 to {MOST_ROWS}"]
 Offset = Annotated[int, "leave out this many rows: the next_offset of the answer before"]
+
+Told = TypeVar("Told", results.CodeFinding, results.RunFinding)
 
 
 @dataclass(frozen=True)
@@ -269,33 +271,17 @@ class Tools:
 
     def _code_finding(self, finding: Finding, lines: Sequence[str]) -> results.CodeFinding:
         line = finding.line or 1
-        return results.CodeFinding(
-            code=finding.code,
-            severity=finding.severity.name.lower(),
-            file=self.folder.shown(finding.file),
-            line=line,
-            column=finding.column or 1,
-            message=finding.message,
-            hint=finding.hint,
-            source=lines[line - 1].strip()[:LONGEST_LINE] if line <= len(lines) else "",
-            cell=finding.cell,
-        )
+        source = lines[line - 1].strip()[:LONGEST_LINE] if line <= len(lines) else ""
+        return self._as(results.CodeFinding, finding, line=line, column=finding.column or 1, source=source)
 
     def _run_finding(self, finding: Finding) -> results.RunFinding:
-        return results.RunFinding(
-            code=finding.code,
-            severity=finding.severity.name.lower(),
-            message=finding.message,
-            hint=finding.hint,
-            site=finding.site,
-            step=finding.step,
-            rank=finding.rank,
-            file=self.folder.shown(finding.file) if finding.file else "",
-            line=finding.line,
-            value=finite(finding.value),
-            limit=finite(finding.limit),
-            evidence=finite(finding.evidence),
-        )
+        return self._as(results.RunFinding, finding)
+
+    def _as(self, kind: type[Told], finding: Finding, **more: Any) -> Told:
+        """A finding by the fields that this answer has of it, without numbers that JSON cannot carry."""
+        more |= {"severity": finding.severity.name.lower(), "file": self.folder.shown(finding.file) if finding.file else ""}
+        same = (field.name for field in fields(kind) if field.name not in more)
+        return kind(**{name: finite(getattr(finding, name)) for name in same}, **more)
 
     def _run_result(self, row: ListedRun) -> results.RunResult:
         started = datetime.datetime.fromtimestamp(row.started, datetime.timezone.utc).isoformat(timespec="seconds")

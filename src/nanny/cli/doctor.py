@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
-from ..core.command_line import add_format, add_language, add_output, command_parser, terminal_language, write_result
+from ..core.command_line import add_result, command_parser, terminal_language, write_result
 from ..core.numbers import counted
 from ..core.plain_json import to_text
 from ..show.translation import translate
@@ -237,9 +237,7 @@ def _closing(report: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = command_parser("doctor", "Versions, devices, and what is missing for which command.")
-    add_format(parser, ("text", "json"))
-    add_output(parser)
-    add_language(parser, "what is said", chosen_by="the locale")
+    add_result(parser, ("text", "json"), "what is said")
     args = parser.parse_args(argv)
     report = examine()
     write_result(to_text(report) if args.format == "json" else render(report, terminal_language(args.lang)), args.output)

@@ -113,6 +113,13 @@ def add_language(parser: argparse.ArgumentParser, of: str, chosen_by: str = "the
     parser.add_argument("--lang", choices=LANGUAGES, help=f"language of {of} (default: {chosen_by}'s language)")
 
 
+def add_result(parser: argparse.ArgumentParser, formats: Sequence[str], of: str) -> None:
+    """How a command gives its result: format, file, and language if the locale chooses it."""
+    add_format(parser, formats)
+    add_output(parser)
+    add_language(parser, of, chosen_by="the locale")
+
+
 def whole(text: str) -> int:
     """An integer that the store can hold."""
     try:

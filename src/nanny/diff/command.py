@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import Parser, above_zero, add_format, add_language, add_output, terminal_language, write_result
+from ..core.command_line import Parser, above_zero, add_result, terminal_language, write_result
 from ..core.finding import Severity
 from ..core.plain_json import to_text
 from ..core.terminal import complain, progress, progress_shown
@@ -44,9 +44,7 @@ def _parser() -> Parser:
         help="look for the modules to keep in FP32 so that the output error falls below GOAL",
     )  # fmt: skip
     parser.add_argument("--all", action="store_true", help="list every call")
-    add_format(parser, ("text", "json", "html"))
-    add_output(parser)
-    add_language(parser, "text and page", chosen_by="the locale")
+    add_result(parser, ("text", "json", "html"), "text and page")
     parser.add_argument("--fail-on", default="warning", choices=("info", "warning", "error", "never"), help="exit 1 from here on")
     return parser
 

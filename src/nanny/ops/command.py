@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
+from ..core.command_line import Parser, add_result, terminal_language, write_result
 from ..core.finding import NannyError
 from ..core.plain_json import finding_object, to_text
 from ..core.terminal import tell
@@ -47,9 +47,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--output-dir", default="nanny_logs/ops", metavar="DIR", help="logs and dumps (default nanny_logs/ops)")
     parser.add_argument("--rank", type=int, action="append", metavar="R", help="only on this rank; may be repeated")
     parser.add_argument("--verbose", action="store_true", help="a line for every operation")
-    add_format(parser, ("text", "json"))
-    add_output(parser)
-    add_language(parser, "the log", chosen_by="the locale")
+    add_result(parser, ("text", "json"), "the log")
     parser.add_argument("-m", dest="as_module", action="store_true", help="what follows is a module, as in python -m")
     parser.add_argument("target", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.command_line import Parser, add_format, add_language, add_output, terminal_language, write_result
+from ..core.command_line import Parser, add_result, terminal_language, write_result
 from ..core.finding import NannyError
 from ..core.limits import Limits
 from ..core.numbers import short
@@ -223,9 +223,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("dump", help="the *_inputs.safetensors of a dump (of `nanny trace` or `nanny run`), or a folder with one")
     parser.add_argument("--atol", type=float, help="absolute tolerance (default: by dtype and conditioning)")
     parser.add_argument("--rtol", type=float, help="relative tolerance")
-    add_format(parser, ("text", "json"))
-    add_output(parser)
-    add_language(parser, "what is said", chosen_by="the locale")
+    add_result(parser, ("text", "json"), "what is said")
     return parser.parse_args(argv)
 
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import (
-    add_format,
-    add_language,
-    add_output,
-    add_run,
-    command_parser,
-    examine_command,
-    terminal_language,
-    write_result,
-)
+from ..core.command_line import add_result, add_run, command_parser, examine_command, terminal_language, write_result
 from ..core.plain_json import to_text
 from ..diagnose.text import diagnosis_block, render_markdown
 from ..show.tables import Line, lines_text, translate_line
@@ -27,9 +18,7 @@ from .summary import Summary, summarize
 def main(argv: Sequence[str]) -> int:
     parser = command_parser("diagnose", "The root cause of what went wrong in a recorded run.")
     add_run(parser)
-    add_format(parser, ("text", "json", "markdown"))
-    add_output(parser)
-    add_language(parser, "what is said", chosen_by="the locale")
+    add_result(parser, ("text", "json", "markdown"), "what is said")
     parser.add_argument("--no-try", action="store_true", help="leave out what remedies did when they were tried on the bad step")
     options = parser.parse_args(list(argv))
     with open_job(options.db, options.run) as (sources, notes):

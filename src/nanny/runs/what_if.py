@@ -169,30 +169,27 @@ def judge_in_format(
     verdict = verdict or job_verdict([source], findings_of(source))
     wrong = None if verdict.diagnosis is None or verdict.diagnosis.early else verdict.diagnosis
     sick, own = _in_any_format(wrong), own_format(source)
-    last = min((step for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
-    last = None if last is None else last - 1
+    last = min((step - 1 for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
     recorded = {kind: _recorded_kind(source, kind, last) for kind in (*FORWARD, *BACKWARD) if kind in there}
     own_scale = target.bits == 8 and fixed_bits is None
     path = None
     if not own_scale and (target != BF16 or fixed_bits is not None):
         path = scale_path(_gradient_peaks(source, recorded), target, limits, fixed_bits)
     outcomes: list[Outcome] = []
-    spared, stride = 0, 1
+    stride = 1
+    stay = {kind: _sites_in_fp32(source, record) for kind, record in recorded.items()}
     for kind, record in recorded.items():
         histograms = reader.histograms(source.db, source.run.id, kind, last=last)
         found, every = outcomes_of(record, histograms, target, path if kind in BACKWARD else None, limits, own_scale)
         stride = max(stride, every)
-        stay = {site.name for site, stays in zip(record.sites, _stays_fp32(source, record)) if stays}
-        spared += len(stay) if kind == "output" else 0
-        outcomes += [outcome for outcome in found if outcome.site not in stay and (glob is None or matches(outcome.site, glob))]
+        outcomes += [one for one in found if one.site not in stay[kind] and (glob is None or matches(one.site, glob))]
     if not outcomes:
         raise NannyError(_nothing_to_judge(source, recorded, glob, last))
     outcomes.sort(key=_badness)
     needed = [f.needs_bits for f in outcomes if f.needs_bits is not None and f.severity is not Severity.ERROR]
     skips = path is not None and path.skip_rate > limits.skip_rate_error
     deadly, lossy = _consequences(outcomes, limits)
-    ratios = reader.scalars(source.db, source.run.id, ["update_ratio"]).get("update_ratio")
-    update_ratio = float(np.nanmedian(ratios[1])) if ratios is not None and np.isfinite(ratios[1]).any() else None
+    update_ratio = _update_ratio(source)
     tiny = target.bits == 16 and update_ratio is not None and update_ratio < target.unit_roundoff / 2
     result = WhatIf(
         source=source,
@@ -205,7 +202,7 @@ def judge_in_format(
         needed_bits=max(needed, default=None),
         too_many_skips=skips,
         own_scale=own_scale,
-        spared=spared,
+        spared=len(stay.get("output", ())),
         stride=stride,
         broken_from=broken,
         wrong=wrong,
@@ -249,12 +246,17 @@ def _consequences(outcomes: Sequence[Outcome], limits: Limits) -> tuple[list[lis
     return deadly, lossy
 
 
-def _stays_fp32(source: Source, record: RecordedKind) -> list[bool]:
+def _sites_in_fp32(source: Source, record: RecordedKind) -> set[str]:
     """Which tensors autocast would leave in FP32: those it did in a run under autocast, and losses (one element)."""
     if record.kind not in ("output", "output_grad"):
-        return [False] * len(record.sites)
-    low = own_format(source).bits < 32
-    return [n == 1 or (low and site.dtype == "float32") for site, n in zip(record.sites, record.elements.tolist())]
+        return set()
+    low, sizes = own_format(source).bits < 32, record.elements.tolist()
+    return {site.name for site, n in zip(record.sites, sizes) if n == 1 or (low and site.dtype == "float32")}
+
+
+def _update_ratio(source: Source) -> float | None:
+    ratios = reader.scalars(source.db, source.run.id, ["update_ratio"]).get("update_ratio")
+    return float(np.nanmedian(ratios[1])) if ratios is not None and np.isfinite(ratios[1]).any() else None
 
 
 def _kills(kind: str, group: Sequence[Outcome], members: Sequence[Outcome], limits: Limits) -> bool:
@@ -292,7 +294,8 @@ def _gradient_peaks(source: Source, recorded: dict[str, RecordedKind]) -> dict[i
         if kind not in recorded:
             continue
         record = recorded[kind]
-        judged = record.peaks[:, [not stays for stays in _stays_fp32(source, record)]]
+        stay = _sites_in_fp32(source, record)
+        judged = record.peaks[:, [site.name not in stay for site in record.sites]]
         tops = np.where(np.isfinite(judged), judged, 0.0).max(axis=1, initial=0.0)
         for step, top in zip(record.steps.tolist(), tops.tolist()):
             out[step] = max(out.get(step, 0.0), top)

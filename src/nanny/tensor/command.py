@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..core.command_line import add_format, add_language, add_output, command_parser, terminal_language, write_result
+from ..core.command_line import add_result, command_parser, terminal_language, write_result
 from ..core.finding import Severity
 from ..core.formats import TARGETS
 from ..core.plain_json import to_text
@@ -22,9 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bf16", choices=TARGETS, help="target format (default: bf16)")
     parser.add_argument("--dim", type=int, action="append", metavar="N", help="only this dimension; may be repeated")
     parser.add_argument("--tile", type=int, metavar="N", help="also compare tiles of N x N (1 x N in a vector)")
-    add_format(parser, ("text", "json", "html"))
-    add_output(parser)
-    add_language(parser, "text and page", chosen_by="the locale")
+    add_result(parser, ("text", "json", "html"), "text and page")
     return parser
 
 
