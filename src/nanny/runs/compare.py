@@ -249,8 +249,8 @@ def _rms(job: Ranks, kind: str) -> tuple[np.ndarray, np.ndarray, dict[str, int]]
 
 def _squares(source: Source, kind: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, int]]:
     db, run = source.db, source.run.id
-    steps, norm = reader.samples(db, run, kind, "norm")
-    _, count = reader.samples(db, run, kind, "count")
+    steps, of = reader.statistics_of(db, run, kind, ("norm", "count"))
+    norm, count = of["norm"], of["count"]
     squares = np.where(count > 0, np.where(np.isfinite(norm), norm.astype(np.float64) ** 2, np.inf), 0.0)
     names = {plain_name(site.name): i for i, site in enumerate(reader.sites(db, run, kind)) if i < norm.shape[1]}
     return steps, squares, count.astype(np.float64), names

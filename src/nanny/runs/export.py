@@ -141,8 +141,8 @@ def _tensorboard_scalars(source: Source) -> Iterator[tuple[str, int, float]]:
     for name, step, value in _scalar_rows(source):
         yield f"nanny/{name}", step, value
     for kind in reader.kinds(source.db, source.run.id):
-        steps, count = reader.samples(source.db, source.run.id, kind, "count")
-        norm, low, high = (reader.samples(source.db, source.run.id, kind, stat)[1] for stat in ("norm", "min", "max"))
+        steps, of = reader.statistics_of(source.db, source.run.id, kind, ("count", "norm", "min", "max"))
+        count, norm, low, high = of.values()
         # A NaN stays a NaN; only what was not measured counts as nothing.
         squares = np.where(count > 0, norm.astype(np.float64) ** 2, 0.0).sum(axis=1)
         peaks = np.where(count > 0, np.maximum(np.abs(low), np.abs(high)), 0.0).max(axis=1, initial=0.0)

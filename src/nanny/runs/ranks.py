@@ -165,15 +165,18 @@ def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozense
     everyone = frozenset(range(world))
     shards = {name for name, copies in (sources[0].run.meta.get("shards") or {}).items() if copies == 1}
     alike = all(known == [everyone] for known in groups.values())
-    read = [[reader.samples(s.db, s.run.id, "grad", name) for name in REDUCTION] for s in sources]
+    read = [reader.statistics_of(s.db, s.run.id, "grad", REDUCTION) for s in sources]
     names = [[site.name for site in s.sites("grad")] for s in sources]
     if any(other != names[0] for other in names) or not len(names[0]):
         return
-    steps = sorted(set.intersection(*({int(step) for step in columns[0][0]} for columns in read)))
+    steps = sorted(set.intersection(*(set(at.tolist()) for at, _ in read)))
     held = np.array([name in shards or alike for name in names[0]])
     whole = np.array([name in shards for name in names[0]])
     for step in steps:
-        table = np.stack([_row(columns, step, len(held)) for columns in read])  # [rank, site, column]
+        table = np.zeros((len(read), len(held), len(REDUCTION)))  # [rank, site, column]; sites met later hold 0
+        for rank, (at, of) in enumerate(read):
+            row = np.stack([of[name][np.searchsorted(at, step)] for name in REDUCTION], axis=1)
+            table[rank, : len(row)] = row
         sums = (len(REDUCTION) - 1) // 2
         sent = table[:, :, :sums].sum(0)
         got = np.where(whole[:, None], table[:, :, sums:-1].sum(0), table[0, :, sums:-1])
@@ -188,16 +191,6 @@ def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozense
         worst = int((off**2).sum(1).argmax())
         error = float(np.sqrt((off**2).sum() / squares))
         yield ReducedStep(step, error, names[0][worst], FORMATS[made_in])
-
-
-def _row(columns: Sequence[tuple[np.ndarray, np.ndarray]], step: int, sites: int) -> np.ndarray:
-    out = np.zeros((sites, len(columns)))
-    for i, (steps, values) in enumerate(columns):
-        at = np.flatnonzero(steps == step)
-        if len(at):
-            row = np.asarray(values[at[-1]], np.float64)
-            out[: len(row), i] = row
-    return out
 
 
 @docstring_page(PAGES, "SUM_ROUNDED", Severity.WARNING)
@@ -240,11 +233,10 @@ def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | No
     squares: dict[int, list[float]] = {}
     for source in sources:
         shards, db, run = source.run.meta["shards"], source.db, source.run.id
-        steps, norms = reader.samples(db, run, "grad", "norm")
-        _, counts = reader.samples(db, run, "grad", "count")
-        names = [site.name for site in reader.sites(db, run, "grad")][: norms.shape[1]]
+        steps, of = reader.statistics_of(db, run, "grad", ("norm", "count"))
+        names = [site.name for site in reader.sites(db, run, "grad")][: of["norm"].shape[1]]
         share = np.array([1.0 / shards.get(name, len(sources)) for name in names])
-        own = np.where(counts > 0, norms.astype(np.float64) ** 2, 0.0) @ share
+        own = np.where(of["count"] > 0, of["norm"].astype(np.float64) ** 2, 0.0) @ share
         for step, value in zip(steps.tolist(), own.tolist()):
             squares.setdefault(step, []).append(value)
     known = sorted(step for step, parts in squares.items() if len(parts) == len(sources))
@@ -298,16 +290,16 @@ def moments(source: Source) -> Iterator[Moment]:
     db, run = source.db, source.run.id
     before = {int(step): int(n) for step, n in zip(*reader.scalars(db, run, ["updates"]).get("updates", ((), ())))}
     for position, (kind, _) in enumerate(KINDS):
-        parts = [reader.samples(db, run, kind, name) for name in (*BITS, "min", "max")]
+        steps, of = reader.statistics_of(db, run, kind, (*BITS, "min", "max"))
         names = [site.name for site in reader.sites(db, run, kind)]
-        for i, step in enumerate(parts[0][0]):
+        for i, step in enumerate(steps):
             if int(step) not in before:
                 continue
-            words, groups = unpack_bits(*(matrix[i] for _, matrix in parts[:3]))
-            finite = np.isfinite(parts[3][1][i]) & np.isfinite(parts[4][1][i])  # what is NaN has its own finding
+            words, groups = unpack_bits(*(of[name][i] for name in BITS))
+            finite = np.isfinite(of["min"][i]) & np.isfinite(of["max"][i])  # what is NaN has its own finding
             sums = {names[j]: (int(words[j]), int(groups[j])) for j in np.flatnonzero((groups >= 0) & finite)}
             if sums:
-                varied = (names[j] for j in np.flatnonzero(parts[3][1][i] < parts[4][1][i]))
+                varied = (names[j] for j in np.flatnonzero(of["min"][i] < of["max"][i]))
                 yield Moment(int(step), before[int(step)], position, sums, frozenset(varied))
 
 

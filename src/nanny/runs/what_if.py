@@ -276,10 +276,8 @@ def _kills(kind: str, group: Sequence[Outcome], members: Sequence[Outcome], limi
 def _recorded_kind(source: Source, kind: str, last: int | None) -> RecordedKind:
     db, run = source.db, source.run.id
     sites = reader.sites(db, run, kind)
-    steps, low = reader.samples(db, run, kind, "min", last=last)
-    _, high = reader.samples(db, run, kind, "max", last=last)
-    _, count = reader.samples(db, run, kind, "count", last=last)
-    size = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
+    steps, of = reader.statistics_of(db, run, kind, ("min", "max", "count"), last=last)
+    count, size = of["count"], np.maximum(np.abs(of["min"]), np.abs(of["max"])).astype(np.float64)
     peaks = np.full((len(steps), len(sites)), np.nan)
     peaks[:, : size.shape[1]] = np.where(np.isfinite(size) & (count > 0), size, np.nan)
     elements = np.zeros(len(sites), np.int64)
