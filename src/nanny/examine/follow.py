@@ -28,7 +28,9 @@ from ..core.ops import (
     JOINS,
     LOOKUPS,
     LOSS_OPS,
+    MATMULS,
     MOVES,
+    PRODUCTS,
     PROTECT,
     REDUCTIONS,
     ROOTS,
@@ -69,6 +71,7 @@ from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
 _ADDITIONS = ("add", "sub")
+_ADD_PRODUCTS = REDUCTIONS | PRODUCTS | MATMULS
 _KEEPS_ZEROS = SAME_VALUE | MOVES | ROOTS
 _KEEPS_SPACING = SAME_VALUE | MOVES | SHIFTS
 _CARRIES_ADDENDS = SAME_VALUE | {*_ADDITIONS}
@@ -240,7 +243,9 @@ class Follower:
         if step.name in DIFFERENCES and self._cancels(step, twin):
             for tag in given:
                 assert tag.origin is not None
-                tag.origin.cancelled |= level.plain > self._ledger.limits.damage_made * tag.origin.centred
+                # of a sum of products the difference is what matters, of other numbers what varies in them
+                before = tag.origin.plain if tag.origin.op in _ADD_PRODUCTS else tag.origin.centred
+                tag.origin.cancelled |= level.plain > self._ledger.limits.damage_made * before
         wanted = self._wanted(step)
         aim = self._ledger.tags.find(wanted) if wanted is not None else None
         if aim is not None and aim.origin is not None:

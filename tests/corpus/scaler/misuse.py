@@ -374,7 +374,6 @@ PROGRAMS = [
         "clip_before_unscale",
         "loop:penalty",
         shows=lambda run: run.flat,
-        precision_caused=None,
     ),
     *planted(
         head_stepped_beside_the_scaler,
