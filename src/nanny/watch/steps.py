@@ -266,7 +266,8 @@ def _with_subclasses(kind: type) -> set[int]:
     """By identity: a class may have an equality of its own."""
     found, waiting = {id(kind)}, [kind]
     while waiting:
-        new = [one for one in type.__subclasses__(waiting.pop()) if id(one) not in found]
+        below: list[type] = type.__subclasses__(waiting.pop())
+        new = [one for one in below if id(one) not in found]
         found.update(map(id, new))
         waiting += new
     return found
