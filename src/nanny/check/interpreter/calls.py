@@ -214,6 +214,10 @@ def call_layer(walk: Walk, frame: Frame, node: ast.Call, target: Value, args: Ar
 def _known_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     if name == "backward":
         return objects.backward(frame, node, base, args, kwargs)
+    if name == "manual_backward":
+        return trainers.manual_backward(frame, node, base, args, kwargs)
+    if name == "clip_gradients" and base.kind == "instance":  # Lightning's own: it clips what it finds
+        return frame.emit("clip_grad", node, (Value(op="parameters", thing=base.thing), *args), kwargs)
     if base.kind == "trainer":
         return trainers.run_trainer(walk, frame, node, base, name)
     if base.kind == "framework" and base.ref == "lightning":

@@ -55,11 +55,14 @@ def signature(values: list[Value], kwargs: Kwargs) -> tuple[object, ...]:
 
 def _rebased(event: Event, base: Context) -> Event:
     at = event.at
-    return replace(event, at=replace(at, guards=at.guards[len(base.guards) :], loops=at.loops[len(base.loops) :]))
+    own = {name: getattr(at, name)[len(getattr(base, name)) :] for name in ("guards", "loops", "stack")}
+    return replace(event, at=replace(at, **own))
 
 
 def _moved(inner: Context, outer: Context) -> Context:
-    return replace(inner, guards=outer.guards + inner.guards, loops=outer.loops + inner.loops)
+    return replace(
+        inner, guards=outer.guards + inner.guards, loops=outer.loops + inner.loops, stack=outer.stack + inner.stack
+    )
 
 
 class Interpreter:

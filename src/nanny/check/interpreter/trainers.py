@@ -49,6 +49,13 @@ def run_lightning(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: s
     return UNKNOWN
 
 
+def manual_backward(frame: Frame, node: ast.Call, base: Value, args: Args, kwargs: Kwargs) -> Value:
+    """`self.manual_backward(loss)`: Lightning scales the loss where the step runs in its fp16 region."""
+    region = next((r for r in frame.at.regions if r.is_framework), None)
+    framework = Value("framework", ref="lightning", const=region.dtype if region is not None else "", thing=base.thing)
+    return frame.emit("framework.backward", node, (framework, *args), kwargs)
+
+
 def run_trainer(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str) -> Value:
     """`trainer.train()`: Hugging Face runs the forward of the model inside its autocast region."""
     model = base.inputs[0]

@@ -27,10 +27,10 @@ def near(events: list[tuple[int, Event]], index: int) -> list[Event]:
 
 
 def is_scaled(event: Event) -> bool:
-    """Whether a backward event runs on a scaled loss; an Accelerator or Fabric in fp16 scales it by itself."""
+    """Whether a backward event runs on a scaled loss; Accelerate and Lightning in fp16 scale it themselves."""
     if event.op == "framework.backward":
         framework = event.arg(0)
-        return framework.ref in ("accelerate", "fabric") and framework.const in ("fp16", "16-mixed", 16, "16")
+        return framework.ref in ("accelerate", "fabric", "lightning") and framework.const in ("fp16", "16-mixed", 16, "16")
     return "scaled" in event.arg(0).tags
 
 

@@ -100,6 +100,8 @@ def _how_to_unscale(scaled: Scaled) -> str:
         return "call scaler.unscale_(optimizer) after backward and before clipping"
     if scaled.backward.arg(0).ref == "fabric":
         return "use fabric.clip_gradients(model, optimizer, ...), which unscales first"
+    if scaled.backward.arg(0).ref == "lightning":
+        return "clip in on_before_optimizer_step, which Lightning calls after it has unscaled"
     return "use accelerator.clip_grad_norm_(...), which unscales first"
 
 

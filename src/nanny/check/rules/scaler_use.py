@@ -8,6 +8,7 @@ from ...core.finding import Severity
 from ..chains import half_links, link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
+from ..interpreter.source import OwnFunction
 from ..interpreter.torch_names import ADAPTIVE, GRAD_SCALERS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import HALF, UNKNOWN, Value, ancestors
@@ -134,6 +135,31 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
                 link(event, "the optimizer steps without the scaler"),
             ),
             unknown=doubt_of_scale(last, event) or ("whether a gradient overflows at this scale" if is_held else ""),
+        )
+
+
+@rule("SCALER_STEP_BYPASSED", Severity.ERROR, on="trace")
+def step_with_closure(trace: Trace, view: FileView) -> Iterator[Hit]:
+    for step in trace.of("scaler.step"):
+        closure = step.kwargs.get("closure", step.arg(2))
+        if is_disabled(scaler_of(step), view.of("scaler.new")) or not isinstance(closure.ref, OwnFunction):
+            continue
+        inside = [e for e in view.events if any(f.node is closure.ref.node for f in e.at.stack)]
+        made = next((e for e in inside if e.op == "backward" and is_scaled(e)), None)
+        if "closure" in step.kwargs:
+            harm = "GradScaler takes no closure: this call raises RuntimeError"
+        elif made is not None and not any(e.op == "scaler.unscale_" for e in inside):
+            harm = (
+                f"the closure runs after scaler.step() has unscaled, and its backward at {made.place_in(step.file)} is scaled: "
+                f"the optimizer takes gradients {first_scale(view)} times too large"
+            )
+        else:
+            continue
+        yield Hit(
+            step.node,
+            harm,
+            "step without a closure: each backward, then unscale_ and step by itself; or use bf16, which needs no scaler",
+            chain=(*((link(made, "the closure's backward of the scaled loss"),) if made else ()), link(step, "the scaler steps")),
         )
 
 
