@@ -85,6 +85,44 @@ def test_the_settings_file_of_deepspeed_decides(tmp_path, kind, expected):
     assert mask_constants(found(tmp_path, main__py=DEEPSPEED, ds__json=f'{{"{kind}": {{"enabled": true}}}}')) == expected
 
 
+@pytest.mark.parametrize(
+    ("cast", "settings", "is_told"),
+    [
+        ("x.to(torch.bfloat16)", '{"fp16": {"enabled": true}}', True),
+        ("x.half()", '{"bf16": {"enabled": true}}', True),
+        ("x.to(engine.device).half()", '{"fp16": {"enabled": true}}', False),
+        ("x.to(torch.bfloat16)", '{"fp16": {"enabled": true, "auto_cast": true}}', False),
+        ("x.to(next(model.parameters()).dtype)", '{"fp16": {"enabled": true}}', False),
+    ],
+)
+def test_inputs_are_cast_to_the_format_of_deepspeed(tmp_path, cast, settings, is_told):
+    program = DEEPSPEED.replace("loss = engine(x, mask)", f"x = {cast}\n        loss = engine(x, mask)").replace("-1e9", "-1e4")
+    told = [f for f in found(tmp_path, main__py=program, ds__json=settings) if f.code == "CONFIG_CONFLICT"]
+    assert [Path(f.chain[0].file).name for f in told] == ["ds.json"] * is_told
+
+
+@pytest.mark.parametrize(("profile", "is_told"), [("'large'", True), ("'small'", False), ("None", False)])
+def test_settings_that_a_profile_changes_are_put_together(tmp_path, profile, is_told):
+    program = f"""
+from pathlib import Path
+import yaml
+from transformers import Trainer, TrainingArguments
+
+def settings(name, profile):
+    text = (Path(__file__).parent / name).read_text()
+    chosen = yaml.safe_load(text)
+    if profile is not None:
+        chosen["train"].update(chosen["profiles"][profile])
+    return chosen["train"]
+
+def main(model, data):
+    Trainer(model, TrainingArguments(**settings("run.yaml", {profile})), train_dataset=data).train()
+"""
+    text = "train:\n  output_dir: out\n  bf16: true\nprofiles:\n  large:\n    fp16: true\n  small:\n    seed: 3\n"
+    told = [(f.code, f.line) for f in found(tmp_path, main__py=program, run__yaml=text)]
+    assert told == [("CONFIG_FP16_AND_BF16", 6)] * is_told
+
+
 def test_the_trainer_of_hugging_face_runs_the_model_in_half(tmp_path):
     head = "from transformers import Trainer, TrainingArguments\n" + MODULE + "\ndef main(data):\n"
     body = "    arguments = TrainingArguments('out', KIND=True)\n    Trainer(model=Net(), args=arguments).train()\n"

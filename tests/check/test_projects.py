@@ -92,3 +92,50 @@ def test_a_setting_is_reported_in_the_file_that_writes_it():
     found = check_project(sources, Options())
     assert [(f.code, f.line) for f in found["train.py"]] == [("SCALER_SETTINGS", 33)]
     assert found["make.py"] == []
+
+
+REGISTRY = """
+class Table:
+    def __init__(self):
+        self.kept = {}
+
+    def add(self, cls):
+        self.kept[cls.__name__] = cls
+        return cls
+
+TABLE = Table()
+"""
+SCORES = """
+from torch import nn
+from registry import TABLE
+
+@TABLE.add
+class Plain(nn.Identity):
+    pass
+
+@TABLE.add
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        return self.fc(x).masked_fill(mask, NUMBER)
+"""
+RUN = """
+import torch
+IMPORT
+from registry import TABLE
+
+def run(x, mask):
+    model = TABLE.kept["Scores"]()
+    with torch.autocast("cuda", dtype=torch.float16):
+        return model(x, mask)
+"""
+
+
+@pytest.mark.parametrize("imported", ["import scores", "from scores import Plain", "import scores as _"])
+@pytest.mark.parametrize(("number", "expected"), [("-1e9", ["NUM_MASK_CONSTANT"]), ("-1e4", [])])
+def test_a_file_that_is_imported_for_what_it_registers_is_read(imported, number, expected):
+    sources = {"registry.py": REGISTRY, "scores.py": SCORES.replace("NUMBER", number), "run.py": RUN.replace("IMPORT", imported)}
+    assert codes(sources).get("scores.py", []) == expected

@@ -159,6 +159,8 @@ def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -
     if base.thing is not None and base.thing.kind == "options" and name in base.thing.attrs:
         return base.thing.attrs[name]
     if base.kind == "class" and isinstance(base.ref, OwnClass):
+        if name == "__name__":
+            return constant(base.ref.name)
         method = base.ref.find(name)
         found = base.ref.field_of(name)
         return (

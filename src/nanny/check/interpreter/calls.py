@@ -42,6 +42,12 @@ def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str
     if base.kind == "dict" and isinstance(base.ref, dict) and name in ("get", "pop") and args:
         found = base.ref.get(args[0].const) if isinstance(args[0].const, str) else None
         return found if found is not None else UNKNOWN
+    if base.kind == "dict" and isinstance(base.ref, dict) and name == "update" and not frame.at.guards:
+        base.ref.update({**(args[0].ref if args and isinstance(args[0].ref, dict) else {}), **kwargs})
+        return NONE
+    if not base.kind and name in ("read_text", "read_bytes", "open"):  # of a path: the text of the file that it names
+        frame.emit("unknown_call", node, (base, *args), kwargs)
+        return Value(op=f"call:{name}", inputs=(base, *args), node=node)
     if base.kind == "list" and name in ("append", "extend") and args and isinstance(node.func, ast.Attribute):
         added = args[0].inputs if name == "extend" and args[0].kind in ("list", "tuple") else (args[0],)
         walk.assign(frame, node.func.value, replace(base, inputs=(*base.inputs, *added)))
@@ -104,6 +110,7 @@ def call_value(walk: Walk, frame: Frame, node: ast.Call, target: Value, args: Ar
     if target.kind == "module":
         return call_layer(walk, frame, node, target, args, kwargs)
     if target.kind == "framework" and target.inputs:  # a DeepSpeed engine runs its model
+        frame.emit("framework.call", node, (target, *args), kwargs)
         return call_value(walk, frame, node, target.inputs[0], args, kwargs)
     return _call_unknown(walk, frame, node, target, args, kwargs)
 
@@ -281,7 +288,7 @@ def _module_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: 
         return frame.emit("clip_grad", node, (Value(op="parameters", thing=thing), *args), kwargs)
     if name == "register_buffer" and len(args) > 1:
         if base.kind == "instance" and thing is not None and isinstance(args[0].const, str):
-            thing.attrs[args[0].const] = args[1]
+            thing.attrs[args[0].const] = replace(args[1], tags=args[1].tags | {"buffer"})
         return frame.emit("register_buffer", node, (base, *args), kwargs)
     if name == "state_dict":
         return Value(op="module.state_dict", inputs=(base,))

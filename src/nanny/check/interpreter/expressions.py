@@ -123,9 +123,12 @@ def value_compare(walk: Walk, frame: Frame, node: ast.Compare) -> Value:
         a, b = left.const, others[0].const
         if {left.kind, others[0].kind} == {"dtype", "const"} and isinstance(a, str) and isinstance(b, str):
             return constant(isinstance(node.ops[0], ast.NotEq))  # `dtype == "float16"`: a dtype is no text
-        is_open = "default" in left.tags | others[0].tags
-        if not is_open and isinstance(a, str) and isinstance(b, str) and a and b and "half" not in (a, b):
+        is_open = "default" in left.tags | others[0].tags or any(v.kind == "dtype" and v.const == "half" for v in (left, *others))
+        if not is_open and isinstance(a, str) and isinstance(b, str) and a and b:
             return constant((a == b) is isinstance(node.ops[0], ast.Eq))
+    is_text = left.kind == "const" and isinstance(left.const, str) and left.sure and "default" not in left.tags
+    if is_text and len(others) == 1 and others[0].is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+        return constant(isinstance(node.ops[0], ast.IsNot))  # what the caller gives
     return Value(
         "tensor" if left.kind == "tensor" else "",
         dtype="bool",
@@ -158,7 +161,11 @@ def value_subscript(walk: Walk, frame: Frame, node: ast.Subscript) -> Value:
     if base.kind in ("tuple", "list") and isinstance(index.const, int) and -len(base.inputs) <= index.const < len(base.inputs):
         return base.inputs[index.const]
     if base.kind == "module" and base.inputs:
-        if base.ref == "ModuleList" and isinstance(index.const, int) and -len(base.inputs) <= index.const < len(base.inputs):
+        if (
+            base.ref in ("ModuleList", "Sequential")
+            and isinstance(index.const, int)
+            and -len(base.inputs) <= index.const < len(base.inputs)
+        ):
             return base.inputs[index.const]
         return base if index.kind == "slice" else base.inputs[0]
     is_known = index.const is not NOTHING and "default" not in index.tags

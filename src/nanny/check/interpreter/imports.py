@@ -17,6 +17,7 @@ def bind_import(walk: Walk, frame: Frame, node: ast.Import) -> None:
             found = walk.project.resolve(frame.module, alias.name)
             if found is not None:
                 frame.env[name] = Value("lazy", ref=(found, "", alias.name))
+                _load_for_effect(walk, frame, found, name)
 
 
 def bind_from_import(walk: Walk, frame: Frame, node: ast.ImportFrom) -> None:
@@ -34,6 +35,18 @@ def bind_from_import(walk: Walk, frame: Frame, node: ast.ImportFrom) -> None:
             frame.env[name] = Value("lazy", ref=(inside, "", path))
         elif target is not None:
             frame.env[name] = Value("lazy", ref=(target, alias.name, path))
+        source = inside or target
+        if source is not None:
+            _load_for_effect(walk, frame, source, name)
+
+
+def _load_for_effect(walk: Walk, frame: Frame, filename: str, name: str) -> None:
+    """Runs a file that is imported under a name which nobody uses: its classes enter themselves into a registry."""
+    if name in frame.module.uses.names or "\n@" not in walk.project.sources[filename]:
+        return
+    module = _module(walk, filename)
+    if module is not None and any(isinstance(s, ast.ClassDef) and s.decorator_list for s in module.tree.body):
+        load(walk, module)
 
 
 def _import_all(walk: Walk, frame: Frame, filename: str | None) -> None:

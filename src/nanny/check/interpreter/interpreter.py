@@ -60,9 +60,7 @@ def _rebased(event: Event, base: Context) -> Event:
 
 
 def _moved(inner: Context, outer: Context) -> Context:
-    return replace(
-        inner, guards=outer.guards + inner.guards, loops=outer.loops + inner.loops, stack=outer.stack + inner.stack
-    )
+    return replace(inner, guards=outer.guards + inner.guards, loops=outer.loops + inner.loops, stack=outer.stack + inner.stack)
 
 
 class Interpreter:

@@ -247,9 +247,13 @@ def _cast_module(frame: Frame, node: ast.Call, base: Value, wanted: str | None, 
         put_on(frame, base, device.partition(":")[0])
     if wanted:
         for part in parts(base):
-            part.dtype = wanted
+            part.dtype, part.cast_line = wanted, node.lineno
+            for name, value in part.attrs.items():  # buffers, too
+                if (value.op == "parameter" or "buffer" in value.tags) and value.dtype not in ("", "int", "bool"):
+                    why = f"`{name}`, cast with its module at line {node.lineno}"
+                    part.attrs[name] = replace(value, dtype=wanted, why=why, line=node.lineno)
         if wanted in ("fp16", "bf16", "half"):
-            thing.cast, thing.cast_line = node, node.lineno
+            thing.cast = node
         else:
             thing.cast = None
         if thing.owner is not None and not (base.kind == "module" and base.ref in NORM_LAYERS):

@@ -30,6 +30,7 @@ _IN_CONTEXT = {
         "16": r"\b[fb]f?p?16\b",
         "precision": r"precision\s*=",
         "getattr(": r"getattr\(\s*torch\b",
+        "Trainer(": r"\bTrainer\(",  # the format may stand in a settings file
         **{name: rf"\b{name}\b" for name in ("deepspeed", "Accelerator", "Fabric", "fully_shard", "LightningCLI")},
         "binary_cross_entropy": r"binary_cross_entropy\b",
     }.items()

@@ -36,6 +36,7 @@ class Uses:
     called: set[str] = field(default_factory=set)  # everything that is called: `model`, `self.net`, `loss.backward`
     methods: dict[str, set[str]] = field(default_factory=dict)  # path -> methods called on it
     identifiers: set[str] = field(default_factory=set)
+    names: set[str] = field(default_factory=set)  # of variables, read or bound
     scalers: set[str] = field(default_factory=set)
     optimizers: set[str] = field(default_factory=set)
     frameworks: set[str] = field(default_factory=set)
@@ -115,6 +116,7 @@ def uses_in(tree: ast.Module) -> Uses:
         kind = type(node)
         if kind is ast.Name:
             uses.identifiers.add(node.id)  # type: ignore[attr-defined]
+            uses.names.add(node.id)  # type: ignore[attr-defined]
         elif kind is ast.Attribute:
             uses.identifiers.add(node.attr)  # type: ignore[attr-defined]
         elif kind is ast.Call:

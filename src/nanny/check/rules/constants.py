@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
 from ...core.ops import SAME_VALUES, SHAPE
-from ..chains import half_links, link, unknown_link
+from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule
@@ -159,7 +159,7 @@ def _steps(value: Value) -> Iterator[Value]:
         current = nexts[0]
 
 
-_COUNTING = ("arange", "range", "cast", "linspace", "einsum", "matmul", "outer", "tensor", "as_tensor")
+_COUNTING = ("arange", "range", "cast", "linspace", "einsum", "matmul", "outer", "tensor", "as_tensor", "embedding", "div")
 
 
 @rule("NUM_POSITIONS", Severity.WARNING, *_COUNTING)
@@ -179,6 +179,12 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     """
     if event.op in ("einsum", "matmul", "outer"):
         yield from _positions_in_product(event, view)
+        return
+    if event.op == "embedding":
+        yield from _half_index(event)
+        return
+    if event.op == "div":
+        yield from _beyond_the_range(event)
         return
     kind = event.out.dtype
     if kind not in HALF or not event.out.sure:
@@ -205,6 +211,40 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         "keep them integer or float32 and cast the result of the computation",
         severity=None if counted is not None else Severity.INFO,  # whole numbers of unknown size may be class labels
     )
+
+
+def _half_index(event: Event) -> Iterator[Hit]:
+    """Ids that were cast together with the rest of a batch: an embedding takes whole numbers only."""
+    index = event.arg(0, "input")
+    made = _source(index, _MOVES)
+    if index.dtype not in HALF or made.op != "cast" or made.node is None:
+        return
+    cast = node_link(made.node, event.file, f"the ids are cast to {index.dtype}")
+    where = f"line {cast.line}" if cast.file == event.file else f"{cast.file}:{cast.line}"
+    yield Hit(
+        event.node,
+        f"an embedding is asked for ids that are {index.dtype} since the cast at {where}: this raises RuntimeError",
+        "cast the floating-point tensors of a batch only, and leave ids integer",
+        chain=(cast, link(event, "an embedding takes whole numbers only")),
+        unknown=unknown_link(index, event.file),
+    )
+
+
+def _beyond_the_range(event: Event) -> Iterator[Hit]:
+    """`depth.half() / 65535`: what is divided by its largest number was cast to a format that does not reach it."""
+    scaled, most = _source(event.arg(0), _MOVES), event.arg(1)
+    kind = _FORMATS.get(scaled.dtype)
+    if kind is None or scaled.op != "cast" or scaled.node is None or scaled.inputs[0].is_half or not scaled.sure:
+        return
+    if most.is_number and kind.overflow_at <= abs(most.const) < float("inf"):
+        cast = node_link(scaled.node, event.file, f"the numbers are cast to {scaled.dtype}")
+        yield Hit(
+            event.node,
+            f"numbers up to {most.const:.6g} are divided in {scaled.dtype}, which ends at {kind.max:.5g}: the largest are inf "
+            "since the cast",
+            "divide in float32 first, then cast",
+            chain=(cast, link(event, "they are divided by their largest")),
+        )
 
 
 def _is_share(event: Event, view: FileView) -> bool:
@@ -337,9 +377,12 @@ def _is_made_before(event: Event, view: FileView) -> bool:
     return bool(event.at.guards) and (is_alike or is_same)
 
 
-def _source(value: Value) -> Value:
+_MOVES = SHAPE | {"getitem", "view"}
+
+
+def _source(value: Value, moves: frozenset[str] = _MOVES | {"cast"}) -> Value:
     """What a value is but for its shape, place and dtype."""
     for _ in range(6):
-        if value.op in SHAPE | {"cast", "getitem", "view"} and value.inputs:
+        if value.op in moves and value.inputs:
             value = value.inputs[0]
     return value

@@ -9,7 +9,7 @@ from ..chains import half_links, link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
 from ..interpreter.source import OwnFunction
-from ..interpreter.torch_names import ADAPTIVE, GRAD_SCALERS
+from ..interpreter.torch_names import ADAPTIVE, GRAD_SCALERS, IN_FILE
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import HALF, UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
@@ -283,6 +283,46 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
         )
 
 
+@rule("SCALER_MISSING", Severity.ERROR, on="trace")
+def scaler_off(trace: Trace, view: FileView) -> Iterator[Hit]:
+    for index, event in trace.numbered("backward", "framework.backward"):
+        off, unknown = _switched_off(trace, view, event)
+        made = _made_in_fp16(trace, index, event.arg(1 if event.op == "framework.backward" else 0)) if off is not None else None
+        region = made.at.region if made is not None else None
+        if off is None or region is None or region.enabled is not True or region.is_framework or not is_stepped(event, view):
+            continue
+        yield Hit(
+            off.node,
+            f"nothing scales the loss here, but its training runs in fp16 ({region.label_in(off.file)}): "
+            "gradients below 6e-8 become 0, and nothing says so",
+            "switch the scaler on wherever autocast runs in fp16, or use bf16",
+            chain=(link(off, "loss scaling is off"), region_link(region, off.file), link(event, "backward of the plain loss")),
+            unknown=unknown,
+        )
+
+
+def _switched_off(trace: Trace, view: FileView, event: Event) -> tuple[Event | None, str]:
+    """What should scale the loss of a backward and is built switched off, and what is open about that."""
+    if event.op == "backward":
+        used = {id(v): v for v in ancestors(event.arg(0), 8) if v.op == "scale"}
+        scaler = next((scaler_of(e) for e in trace.of("scaler.scale") if id(e.out) in used), None)
+        made = [e for e in view.of("scaler.new") if scaler is not None and e.out.thing is scaler.thing]
+        is_off = scaler is not None and is_disabled(scaler, made) and made[0].kwargs["enabled"].sure
+        return (made[0] if is_off else None), ""
+    framework = event.arg(0)
+    new = next((e for e in view.of("framework.new") if framework.ref == "accelerate" and e.out.thing is framework.thing), None)
+    asked = new.kwargs.get("mixed_precision", new.kwargs.get(IN_FILE)) if new is not None else UNKNOWN
+    if asked is None or asked.is_none:
+        return new, "whether accelerate is launched with fp16"
+    return (new if asked.const == "no" else None), ""
+
+
+def _made_in_fp16(trace: Trace, index: int, loss: Value) -> Event | None:
+    """The event that makes a part of a loss under fp16 autocast, with gradients."""
+    parts = {id(v) for v in ancestors(loss, 60) if v.dtype == "fp16" and "autocast" in v.tags}
+    return next((e for e in before(trace, index) if id(e.out) in parts and e.at.has_grad and e.at.region is not None), None)
+
+
 def _offers_fp16(region: Region, view: FileView) -> bool:
     """Whether a region whose format is chosen when the program runs names fp16 as one to choose."""
     made = next((e for e in view.of("autocast") if e.out.ref is region), None)
@@ -295,11 +335,11 @@ def _beside_a_scaler(trace: Trace, index: int, event: Event) -> Iterator[Hit]:
     scaled = next((e for e in trace.events if e.op == "backward" and is_scaled(e) and e.at.guards == event.at.guards), None)
     if scaled is None or is_scaled(event) or any(key == AMP for key, _ in event.at.guards):
         return
-    parts = {id(v) for v in ancestors(event.arg(0), 60) if v.dtype == "fp16" and "autocast" in v.tags}
-    made = next((e.out for e in before(trace, index) if id(e.out) in parts and e.at.has_grad and e.at.region is not None), None)
+    source = _made_in_fp16(trace, index, event.arg(0))
     step = next((e for e in after(trace, index) if e.op in ("optimizer.step", "scaler.step", "backward")), None)
-    if made is None or step is None or step.op != "optimizer.step":
+    if source is None or step is None or step.op != "optimizer.step":
         return
+    made = source.out
     yield Hit(
         event.node,
         f"this loss is made under fp16 autocast and goes backward unscaled, while that at {scaled.place_in(event.file)} is "

@@ -61,7 +61,7 @@ def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
     """
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval"), ("float16", "bfloat16")):
         if _is_on(event.kwargs.get(first)) and _is_on(event.kwargs.get(second)):
-            nodes = [_keyword(event.node, name) for name in (first, second)]
+            nodes = [_written(event.node, name, event.kwargs[name]) for name in (first, second)]
             later = max(nodes, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
             yield Hit(
                 later,
@@ -351,6 +351,24 @@ def conflicting_precision(view: FileView) -> Iterator[Hit]:
                     f"open it in {asked}, or drop it: the framework opens one around each forward",
                     chain=(link(event, f"{event.out.ref} runs in {asked}"), region_link(region, event.file)),
                 )
+
+
+@rule("CONFIG_CONFLICT", Severity.WARNING, "framework.call")
+def conflicting_inputs(event: Event, view: FileView) -> Iterator[Hit]:
+    """Inputs that are cast to one half format for a model that DeepSpeed runs in the other."""
+    engine, asked = event.arg(0), event.arg(0).const
+    for value in (*event.args[1:], *event.kwargs.values()):
+        if value.op != "cast" or value.node is None or not value.sure or {value.dtype, asked} != {"fp16", "bf16"}:
+            continue
+        place = node_link(engine.node or event.node, event.file, f"DeepSpeed asks for {asked}")
+        cast = node_link(value.node, event.file, f"the input is cast to {value.dtype}")
+        yield Hit(
+            value.node,
+            f"the input is cast to {value.dtype}, but the DeepSpeed settings ({place.file}:{place.line}) ask for {asked}: "
+            "the first layer raises",
+            f"cast it to {asked}, or to the dtype of the model's parameters",
+            chain=(place, cast),
+        )
 
 
 def _bf16_weights(view: FileView, arguments: Event) -> Iterator[Hit]:
