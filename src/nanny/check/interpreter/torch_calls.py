@@ -300,11 +300,11 @@ def _deepspeed(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwar
     sections = config.ref if config.kind == "dict" and isinstance(config.ref, dict) else {}
     runs_in, asked = "", node
     for kind in ("fp16", "bf16"):
-        section = sections.get(kind)
-        inner = section.ref.get("enabled") if section is not None and isinstance(section.ref, dict) else None
+        section = sections.get(kind, UNKNOWN)
+        inner = section.ref.get("enabled") if isinstance(section.ref, dict) else None
         if inner is not None and inner.const is True and model.thing is not None:
             objects.run_in(model, kind)
-            runs_in, asked = kind if "auto_cast" not in section.ref else "", inner.node or node
+            runs_in, asked = "" if "auto_cast" in section.ref else kind, inner.node or node
     inputs = (model,) if model.thing is not None else ()
     engine = Value("framework", ref="deepspeed", const=runs_in, thing=Thing("", "framework"), inputs=inputs, node=asked)
     frame.emit("framework.new", node, tuple(args), {**kwargs, "": constant("deepspeed")}, engine)

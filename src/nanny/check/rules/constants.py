@@ -167,7 +167,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     """Positions, time steps, ids or counts are put into half.
 
     Why: fp16 counts exactly to 2048 and bf16 to 256; beyond, neighbouring positions become equal, and embeddings or ids are
-    wrong.
+    wrong. Above 65504 fp16 is infinite: 16-bit images do not fit. An embedding refuses ids that are not whole numbers.
 
     Example:
         t = torch.arange(8192, dtype=torch.bfloat16)

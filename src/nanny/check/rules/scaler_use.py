@@ -87,6 +87,7 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`optimizer.step()` is called on gradients of a scaled loss, beside or instead of `scaler.step(optimizer)`.
 
     Why: the optimizer takes gradients that are 65536 times too large (or already used), and infinities are not skipped.
+    A closure that is given to scaler.step does the same: what it makes is scaled after unscaling is over.
 
     Example:
         scaler.scale(loss).backward()
@@ -227,7 +228,7 @@ def _goes_elsewhere(event: Event, trace: Trace) -> bool:
 
 @rule("SCALER_MISSING", Severity.ERROR, on="trace")
 def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
-    """A model is trained under fp16 autocast without a GradScaler.
+    """A model is trained under fp16 autocast without a GradScaler, or with one that is switched off.
 
     Why: gradients below 6e-8 become 0 in fp16. Many layers then learn nothing, and no error tells.
 

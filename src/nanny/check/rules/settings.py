@@ -305,7 +305,7 @@ def conflicting_precision(view: FileView) -> Iterator[Hit]:
     """Two settings of one program ask for different half formats.
 
     Why: one of them loses without a word, or the run stops: Hugging Face refuses arguments that differ from the DeepSpeed
-    file, and a GradScaler cannot unscale bf16 weights.
+    file, a GradScaler cannot unscale bf16 weights, and a layer takes inputs in its own format only.
 
     Example:
         TrainingArguments(output_dir="out", bf16=True, deepspeed="ds_fp16.json")
