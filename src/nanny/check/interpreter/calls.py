@@ -43,7 +43,10 @@ def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str
         found = base.ref.get(args[0].const) if isinstance(args[0].const, str) else None
         return found if found is not None else UNKNOWN
     if base.kind == "dict" and isinstance(base.ref, dict) and name == "update" and not frame.at.guards:
-        base.ref.update({**(args[0].ref if args and isinstance(args[0].ref, dict) else {}), **kwargs})
+        given = args[0].ref if args and isinstance(args[0].ref, dict) else {}
+        if args and (not given or "*" in given or "**" in given):  # which keys it changes is not known
+            base.ref.clear()
+        base.ref.update({**{key: item for key, item in given.items() if key != "*"}, **kwargs})
         return NONE
     if not base.kind and name in ("read_text", "read_bytes", "open"):  # of a path: the text of the file that it names
         frame.emit("unknown_call", node, (base, *args), kwargs)
@@ -223,7 +226,7 @@ def _known_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: s
         return objects.backward(frame, node, base, args, kwargs)
     if name == "manual_backward":
         return trainers.manual_backward(frame, node, base, args, kwargs)
-    if name == "clip_gradients" and base.kind == "instance":  # Lightning's own: it clips what it finds
+    if name == "clip_gradients" and base.kind == "instance" and base.ref.derives_from(("LightningModule",)):
         return frame.emit("clip_grad", node, (Value(op="parameters", thing=base.thing), *args), kwargs)
     if base.kind == "trainer":
         return trainers.run_trainer(walk, frame, node, base, name)

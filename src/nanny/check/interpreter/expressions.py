@@ -171,7 +171,9 @@ def value_subscript(walk: Walk, frame: Frame, node: ast.Subscript) -> Value:
     is_known = index.const is not NOTHING and "default" not in index.tags
     if base.kind == "dict" and isinstance(base.ref, dict) and is_known and index.const in base.ref:
         return base.ref[index.const]
-    if base.kind == "dict" and isinstance(base.ref, dict) and "*" in base.ref:  # made by a comprehension: all items are alike
+    if (
+        base.kind == "dict" and isinstance(base.ref, dict) and "*" in base.ref and "**" not in base.ref
+    ):  # made by a comprehension: all items are alike
         return base.ref["*"]
     if base.kind == "dict" and isinstance(base.ref, dict) and base.ref and (not is_known or index.const == ""):
         values = [v for v in base.ref.values() if isinstance(v, Value)]
@@ -267,7 +269,9 @@ def value_comprehension(walk: Walk, frame: Frame, node: ast.ListComp | ast.SetCo
             walk.evaluate(frame, test)
     if isinstance(node, ast.DictComp):
         walk.evaluate(frame, node.key)
-        out = Value("dict", ref={"*": walk.evaluate(frame, node.value)})
+        item = walk.evaluate(frame, node.value)
+        is_chosen = any(generator.ifs for generator in node.generators)  # whether an item is in it, the program decides
+        out = Value("dict", ref={"*": replace(item, sure=False) if is_chosen else item})
     else:
         out = attributes.comprehension_of(walk.evaluate(frame, node.elt))
     frame.env.take_back()

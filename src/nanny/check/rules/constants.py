@@ -230,13 +230,16 @@ def _half_index(event: Event) -> Iterator[Hit]:
     )
 
 
+_RANGES = frozenset(2**bits - off for bits in (16, 24, 31, 32) for off in (0, 1))  # of the integers that files hold
+
+
 def _beyond_the_range(event: Event) -> Iterator[Hit]:
     """`depth.half() / 65535`: what is divided by its largest number was cast to a format that does not reach it."""
     scaled, most = _source(event.arg(0), _MOVES), event.arg(1)
     kind = _FORMATS.get(scaled.dtype)
     if kind is None or scaled.op != "cast" or scaled.node is None or scaled.inputs[0].is_half or not scaled.sure:
         return
-    if most.is_number and kind.overflow_at <= abs(most.const) < float("inf"):
+    if most.is_number and most.const in _RANGES and most.const >= kind.overflow_at:
         cast = node_link(scaled.node, event.file, f"the numbers are cast to {scaled.dtype}")
         yield Hit(
             event.node,
