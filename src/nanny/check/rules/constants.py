@@ -159,10 +159,11 @@ def _steps(value: Value) -> Iterator[Value]:
         current = nexts[0]
 
 
-_COUNTING = ("arange", "range", "cast", "linspace", "einsum", "matmul", "outer", "tensor", "as_tensor", "embedding", "div")
+_COUNTING = ("arange", "range", "cast", "linspace", "einsum", "matmul", "outer", "tensor", "as_tensor", "div")
+_INDEX = {"embedding": (0, "input"), "one_hot": (0, "tensor"), "gather": (2, "index"), "index_select": (2, "index")}
 
 
-@rule("NUM_POSITIONS", Severity.WARNING, *_COUNTING)
+@rule("NUM_POSITIONS", Severity.WARNING, *_COUNTING, *_INDEX)
 def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     """Positions, time steps, ids or counts are put into half.
 
@@ -180,7 +181,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     if event.op in ("einsum", "matmul", "outer"):
         yield from _positions_in_product(event, view)
         return
-    if event.op == "embedding":
+    if event.op in _INDEX:
         yield from _half_index(event)
         return
     if event.op == "div":
@@ -214,8 +215,8 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
 
 
 def _half_index(event: Event) -> Iterator[Hit]:
-    """Ids that were cast together with the rest of a batch: an embedding takes whole numbers only."""
-    index = event.arg(0, "input")
+    """Ids that were cast together with the rest of a batch: a lookup takes whole numbers only."""
+    index = event.arg(*_INDEX[event.op])
     made = _source(index, _MOVES)
     if index.dtype not in HALF or made.op != "cast" or made.node is None:
         return
@@ -223,9 +224,9 @@ def _half_index(event: Event) -> Iterator[Hit]:
     where = f"line {cast.line}" if cast.file == event.file else f"{cast.file}:{cast.line}"
     yield Hit(
         event.node,
-        f"an embedding is asked for ids that are {index.dtype} since the cast at {where}: this raises RuntimeError",
+        f"{event.op} is asked for ids that are {index.dtype} since the cast at {where}: this raises RuntimeError",
         "cast the floating-point tensors of a batch only, and leave ids integer",
-        chain=(cast, link(event, "an embedding takes whole numbers only")),
+        chain=(cast, link(event, f"{event.op} takes whole numbers only")),
         unknown=unknown_link(index, event.file),
     )
 
