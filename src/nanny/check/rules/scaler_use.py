@@ -290,8 +290,11 @@ def scaler_off(trace: Trace, view: FileView) -> Iterator[Hit]:
         off, unknown = _switched_off(trace, view, event)
         made = _made_in_fp16(trace, index, event.arg(1 if event.op == "framework.backward" else 0)) if off is not None else None
         region = made.at.region if made is not None else None
-        if off is None or region is None or region.enabled is not True or region.is_framework or not is_stepped(event, view):
+        if off is None or made is None or region is None or region.enabled is not True or region.is_framework:
             continue
+        own = [guard for e in (made, event) for guard in e.at.guards if guard not in off.at.guards]
+        if any(not key.startswith("mod:") for key, _ in own) or not is_stepped(event, view):
+            continue  # the switch that turns the scaler off may keep this from running
         yield Hit(
             off.node,
             f"nothing scales the loss here, but its training runs in fp16 ({region.label_in(off.file)}): "
