@@ -13,7 +13,7 @@ from torch import nn
 from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.cli import main
 from nanny.core.examination import Examination, Hazard, Place
-from nanny.core.step import OptimizerState, StepRecord
+from nanny.core.step import OptimizerState, StepRecord, Update
 from nanny.diagnose.choose import diagnoses_of, fitting
 from nanny.diagnose.evidence import Evidence, RunFacts
 from nanny.diagnose.history import RunHistory
@@ -258,3 +258,16 @@ def test_rounding_in_the_gradients_of_a_run_that_has_converged_is_no_trouble():
     for last, told in ((0.004, []), (1.5, ["scale_imbalance_absorption"])):
         evidence = run_of(list(np.geomspace(1.7, last, 40)), [0.5] * 40, [2.0] * 40)
         assert causes_of(replace(evidence, examinations=exams)) == told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"), [("bfloat16", 1), ("float16", 1), ("float8_e4m3fn", 1), ("float8_e5m2", 1), ("float32", 0)]
+)
+def test_weights_that_round_back_are_told_and_diagnosed_alike(dtype: str, told: int):
+    run, found = RunHistory(), []
+    optimizer = OptimizerState("SGD", True, False, 1e-5, param_dtype=dtype)
+    for i in range(4):
+        step = StepRecord(i, stepped=True, updates=(Update("w", dtype, 1e-5, 1000, 990, 1e-7, 0.1),), optimizers=(optimizer,))
+        found += judge_step(step, run, {"LOST_UPDATE": all_rules()["LOST_UPDATE"]})
+    assert len({f.code for f in found}) == told
+    assert [one.cause for one in diagnoses_of(run.evidence(found))] == ["update_lost"] * told

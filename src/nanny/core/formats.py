@@ -79,6 +79,8 @@ FP8_E5M2 = Format("fp8_e5m2", "float8_e5m2", 8, 3, -14, 57344.0)
 FP32 = Format("fp32", "float32", 32, 24, -126, (2 - 2.0**-23) * 2.0**127)
 FP64 = Format("fp64", "float64", 64, 53, -1022, 1.7976931348623157e308)
 
+HALVES = (FP16.torch_name, BF16.torch_name)
+NARROW = (*HALVES, FP8_E4M3.torch_name, FP8_E5M2.torch_name)  # what weights round back to
 FORMATS = {f.name: f for f in (FP16, BF16, FP8_E4M3, FP8_E5M2, FP32, FP64)}
 TARGETS = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")
 _BY_TORCH_NAME = {f.torch_name: f for f in FORMATS.values()} | {"half": FP16, "float": FP32, "double": FP64}
@@ -91,6 +93,11 @@ def format_of(name: object) -> Format:
     if found is None:
         raise NannyError(f"unknown floating-point format {text!r}; use one of: {', '.join(FORMATS)}")
     return found
+
+
+def short_name(dtype: str) -> str:
+    """`bf16` for `bfloat16`; what is no floating-point format, such as `int64`, keeps its name."""
+    return _BY_TORCH_NAME[dtype].name if dtype in _BY_TORCH_NAME else dtype
 
 
 # The exponent histogram: one bin per binary order of magnitude of fp32, so that one sample answers for every narrower format and

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from .formats import NARROW
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -179,6 +181,11 @@ class Update:
     unchanged: int  # of these, left bit-identical
     update_rms: float
     weight_rms: float
+
+    @property
+    def may_be_lost(self) -> bool:
+        """Weights of 16 bits or less that were to move: those that did not were rounded back."""
+        return self.dtype in NARROW and bool(self.count and self.lr)
 
 
 @dataclass(frozen=True)

@@ -421,7 +421,7 @@ class RunHistory:
     def _add_updates(self, step: StepRecord) -> None:
         if not step.updates or step.skipped:
             return
-        narrow = [u for u in step.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
+        narrow = [u for u in step.updates if u.may_be_lost]
         total = sum(u.count for u in narrow)
         lost = total > 0 and sum(u.unchanged for u in narrow) > self.limits.unchanged_share_warn * total
         self._facts = replace(

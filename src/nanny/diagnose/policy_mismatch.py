@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..core.finding import Finding, NannyError, Severity
-from ..core.formats import format_of
+from ..core.formats import HALVES, format_of
 from ..core.limits import Limits
 
 PAGES = {
@@ -112,7 +112,7 @@ def _judged(seen: PolicyMismatch, limits: Limits) -> PolicyMismatch:
     elif seen.median_ratio_error > limits.policy_ratio_warn:
         severity = Severity.ERROR if seen.median_ratio_error > limits.policy_ratio_error else Severity.WARNING
         found.append(_finding(severity, seen.text, seen.median_ratio_error, limits.policy_ratio_warn))
-    if seen.dtype in ("bfloat16", "float16") and seen.spacing > limits.policy_ratio_warn:
+    if seen.dtype in HALVES and seen.spacing > limits.policy_ratio_warn:
         said = (
             f"log-probabilities are kept in {seen.dtype}: at their size its spacing is {seen.spacing:.2g}, so a ratio cannot be "
             f"closer to 1 than about {seen.spacing / 2:.2g}"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..core.finding import Severity
+from ..core.formats import short_name
 from ..core.limits import Limits
 from ..core.numbers import counted, deviation, share, short
 from ..core.ops import MEMORY, SAME_VALUE
@@ -126,7 +127,7 @@ def calls_table(report: DiffReport, wide: bool = True, most: int = MOST_CALLS) -
             (
                 f"{call.name} ({call.module})" if with_class else call.name,
                 call.module,
-                _type(call.dtype),
+                short_name(call.dtype),
                 "x".join(map(str, call.shape)),
                 if_comparable(call, e.rel_l2),
                 call.own.rel_l2 if call.own else None,
@@ -197,7 +198,7 @@ def _gradient_table(
     cells = [
         (
             name,
-            _type(g.dtype),
+            short_name(g.dtype),
             if_comparable(g, g.error.rel_l2),
             g.own,
             other,
@@ -227,10 +228,6 @@ def if_comparable(found: CallDiff | GradDiff, value: T) -> T | None:
 def angle(found: CallDiff | GradDiff) -> float | None:
     """1 - cos: what is left of it where both point the same way."""
     return None if found.error.cosine is None else 1 - found.error.cosine
-
-
-def _type(dtype: str) -> str:
-    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}.get(dtype, dtype)
 
 
 def lists_of(report: DiffReport) -> list[tuple[str, list[str]]]:

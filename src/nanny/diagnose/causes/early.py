@@ -145,7 +145,7 @@ def entropy_falls(signs: Signs) -> Iterator[Diagnosis]:
 
 def updates_shrink(signs: Signs) -> Iterator[Diagnosis]:
     """The share of 16-bit weights that a step leaves as they were grows towards most of them."""
-    narrow = [u for u in signs.facts.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
+    narrow = [u for u in signs.facts.updates if u.may_be_lost]
     steps, shares = signs.evidence.curve("unchanged_share")
     limits = signs.limits
     if signs.harmed or not narrow or not len(shares) or float(shares[-1]) > limits.unchanged_share_warn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.formats import format_of
+from ...core.formats import HALVES, format_of
 from ..describe import by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
@@ -20,7 +20,7 @@ def update_lost(signs: Signs) -> Iterator[Diagnosis]:
     """
     yield from updates_shrink(signs)
     facts = signs.facts
-    narrow = [u for u in facts.updates if u.dtype in ("bfloat16", "float16") and u.count and u.lr]
+    narrow = [u for u in facts.updates if u.may_be_lost]
     total = sum(u.count for u in narrow)
     if not total or facts.probes < 1 or facts.lost_probes <= facts.probes / 2:
         return
@@ -54,7 +54,7 @@ def ema_stagnation(signs: Signs) -> Iterator[Diagnosis]:
     """
     yield from by_hazard(signs, "ema_stagnation")
     for state in signs.facts.latest.optimizers:
-        if state.beta2 is None or state.fused or not state.rounds_to_nearest or state.state_dtype not in ("bfloat16", "float16"):
+        if state.beta2 is None or state.fused or not state.rounds_to_nearest or state.state_dtype not in HALVES:
             continue
         half = format_of(state.state_dtype).unit_roundoff / 2
         if 1 - state.beta2 >= half or signs.facts.count("stepped") < 3:

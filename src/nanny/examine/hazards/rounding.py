@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ...core.examination import Hazard
+from ...core.formats import HALVES
 from ...core.numbers import number, share, short
 from ...core.ops import CANCEL, CASTS, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
 from ..records import Suspect
@@ -122,7 +123,7 @@ def cancellation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     if not largest or suspect.reference_rms * step.limits.damage_bits_lost > largest:
         return None
-    stored_low = suspect.dtype in ("bfloat16", "float16")  # FP32 sums of logits in bf16 are what the remedy makes
+    stored_low = suspect.dtype in HALVES  # FP32 sums of logits in bf16 are what the remedy makes
     margins = logs and stored_low and gone < 1 and all(o.producer == "sum" for o in suspect.operands)
     certain = stored_low if logs else gone < step.limits.damage_cancelled or suspect.plain >= step.limits.damage_cancelled_error
     if not margins and not step.harmful(suspect, certain=certain):

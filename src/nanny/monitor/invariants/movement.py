@@ -82,7 +82,7 @@ class Movement:
     def _look_at_updates(self, every: Sequence[Update]) -> None:
         updates = [u for u in every if u.count]
         moved = sum(u.count - u.unchanged for u in updates)
-        narrow_only = bool(updates) and all(u.dtype in ("bfloat16", "float16") and u.lr for u in updates)
+        narrow_only = bool(updates) and all(u.may_be_lost for u in updates)
         moves = moved > 0.01 * sum(u.count for u in updates) or (not updates and any(u.update_rms for u in every))
         if self.has_moved:
             self._stop.looked(moves or narrow_only or not updates, moved > 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.formats import format_of
+from ...core.formats import HALVES, format_of
 from ...core.step import OptimizerState, StepRecord
 from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
@@ -18,7 +18,7 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of it in bf16) is lost.
     """
     # in FP32 an update that rounds away is below 1e-7 of its weight: a tiny learning rate or convergence, not a loss of precision
-    moving = [u for u in step.updates if u.lr and u.count and format_of(u.dtype).bits <= 16]
+    moving = [u for u in step.updates if u.may_be_lost]
     total = sum(u.count for u in moving)
     if step.skipped or not total:
         return
@@ -93,6 +93,6 @@ def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Observation]
 
 
 def _stalls(state: OptimizerState) -> bool:
-    if state.state_dtype not in ("bfloat16", "float16") or not state.rounds_to_nearest:
+    if state.state_dtype not in HALVES or not state.rounds_to_nearest:
         return False
     return state.beta2 is not None and 1 - state.beta2 < format_of(state.state_dtype).unit_roundoff / 2
