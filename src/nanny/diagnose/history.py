@@ -216,7 +216,7 @@ class RunHistory:
     `facts` folds every field of the step records without knowing them; what needs more than that has a method of its own.
     """
 
-    def __init__(self, limits: Limits | None = None, bad_buffers: frozenset[str] = frozenset()) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         depth = int(self.limits.history_steps)
         self.steps = 0
@@ -240,7 +240,7 @@ class RunHistory:
         self.loss_jump = 0.0  # the first of them, if the updates before were usual
         self.norm_high = 0
         self.exploding = False  # and that has been told
-        self.bad_buffers = bad_buffers  # not finite from the start: masks
+        self.bad_buffers: frozenset[str] = frozenset()  # not finite from the start: masks
         self.amp_dtype = ""
         self.last_trace: StepRecord | None = None
         self.last_bad_step: int | None = None

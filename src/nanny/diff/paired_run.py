@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.finding import NannyError
 from ..core.numbers import listed, shortened
-from ..measure.errors import compare, relative_l2
+from ..measure.errors import compare, relative, relative_l2
 from ..watch.names import plain_name
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import outside_program, short_dtype
@@ -283,6 +283,5 @@ def _with_totals(gradients: list[GradDiff], scale: float) -> tuple[tuple[GradDif
     errors = [g.error.rel_l2 * g.error.reference_norm if g.error.reference_norm else g.error.norm for g in gradients]
     size, error = math.sqrt(squares), math.sqrt(sum(e * e for e in errors))
     norm = math.sqrt(sum(g.error.norm**2 for g in gradients))
-    rel_l2 = error / size if size else math.inf if error else 0.0
     cosine = (norm**2 + size**2 - error**2) / (2 * norm * size) if norm and size else None
-    return shared, GradTotals(rel_l2, cosine, size, scale)
+    return shared, GradTotals(relative(error, size), cosine, size, scale)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.examination import GradientError
 from ..core.formats import format_of
+from ..measure.errors import relative
 from ..measure.histogram import exponents_of
 from ..watch.tensors import LOW, tensors_in
 from ..watch.unheard import run_unheard
@@ -326,7 +327,7 @@ def gradient_errors(measured: Mapping[str, GradientNumbers]) -> tuple[tuple[Grad
             name=name,
             norm=g.norm,
             reference_norm=g.reference_norm,
-            error=math.nan if g.reference_nonfinite else _ratio(g.error_norm, g.reference_norm),
+            error=math.nan if g.reference_nonfinite else relative(g.error_norm, g.reference_norm),
             energy_share=g.reference_norm**2 / squares if squares and not g.reference_nonfinite else 0.0,
             zero_share=g.zero_share,
             reference_zero_share=g.reference_zero_share,
@@ -337,8 +338,4 @@ def gradient_errors(measured: Mapping[str, GradientNumbers]) -> tuple[tuple[Grad
     )
     if not measured or any(g.reference_nonfinite for g in measured.values()):
         return each, None
-    return each, _ratio(math.sqrt(sum(g.error_norm**2 for g in measured.values())), math.sqrt(squares))
-
-
-def _ratio(error: float, size: float) -> float:
-    return error / size if size else math.inf if error else 0.0
+    return each, relative(math.sqrt(sum(g.error_norm**2 for g in measured.values())), math.sqrt(squares))

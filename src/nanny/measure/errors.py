@@ -25,7 +25,7 @@ def compare(real: Tensor, reference: Tensor, spacing: Format, limits: Limits | N
     p50, p99 = _ulps(error, y, spacing)
     return ErrorStats(
         count=real.numel(),
-        rel_l2=_ratio(error_norm, norm),
+        rel_l2=relative(error_norm, norm),
         centred=centred,
         varying=varying,
         max_abs=_absmax(error),
@@ -83,10 +83,9 @@ def _absmax(x: Tensor) -> float:
     return max(abs(float(low)), abs(float(high)))
 
 
-def _ratio(error: float, size: float) -> float:
-    if size > 0:
-        return error / size
-    return math.inf if error > 0 else 0.0
+def relative(error: float, size: float) -> float:
+    """Any error of nothing is infinite."""
+    return error / size if size else math.inf if error else 0.0
 
 
 def _centred_error(error_norm: float, y: Tensor, norm: float, floor: float) -> tuple[float | None, float | None]:
@@ -130,7 +129,7 @@ def _ulps(error: Tensor, y: Tensor, spacing: Format) -> tuple[float, float]:
 def relative_l2(real: Tensor, reference: Tensor) -> float:
     """Only the relative error, over what is finite in both."""
     _, _, _, error_norm, norm, _ = _difference(real.detach(), reference.detach())
-    return _ratio(error_norm, norm)
+    return relative(error_norm, norm)
 
 
 def contributions(a: Tensor, b: Tensor) -> Tensor:
@@ -178,7 +177,7 @@ def dimension_errors(real: Tensor, reference: Tensor) -> tuple[DimensionError, .
                 dim=dim,
                 size=y.shape[dim],
                 index=index,
-                error_share=_ratio(float(errors[index]), float(errors.sum())) if float(errors.sum()) else 0.0,
+                error_share=relative(float(errors[index]), float(errors.sum())) if float(errors.sum()) else 0.0,
                 loudest=loudest,
                 rms_ratio=float(rms[loudest] / sounding.median()) if sounding.numel() else None,
                 rms_max=float(rms[loudest]),

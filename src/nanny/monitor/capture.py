@@ -150,10 +150,6 @@ class StepCapture:
         self._pending = pending
 
     @property
-    def is_pending(self) -> bool:
-        return bool(self._pending)
-
-    @property
     def _is_on_host(self) -> bool:
         """All of it: the step was not traced, nothing was probed, and gradients were read once, if at all, and unscaled."""
         if self.trace is not None or self.weights is not None or self.buffers is not None or isinstance(self.scale, Tensor):

@@ -6,10 +6,9 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TextIO
 
 from ..core.finding import Finding, Severity
-from ..core.terminal import say, tell, visible
+from ..core.terminal import tell, visible
 from ..diagnose.verdict import Verdict, severity_counts
 from ..show.translation import translate
 
@@ -28,13 +27,10 @@ def line(finding: Finding, lang: str = "en") -> str:
 class LiveLog:
     """Prints findings of `lowest` and above; counts what it holds back."""
 
-    def __init__(
-        self, stream: TextIO | None = None, per_minute: int = LINES_PER_MINUTE, lowest: Severity = Severity.WARNING
-    ) -> None:
+    def __init__(self, lowest: Severity = Severity.WARNING) -> None:
         self._lowest = lowest
-        self._stream = stream
         self.lang = "en"
-        self._times: deque[float] = deque(maxlen=per_minute)
+        self._times: deque[float] = deque(maxlen=LINES_PER_MINUTE)
         self.held_back = 0
 
     def speak(self, lang: str) -> None:
@@ -52,17 +48,11 @@ class LiveLog:
             return
         self._times.append(now)
         advice = f"\n       -> {translate(finding.hint, self.lang)}" if hint and finding.hint else ""
-        self._write(line(finding, self.lang) + advice)
+        tell(line(finding, self.lang) + advice)
 
     def say(self, text: str) -> None:
         found = map(_LINE.fullmatch, text.splitlines())
-        self._write("\n".join(one[1] + translate(one[2], self.lang) for one in found if one is not None))
-
-    def _write(self, text: str) -> None:
-        if self._stream is None:
-            tell(text)
-        else:
-            say(text, self._stream)
+        tell("\n".join(one[1] + translate(one[2], self.lang) for one in found if one is not None))
 
 
 def closing_lines(

@@ -24,7 +24,7 @@ from ..core.limits import Limits
 from ..core.numbers import short
 from ..core.plain_json import to_text
 from ..show.translation import translate
-from ..watch.dump import MOST_BYTES, Dump, load_dump, on_meta, operation_of, refuse_impure
+from ..watch.dump import MOST_RESULT, Dump, load_dump, on_meta, operation_of, refuse_impure
 from ..watch.op_facts import KERNEL_ERRORS
 from ..watch.tensors import is_low, short_dtype
 from .gap import Tolerance, gaps_of
@@ -34,7 +34,6 @@ from .selection import op_pattern
 from .text import replay_lines
 
 _FILES = ("linear", "conv", "normalization", "batchnorm", "instancenorm", "activation", "pooling")
-MOST_RESULT = 4 * MOST_BYTES
 
 
 def compare_for_single_op(

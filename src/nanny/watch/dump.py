@@ -28,6 +28,7 @@ from .tensors import map_leaves, short_dtype, tensors_in
 
 VERSION = 2
 MOST_BYTES = 1 << 30  # of one dump
+MOST_RESULT = 4 * MOST_BYTES  # that is computed from one
 _MOST_JSON = 16 << 20
 _LEGACY = (".pkl", ".pickle", ".pt")
 # what files that nobody of ours wrote, or that were changed since, make of decoding
@@ -275,7 +276,7 @@ def operation_of(dump: Dump) -> Any:
     return overload
 
 
-def refuse_impure(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], path: Path, most: int = 4 * MOST_BYTES) -> None:
+def refuse_impure(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], path: Path) -> None:
     """NannyError unless an operation only computes tensors from tensors, of a size that is known before it runs."""
     schema = func._schema
     reads = [str(argument.type) for argument in schema.arguments if not argument.is_out]
@@ -285,9 +286,9 @@ def refuse_impure(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pat
     if not computes or not plain or not any(kind in ("Tensor", "List[Tensor]") for kind in reads):
         raise NannyError(f"{path}: {func} does more than compute tensors from tensors, so it is not run from a file")
     size = _size_of_results(func, args, kwargs)
-    if size is None or size > most:
+    if size is None or size > MOST_RESULT:
         what = "cannot be known before it runs" if size is None else f"would take {size / 2**30:.3g} GB"
-        raise NannyError(f"{path}: the result of {func} {what}; at most {most >> 30} GB are computed from a file")
+        raise NannyError(f"{path}: the result of {func} {what}; at most {MOST_RESULT >> 30} GB are computed from a file")
 
 
 _MORE_THAN_VALUES = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.inplace_view}

@@ -117,13 +117,10 @@ class Places:
     `models=None`: models get their names when they are first called, the first without a prefix, further ones by class.
     """
 
-    def __init__(
-        self, models: Models = None, lines: bool = True, on_trouble: Callable[[BaseException], None] | None = None
-    ) -> None:
+    def __init__(self, models: Models = None, on_trouble: Callable[[BaseException], None] | None = None) -> None:
         self._given: list[tuple[nn.Module, str]] | None = (
             None if models is None else [(models, "")] if isinstance(models, nn.Module) else list(models)
         )
-        self._lines = lines
         self._is_open = False
         self._on_trouble = on_trouble or _warn_once
         self._hooks: ModuleHooks | None = None
@@ -212,7 +209,7 @@ class Places:
         if self._updating is not None and not self._open and not (self._has_closure and torch.is_grad_enabled()):
             return self._updating
         scope = self._open[-1][1] if self._open else _OUTSIDE
-        where = _user_frame(_getframe(1)) if self._lines else None
+        where = _user_frame(_getframe(1))
         self._note(scope, where)
         return Spot(scope.forward, scope.classes, *(where or ()))
 
@@ -293,7 +290,7 @@ class Places:
         self._mark(_counter(), self._open[-1][1] if self._open else _OUTSIDE)
 
     def _begin_update(self, optimizer: Optimizer, has_closure: bool) -> None:
-        where = _user_frame(_getframe(1)) if self._lines else None
+        where = _user_frame(_getframe(1))
         kind = type(optimizer).__name__
         self._updating = Spot(Place(module=kind, phase="optimizer"), kind, *(where or ()))
         self._has_closure = has_closure
