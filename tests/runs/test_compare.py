@@ -14,8 +14,9 @@ import torch
 
 from nanny import cli
 from nanny.core.limits import Limits
+from nanny.core.step import plain_name
 from nanny.monitor.watch import MixedPrecisionNanny
-from nanny.runs.compare import SeriesPair, _compare_pair, find_divergence, plain_name, ratio_matrix, step_noise
+from nanny.runs.compare import SeriesPair, _compare_pair, find_divergence, ratio_matrix, step_noise
 from nanny.runs.opening import open_named
 from runs import query_recordings as q
 from runs.query_recordings import Recipe, nanny, record
@@ -92,6 +93,7 @@ def test_a_curve_of_one_step_can_be_compared() -> None:
     [
         ("module.encoder.0", "encoder.0"),
         ("_orig_mod.module.fc", "fc"),
+        ("_forward_module.fc.weight", "fc.weight"),
         ("blocks._fsdp_wrapped_module.0.weight", "blocks.0.weight"),
         ("modules.0", "modules.0"),
         ("my_module.fc", "my_module.fc"),

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.formats import format_of
+from ..core.step import plain_name
 from ..measure.errors import compare
-from ..watch.names import plain_name
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
 from ..watch.tensors import LOW, float_leaves, in_backward, short_dtype

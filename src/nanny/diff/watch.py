@@ -25,9 +25,9 @@ from torch.utils.flop_counter import flop_registry
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.ops import COUNT, DECISIONS, FACTORS, UNWRITTEN
+from ..core.step import plain_name
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
-from ..watch.names import plain_name
 from ..watch.storages import StorageMap
 from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_finite, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +17,7 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.formats import Format
 from ..core.limits import Limits
+from ..core.step import plain_name
 from ..diagnose.verdict import first_broken_step
 from ..store import reader
 from .alerts import matches
@@ -27,7 +27,6 @@ from .source import Source, own_format
 
 KINDS = ("output", "output_grad", "grad", "weight")  # in the order in which a step makes them
 CURVES = ("loss", "grad_norm")
-_WRAPPERS = re.compile(r"(^|\.)(module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?=\.|$)")
 MEDIAN_NOISE = 1.2533  # standard error of a median against that of a mean, of normal noise
 SIGMA_OF_MAD = 1.4826
 MOST_RATIO = 2.0**30  # what a picture tells apart
@@ -156,11 +155,6 @@ def ratio_matrix(a: Source, b: Source, kind: str) -> Matrix | None:
             keys[row] = values[worst[:, column], column]
             at[row] = worst[:, column] - starts
     return Matrix(columns, keys, None if len(starts) == len(pair.steps) else at)
-
-
-def plain_name(name: str) -> str:
-    """Without the names that wrappers (DDP, FSDP, compile, checkpointing) put in front."""
-    return _WRAPPERS.sub("", name).lstrip(".")
 
 
 def _curve_pair(a: Ranks, b: Ranks, name: str, target: Format, limits: Limits) -> SeriesPair | None:

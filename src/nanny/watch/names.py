@@ -10,17 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..core.step import plain_name
 from .tensors import is_readable
 
-WRAPPERS = ("_orig_mod", "module", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
-
-
-def plain_name(name: str) -> str:
-    """`module._orig_mod.blocks.0.fc` as `blocks.0.fc`: without what torch.compile, DDP, FSDP, Fabric and checkpointing add."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

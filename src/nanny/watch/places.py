@@ -34,9 +34,10 @@ from torch.optim.optimizer import Optimizer
 
 from ..core.examination import Place
 from ..core.finding import warn
+from ..core.step import plain_name
 from . import events
 from .aside import ModuleHooks
-from .names import parts_of, plain_name, unwrapped
+from .names import parts_of, unwrapped
 from .op_stream import is_programs_own, leave_program, return_to_program
 
 # Private names of torch, each in use by torch itself; tests/watch/test_places.py fails if one goes.
