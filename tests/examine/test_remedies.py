@@ -80,19 +80,25 @@ def test_what_is_told_is_what_the_changed_program_gives(by_hand: Forward) -> Non
 class Flushed(nn.Module):
     """The eps below the root is 0 in fp16."""
 
-    def __init__(self) -> None:
+    def __init__(self, divide: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(8, 8)
+        self.divide = divide
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x).half() * 0.01
         h = torch.cat([h[:2], h[2:] * 1e-3])
-        return (h / (h.square().mean(-1, keepdim=True) + 1e-8).sqrt()).float()
+        return self.divide(h, (h.square().mean(-1, keepdim=True) + 1e-8).sqrt()).float()
 
 
-def test_an_eps_that_the_format_can_hold_is_tried_below_the_root() -> None:
-    model = Flushed()
+def added_to_nothing(one: Tensor, other: Tensor) -> Tensor:
+    return torch.addcdiv(torch.zeros_like(one), one, other)
+
+
+@pytest.mark.parametrize("divide", [torch.div, added_to_nothing])
+def test_an_eps_that_the_format_can_hold_is_tried_below_the_root(divide: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model = Flushed(divide)
     with sanitize(model, strict=True) as seen:
         model(torch.ones(4, 8)).sum().backward()
     (trial,) = (t for t in seen.examination.trials if t.change == "larger_eps")

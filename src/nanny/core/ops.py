@@ -62,7 +62,11 @@ REDUCTIONS = NORMS | SPREADS | _family("sum nansum mean cumsum dot vdot logsumex
 EXPONENTIALS = _family("exp exp2 expm1 sinh cosh")
 LOGARITHMS = _family("log log2 log10 log1p logit xlogy special_xlogy")
 ROOTS = _family("sqrt rsqrt")
-DIVISIONS = _family("div true_divide divide reciprocal rsqrt addcdiv floor_divide remainder fmod")
+DIVISORS = {  # which argument is divided by
+    "div": 1, "true_divide": 1, "divide": 1, "floor_divide": 1, "remainder": 1, "fmod": 1, "addcdiv": 2,
+    "reciprocal": 0, "rsqrt": 0,
+}  # fmt: skip
+DIVISIONS = OpFamily(DIVISORS)
 SOFTMAXES = _family("softmax log_softmax safe_softmax masked_softmax")
 PROBABILITIES = _family("sigmoid softmax safe_softmax masked_softmax")
 RELUS = _family("relu threshold")

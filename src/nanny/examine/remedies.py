@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ..core.examination import Place, Trial
 from ..core.formats import format_of
-from ..core.ops import ATTENTIONS, CASTS, DIVISIONS, LOGARITHMS, MATMULS, PROBABILITIES, RECURRENT, SAME_VALUE, bare_op
+from ..core.ops import ATTENTIONS, CASTS, DIVISIONS, DIVISORS, LOGARITHMS, MATMULS, PROBABILITIES, RECURRENT, SAME_VALUE, bare_op
 from ..watch.op_stream import Op, join_beside, leave
 from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of, whole_storage
@@ -210,7 +210,7 @@ def _larger_eps(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
     name = bare_op(seen.name)
     if name not in DIVISIONS | LOGARITHMS or not isinstance(seen.out, Tensor):
         return None
-    at = 1 if name in ("div", "true_divide", "divide") else 0
+    at = DIVISORS.get(name, 0)
     zero = op.args[at] if len(op.args) > at else None
     if not isinstance(zero, Tensor) or not has_storage(zero) or not zero.is_floating_point() or op.written:
         return None

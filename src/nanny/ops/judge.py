@@ -8,10 +8,9 @@ from typing import NamedTuple
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import format_of
 from ..core.numbers import short
-from ..core.ops import LOGARITHMS, ROOTS, SOFTMAXES, bare_op
+from ..core.ops import DIVISORS, LOGARITHMS, ROOTS, SOFTMAXES, bare_op
 from .records import OpFault, TensorNote
 
-_DIVISOR = {"div": 1, "addcdiv": 2, "reciprocal": 0, "rsqrt": 0}
 SAID = {
     "mismatch": "differs from its reference",
     "nan": "makes NaN",
@@ -109,7 +108,7 @@ def _of_infinity(name: str, fault: OpFault) -> Reason:
 
 def _of_domain(name: str, fault: OpFault) -> Reason | None:
     """Divided by zero, or a function where it has no value."""
-    divisor = _DIVISOR.get(name)
+    divisor = DIVISORS.get(name)
     if divisor is not None and divisor < len(fault.inputs) and 0 in _ends(fault.inputs[divisor]):
         return Reason(f"it divides by argument {divisor}, which holds 0", _fix_of_division(fault))
     low = fault.inputs[0].minimum
