@@ -97,7 +97,7 @@ def _measured(train: np.ndarray, rollout: np.ndarray, counts: np.ndarray, clip: 
         token_ratio_error=float(np.quantile(np.abs(ratios - 1), 0.99)),
         kl=kl,
         outside_clip=float(np.mean(np.abs(ratios - 1) > clip)),
-        spacing=2 * fmt.unit_roundoff * 2.0 ** math.floor(math.log2(size)) if size > 0 else 0.0,
+        spacing=fmt.spacing(size) if size > 0 else 0.0,
         bias=float(token.mean() / error) if error > 0 else 0.0,
         dtype=dtype,
     )

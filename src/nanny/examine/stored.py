@@ -159,7 +159,7 @@ def fell_together(ledger: Ledger, tensor: Tensor, op: str = "") -> bool:
         edge = 1.0 if bool((known.whole == 1).any()) else -1.0
     if known is None or edge is None or not _is_rounded(known.whole, known.dtype):
         return False
-    away = (known.whole.double() - edge).abs() / (2 * format_of(known.dtype).unit_roundoff * abs(edge) or 1.0)  # in spacings
+    away = (known.whole.double() - edge).abs() / (format_of(known.dtype).eps * abs(edge) or 1.0)  # in spacings
     return int((away == 0).sum()) > 1 and int(((away > 0) & (away <= _NEAR)).sum()) > 1
 
 

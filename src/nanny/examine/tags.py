@@ -195,9 +195,7 @@ class Ledger:
         if tag is not None or tensor.dtype not in LOW or tensor.requires_grad or self.role(tensor)[0] not in ("given", "input"):
             return tag.spacing if tag is not None else 0.0
         largest = extent(tensor).absmax
-        return (
-            2 * format_of(tensor.dtype).unit_roundoff * 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
-        )
+        return format_of(tensor.dtype).spacing(largest) if 0 < largest < math.inf else 0.0
 
     def note_computed(self, inputs: list[Tensor], outs: list[Tensor]) -> None:
         """What the program computes is not data, unless it was made of nothing else."""

@@ -30,7 +30,7 @@ def update_lost(signs: Signs) -> Iterator[Diagnosis]:
     if share <= signs.limits.unchanged_share_warn:
         return
     worst = max(narrow, key=lambda u: u.unchanged)
-    spacing = 2 * format_of(worst.dtype).unit_roundoff
+    spacing = format_of(worst.dtype).eps
     yield Diagnosis(
         culprit=worst.name,
         confidence=CERTAIN if share > signs.limits.unchanged_share_error else LIKELY,
