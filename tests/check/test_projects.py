@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanny.check import Options, check_project, check_source
+from nanny.check.files import check_paths
 
 CLIP = """
 import torch
@@ -139,3 +140,38 @@ def run(x, mask):
 def test_a_file_that_is_imported_for_what_it_registers_is_read(imported, number, expected):
     sources = {"registry.py": REGISTRY, "scores.py": SCORES.replace("NUMBER", number), "run.py": RUN.replace("IMPORT", imported)}
     assert codes(sources).get("scores.py", []) == expected
+
+
+SAVES = """
+import torch
+
+def keep(model, optimizer, path):
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+"""
+USES = """
+import torch
+from core.keeping import keep
+
+def main(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cuda")
+    for x, y in batches:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = torch.nn.functional.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    keep(model, optimizer, "last.pt")
+"""
+
+
+@pytest.mark.parametrize("folder", ["src", "lib"])
+@pytest.mark.parametrize("asked", [".", "tools/train.py"])
+def test_a_script_finds_what_its_project_keeps_in_a_folder_beside_it(tmp_path, folder, asked):
+    for name, text in {"tools/train.py": USES, f"{folder}/core/keeping.py": SAVES, "setup.cfg": ""}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / ".git").mkdir()
+    found = check_paths([str(tmp_path / asked)], jobs=1).findings
+    assert [(f.code, f.file) for f in found] == [("SCALER_NOT_SAVED", str(tmp_path / folder / "core" / "keeping.py"))]

@@ -24,6 +24,7 @@ SKIPPED_FOLDERS = frozenset(
         *("build", "dist", "_build", "buck-out", ".eggs", "__pypackages__", "site-packages"),
     )
 )
+SOURCE_FOLDERS = ("src", "lib")  # where a project keeps what its scripts import by bare name
 # notebooks carry their pictures
 LARGEST = {"python": 2 << 20, "notebook": 64 << 20, "json": 1 << 20, "yaml": 1 << 20, "toml": 1 << 20}
 _COOKIE = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
@@ -141,7 +142,7 @@ def find_module(importer: str, target: str, level: int) -> str | None:
         folders = [os.path.normpath(up) if level > 1 else up]
     parts = target.split(".") if target else []
     for folder in folders:
-        for base in (folder, os.path.join(folder, "src")):
+        for base in (folder, *(os.path.join(folder, name) for name in SOURCE_FOLDERS)):
             if not parts and not level:
                 continue
             if parts and not {parts[0], f"{parts[0]}.py"} & _names_in(base):

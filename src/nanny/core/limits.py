@@ -295,6 +295,7 @@ class Limits:
     # static checker
     init_scale_low: float = _limit(8.0, "loss-scaling", "saves only gradients within 3 bits of the point where they become 0")
     init_scale_high: float = _limit(2.0**24, "loss-scaling", "a healthy start from 2**24 skips 6 steps; above is waste")
+    fixed_scale_low: float = _limit(64.0, "loss-scaling", "a choice: a smaller factor may be the weight of one loss among others")
     fixed_scale_high: float = _limit(2.0**17, "loss-scaling", "a fixed scale: above it a gradient of 0.5 overflows fp16")
     growth_factor_high: float = _limit(
         8.0, "loss-scaling", "a choice: three doublings at once leave the working range of the scale"

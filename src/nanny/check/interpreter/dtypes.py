@@ -16,7 +16,7 @@ CARRIED = frozenset({"scaled", "maybe_scaled", "grad", "scale"})  # marks that a
 def result(frame: Frame, op: str, node: ast.AST, args: tuple[Value, ...], kwargs: Mapping[str, Value]) -> Value:
     """The value of `op(*args)` here and now."""
     dtype, why, source = result_dtype(frame, op, node, args, kwargs)
-    sure = True if source is None else source.sure
+    sure = kwargs.get("dtype", UNKNOWN).sure if source is None else source.sure
     line = getattr(node, "lineno", 0) if source is None else source.line
     tags = _tags(op, args)
     if source is not None:

@@ -152,7 +152,10 @@ def value_ifexp(walk: Walk, frame: Frame, node: ast.IfExp) -> Value:
     frame.at = saved
     if left.kind == right.kind == "context":
         return contexts.join_contexts(left, right)
-    return join(left, right)
+    out = join(left, right)
+    if out.kind == "dtype" and left.is_none is not right.is_none:  # this format, or whatever the call gives by itself
+        out = replace(out, sure=False)
+    return out
 
 
 def value_subscript(walk: Walk, frame: Frame, node: ast.Subscript) -> Value:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import attributes, contexts, guards, imports, objects, torch_calls, trainers
+from . import attributes, contexts, guards, imports, objects, torch_calls, trainers, values
 from .expressions import EXPRESSIONS, binary
 from .source import OwnClass, OwnFunction, Project, WalkedFile
 from .torch_names import TRAINERS
@@ -197,6 +197,8 @@ class Interpreter:
             frame.emit("set_grad", target, (base, value))
             return
         path = dotted(target)
+        if base.op.endswith(".CfgNode") and value.kind == "const":
+            value = values.as_default(value, path)  # a file may say something else
         if value.thing is not None and not value.thing.name:
             value.thing.name = path
         if target.attr == "data" and base.thing is not None and value.is_half:

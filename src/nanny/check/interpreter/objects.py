@@ -187,7 +187,8 @@ def mixed_region(frame: Frame, node: ast.Call, framework: Value) -> Region | Non
     made = framework.node or node
     if not dtype:
         return None
-    where = Region("", dtype, True, getattr(made, "lineno", 1), "", file=getattr(made, "file", frame.module.filename))
+    device = framework.thing.device if framework.thing is not None else ""
+    where = Region(device, dtype, True, getattr(made, "lineno", 1), "", file=getattr(made, "file", frame.module.filename))
     return replace(where, is_framework=True)
 
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
+from ..walk import SOURCE_FOLDERS
 from .torch_names import KNOWN_LIBRARIES
 from .uses import NO_USES, Uses, dotted, uses_in
 from .values import Env, Thing, Value
@@ -267,8 +268,8 @@ class Project:
                 return self._paths[name]
         package = importer.name.rpartition(".")[0]
         while True:  # a script imports its neighbours by bare name; the folder above may not be a package
-            for name in (f"{package}.{target}", f"{package}.src.{target}"):
-                found = self._paths.get(name.lstrip("."))
+            for folder in ("", *SOURCE_FOLDERS):
+                found = self._paths.get(".".join(part for part in (package, folder, target) if part))
                 if found is not None and found != importer.filename:  # nothing imports itself
                     return found
             if not package:

@@ -13,7 +13,7 @@ from .regions import AUTOCAST, NO_GRAD, Region, region_of
 from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, TRAINING_ARGUMENTS, WRAPPERS
 from .trace import Frame
 from .uses import dotted
-from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, constant, copied, replace, tensor
+from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, as_default, constant, copied, replace, tensor
 
 _FRAMEWORK = {
     **dict.fromkeys(("accelerate.Accelerator", "accelerate.accelerator.Accelerator"), "accelerate"),
@@ -47,7 +47,8 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
     if path in _FRAMEWORK:
         asked = kwargs.get("mixed_precision", kwargs.get("precision", UNKNOWN))
         name = _FRAMEWORK[path]
-        value = Value("framework", ref=name, thing=Thing("", "framework"), const=asked.const, node=node)
+        thing = Thing("", "framework", device=_runs_on(name, asked, kwargs))
+        value = Value("framework", ref=name, thing=thing, const=asked.const, node=node)
         if name == "lightning":
             return frame.emit("external", node, (Value("external", ref=path), *args), kwargs, value)
         return frame.emit("framework.new", node, tuple(args), kwargs, value)
@@ -69,6 +70,14 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
     if path.startswith("torch."):
         return _torch_op(frame, node, path, args, kwargs)
     return _other(frame, node, path, args, kwargs)
+
+
+def _runs_on(framework: str, precision: Value, kwargs: Kwargs) -> str:
+    """The device type that a framework is told to run on; accelerate refuses fp16 on a CPU."""
+    asked = kwargs.get("accelerator", UNKNOWN)
+    if asked.sure and asked.const in ("gpu", "cuda", "cpu"):
+        return "cpu" if asked.const == "cpu" else "cuda"
+    return "cuda" if framework == "accelerate" and precision.const == "fp16" else ""
 
 
 def _copied(frame: Frame, source: Value) -> Value:
@@ -261,11 +270,9 @@ def parser_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
         dest = flag if isinstance(flag, str) else long.lstrip("-").replace("-", "_")
         default = kwargs.get("default", UNKNOWN)
         action = kwargs.get("action", UNKNOWN).const
-        tags = {"default"} | ({"switch"} if action in ("store_true", "store_false") else set())
-        tags |= {"default_off"} if action == "store_true" or default.const is False else set()
-        soft = default.is_number or (isinstance(default.const, str) and default.const)
-        const = default.const if soft else NOTHING
-        thing.attrs[dest] = Value("const" if soft else "", const=const, sure=False, tags=frozenset(tags), thing=Thing(dest))
+        tags = {"switch"} if action in ("store_true", "store_false") else set()
+        tags |= {"default_off"} if action == "store_true" else set()
+        thing.attrs[dest] = as_default(default, dest, frozenset(tags))
         return UNKNOWN
     if name in ("parse_args", "parse_known_args"):
         options = Thing("", "options")

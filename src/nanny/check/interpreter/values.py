@@ -165,6 +165,13 @@ def copied(value: Value, known: dict[int, Thing] | None = None) -> Value:
     return replace(value, thing=known[id(thing)], inputs=inputs)
 
 
+def as_default(value: Value, name: str, tags: frozenset[str] = frozenset()) -> Value:
+    """A setting as it is if nobody gives another (an option of argparse, a node of yacs): it decides no branch."""
+    soft = value.is_number or (isinstance(value.const, str) and value.const)
+    tags |= {"default", "default_off"} if value.const is False else {"default"}
+    return Value("const" if soft else "", const=value.const if soft else NOTHING, sure=False, tags=tags, thing=Thing(name))
+
+
 def join_dtype(left: str, right: str) -> str:
     if left == right:
         return left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 
 from ...core.finding import Severity
@@ -14,7 +15,7 @@ from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted
 from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import is_disabled, is_given, scaler_of
+from .protocol import after, is_disabled, is_given, scaler_of
 from .training import goes_backward
 
 _LIMITS = Limits()
@@ -369,9 +370,10 @@ def scaler_not_loaded(view: FileView) -> Iterator[Hit]:
 
 @rule("SCALER_FIXED", Severity.WARNING, "backward")
 def fixed_scale(event: Event, view: FileView) -> Iterator[Hit]:
-    """A loss is multiplied by a fixed scale that is too large for fp16 gradients.
+    """A loss is multiplied by a fixed scale that is too large for fp16 gradients, or that nothing takes out of them again.
 
     Why: fp16 ends at 65504. Under a fixed scale of 2**20 every gradient above 0.06 becomes infinite, and nothing lowers it.
+    SGD takes gradients as large as they are: with the scale still in them, every step is as many times too large.
 
     Example:
         (loss * 2**20).backward()
@@ -382,17 +384,61 @@ def fixed_scale(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: the weights and their gradients are float32 or bf16 throughout.
     """
-    for value in ancestors(event.arg(0), 6):
-        factor = next((v.const for v in value.inputs if v.is_number), None) if value.op == "mul" else None
-        if factor is None or factor <= _LIMITS.fixed_scale_high or not _runs_in_fp16(view):
+    for factor, node in _factors(event.arg(0)):
+        if factor <= _LIMITS.fixed_scale_high or not _runs_in_fp16(view):
             continue
         yield Hit(
             event.node,
             f"the loss is multiplied by a fixed {factor:,.0f}: a gradient above {FP16.max / factor:.2g} is infinite in fp16",
             "use torch.amp.GradScaler, which finds a scale that fits",
-            chain=(node_link(value.node or event.node, event.file, "the loss is multiplied"), link(event, "backward")),
+            chain=(node_link(node or event.node, event.file, "the loss is multiplied"), link(event, "backward")),
         )
         return
+
+
+@rule("SCALER_FIXED", Severity.WARNING, on="trace")
+def fixed_scale_stays(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """A loss scaled by hand whose gradients nobody divides again, under an optimizer that takes them as large as they are."""
+    if not _runs_in_fp16(view):
+        return
+    for index, event in trace.numbered("backward"):
+        factor = next((n for n, _ in _factors(event.arg(0)) if n >= _LIMITS.fixed_scale_low and math.frexp(n)[0] == 0.5), None)
+        if factor is None or factor > _LIMITS.fixed_scale_high:
+            continue
+        for later in after(trace, index):
+            if later.op == "optimizer.step" and later.at.loops == event.at.loops and _takes_as_it_is(later.arg(0), view):
+                yield Hit(
+                    later.node,
+                    f"the loss of the backward at {event.place_in(later.file)} is multiplied by {factor:,.0f}, and nothing "
+                    "divides its gradients again: this step is as many times too large",
+                    "divide each .grad by the scale before the step, or use torch.amp.GradScaler, which does",
+                    chain=(link(event, "backward of the scaled loss"), link(later, "the optimizer steps")),
+                )
+            if later.op in _TAKES_GRADIENTS:
+                break
+
+
+_TAKES_GRADIENTS = frozenset(
+    ("optimizer.step", "backward", "grad_read", "set_grad", "clip_grad", "unknown_call", "external", "scaler.step")
+)
+_HOOKS = frozenset({"register_hook", "register_post_accumulate_grad_hook"})
+
+
+def _factors(loss: Value) -> Iterator[tuple[float, ast.AST | None]]:
+    """The numbers that a loss is multiplied by, and where."""
+    for value in ancestors(loss, 6):
+        number = next((v.const for v in value.inputs if v.is_number), None) if value.op == "mul" else None
+        if number is not None:
+            yield number, value.node
+
+
+def _takes_as_it_is(optimizer: Value, view: FileView) -> bool:
+    """Whether a step is as large as the gradient, and the learning rate was not divided where it is given."""
+    if optimizer.kind != "optimizer" or optimizer.ref != "SGD" or not view.module.uses.identifiers.isdisjoint(_HOOKS):
+        return False
+    made = next((e for e in view.of("optimizer.new") if e.out.thing is optimizer.thing), None)
+    rate = _argument_node(made.node, "lr") if made is not None else None
+    return made is not None and not isinstance(rate, ast.BinOp)
 
 
 def _runs_in_fp16(view: FileView) -> bool:

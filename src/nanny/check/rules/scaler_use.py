@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ..chains import half_links, link, region_link, unknown_link
+from ...core.limits import Limits
+from ..chains import half_links, link, node_link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
 from ..interpreter.source import OwnFunction
@@ -26,6 +27,8 @@ from .protocol import (
     scaler_of,
 )
 from .training import is_stepped, share_loop
+
+_LIMITS = Limits()
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -285,6 +288,37 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
 
 
 @rule("SCALER_MISSING", Severity.ERROR, on="trace")
+def scaler_missing_under_policy(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """FSDP computes gradients in the format of its parameters: fp16 ones need a scale as under autocast."""
+    if view.of("framework.new", "framework.backward", "framework.prepare", "scaler.scale", "scaler.step"):
+        return
+    if not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers):
+        return
+    asked = ((e, v) for e in view.of("call") for v in e.kwargs.values() if v.op == "reduce_policy" and v.const == "fp16")
+    wrap, policy = next(asked, (None, UNKNOWN))
+    if wrap is None:
+        return
+    for event in trace.of("backward"):
+        if _is_scaled_by_hand(event.arg(0), trace) or not is_stepped(event, view) or not _comes_from_a_model(event.arg(0)):
+            continue
+        made = node_link(policy.node or wrap.node, wrap.file, "parameters and their gradients are fp16")
+        place = f"line {made.line}" if made.file == event.file else f"{made.file}:{made.line}"
+        yield Hit(
+            event.node,
+            f"fp16 training without a loss scaler (FSDP computes in fp16, {place}): gradients below 6e-8 become 0, and nothing "
+            "says so",
+            "use a scaler (FSDP1: ShardedGradScaler), or param_dtype=torch.bfloat16",
+            chain=(made, link(wrap, "the model is sharded with it"), link(event, "backward of the plain loss")),
+            unknown="" if trace.of("optimizer.step") else "whether a step uses these gradients",
+        )
+        return
+
+
+def _comes_from_a_model(loss: Value) -> bool:
+    return any(v.op in ("module_call", "model_loss") for v in ancestors(loss, 200))
+
+
+@rule("SCALER_MISSING", Severity.ERROR, on="trace")
 def scaler_off(trace: Trace, view: FileView) -> Iterator[Hit]:
     for index, event in trace.numbered("backward", "framework.backward"):
         off, unknown = _switched_off(trace, view, event)
@@ -357,7 +391,7 @@ def _beside_a_scaler(trace: Trace, index: int, event: Event) -> Iterator[Hit]:
 def _is_scaled_by_hand(loss: Value, trace: Trace) -> bool:
     """Whether the loss is multiplied by a large number, or by one that the gradients are divided by again."""
     factors = [v for value in ancestors(loss, 8) if value.op == "mul" for v in value.inputs]
-    if any(v.is_number and v.const >= 64 for v in factors):
+    if any(v.is_number and v.const >= _LIMITS.fixed_scale_low for v in factors):
         return True
     things = {id(v.thing) for v in factors if v.thing is not None}
     return bool(things) and any(
