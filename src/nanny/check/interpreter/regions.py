@@ -44,6 +44,7 @@ class Region:
         return f"autocast{where}{kind} at {at}"
 
 
+CHOSEN_LATER = "chosen when the program runs"  # a framework's precision
 _PRECISIONS = {"fp16": "fp16", "16": "fp16", "16-mixed": "fp16", "bf16": "bf16", "bf16-mixed": "bf16"}
 
 

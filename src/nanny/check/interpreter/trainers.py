@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from . import objects, settings_files
+from .regions import CHOSEN_LATER
 from .source import OwnClass, OwnFunction
 from .torch_names import IN_FILE
 from .trace import Frame, Walk
@@ -79,6 +80,8 @@ def _run_mixed(
 ) -> None:
     """Runs a method inside the region that a framework opens."""
     region, saved = objects.mixed_region(frame, node, framework), frame.at
+    if framework.const == CHOSEN_LATER:
+        region = objects.framework_region(frame, node).ref
     if method is not None and region is not None:
         frame.at = frame.inside(regions=(*saved.regions, region))
         walk.follow(frame, method, args, kwargs, node)

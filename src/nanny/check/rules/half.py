@@ -21,7 +21,7 @@ from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import bound_in
-from .training import goes_backward, has_master_copy, is_trained, trains_after
+from .training import goes_backward, has_master_copy, is_trained, is_tried_once, trains_after
 
 
 @rule("HALF_CALL", Severity.WARNING, "module_cast")
@@ -48,6 +48,8 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
     if target.thing is None or not is_trained(target.thing, view) or not trains_after(event, view):
         return
     if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(target, event, view):
+        return
+    if is_tried_once(target.thing, view):
         return
     yield Hit(
         event.node,

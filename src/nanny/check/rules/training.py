@@ -50,6 +50,13 @@ def is_stepped(backward: Event, view: FileView) -> bool:
     return any(share_loop(backward, step) for step in steps) if steps else bool(view.of(*_STEPS))
 
 
+def is_tried_once(thing: Thing, view: FileView) -> bool:
+    """Whether a model is made, stepped and left in one pass: a trial of the machine, no training."""
+    made = next((e for e in view.of("layer", "from_pretrained") if e.out.thing is thing), None)
+    steps = view.of(*_STEPS, *_BACKWARD, "framework.train")
+    return made is not None and all(e.at.loops == made.at.loops and e.at.stack == made.at.stack for e in steps)
+
+
 def share_loop(backward: Event, step: Event) -> bool:
     """Whether one pass makes the gradients and steps: their loops are the same, or one is inside the other's."""
     short, long = sorted((backward.at.loops, step.at.loops), key=len)
