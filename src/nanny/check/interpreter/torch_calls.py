@@ -331,9 +331,9 @@ def _other(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) 
     tags = frozenset(t for v in inputs for t in v.tags if t == "scaled")
     thing = frame.fresh(node)
     if name in TRAINING_ARGUMENTS:
-        asked = {k: kwargs[k].const for k in ("fp16", "bf16") if k in kwargs}
-        is_open = NOTHING in asked.values() or (not asked and any(k.arg is None for k in node.keywords))
-        kind = next((k for k, v in asked.items() if v is True), CHOSEN_LATER if is_open else "")
+        given = {k: kwargs[k].const for k in ("fp16", "bf16") if k in kwargs}
+        is_open = NOTHING in given.values() or (not given and any(k.arg is None for k in node.keywords))
+        kind = next((k for k, v in given.items() if v is True), CHOSEN_LATER if is_open else "")
         return Value("", op=f"call:{path}", inputs=inputs, ref=path, thing=thing, node=node, const=kind or NOTHING)
     if name in TRAINERS:
         asked = kwargs.get("args", args[1] if len(args) > 1 else UNKNOWN)
