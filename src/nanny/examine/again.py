@@ -35,7 +35,7 @@ from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
 from ..watch.ranks import many_processes
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.tensors import map_leaves, outside_program, tensors_in
+from ..watch.tensors import kept_by, map_leaves, outside_program, tensors_in
 from .sanitizer import Sanitizer
 
 NamedModels = Sequence[tuple[nn.Module, str]]
@@ -399,7 +399,7 @@ def _where_they_part(before: Any, after: Any) -> str:
 
 def _saved(node: Any) -> list[Tensor]:
     names = [name for name in dir(node) if name.startswith("_saved_")]
-    return [t for name in names if isinstance(t := getattr(node, name), Tensor)]
+    return [t for name in names if isinstance(t := kept_by(node, name), Tensor)]
 
 
 def _obstacle(calls: Sequence[ModelCall]) -> str:

@@ -20,6 +20,7 @@ from ..core.finding import NannyError
 from ..core.limits import Limits
 from ..watch import events
 from ..watch.op_stream import is_programs_own
+from ..watch.tensors import is_recorded
 from .hazards import judged
 from .sanitizer import Sanitizer
 from .text import render_examination
@@ -35,12 +36,17 @@ class Sanitized:
         self._examination: Examination | None = None
 
     def __enter__(self) -> Sanitized:
+        self._is_open = not is_recorded()
+        if not self._is_open:
+            return self
         if self._scale is not None:
             events.listen(self._scale)
         self._sanitizer.open()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if not self._is_open:
+            return
         if self._scale is not None:
             events.leave(self._scale)
         examination = self._sanitizer.close()

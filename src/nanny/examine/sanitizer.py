@@ -704,7 +704,8 @@ class Sanitizer:
 
     def conclude(self, why: str) -> None:
         """Before its end: what the part that was seen has done is known now, and not later."""
-        if not in_backward():
-            self._guarded(self._measure_gradients)
-        self._guarded(self._measure_consequences, self._early_facts)
+        if not being_traced():
+            if not in_backward():
+                self._guarded(self._measure_gradients)
+            self._guarded(self._measure_consequences, self._early_facts)
         self._stop(why)

@@ -12,7 +12,6 @@ import queue
 import shlex
 import shutil
 import subprocess
-import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from ..core.finding import Finding, NannyError, Severity
 from ..core.plain_json import finding_object, finite
 from ..core.terminal import tell
+from ..core.threads import signals_taken, start_thread
 from .live_log import line
 
 MOST_WAITING = 100  # findings; more come at once only from a run that is lost anyway
@@ -56,7 +56,7 @@ def alarm(target: str) -> Callable[[Finding], None]:
             return
         waiting.put(finding)
 
-    threading.Thread(target=work, name="nanny-alarm", daemon=True).start()
+    start_thread("nanny-alarm", work)
     atexit.register(drain)
     return tell_other
 
@@ -79,6 +79,15 @@ def _run(command: str) -> Callable[[Finding], None]:
         raise NannyError(f"--on-finding {command!r}: there is no such command, and it is no http:// or https:// address")
 
     def send(finding: Finding) -> None:
-        subprocess.run([*words, line(finding)], input=_body(finding), timeout=SECONDS, check=True, stdout=subprocess.DEVNULL)
+        command = [*words, line(finding)]
+        with signals_taken():
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        try:
+            process.communicate(_body(finding), timeout=SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
 
     return send

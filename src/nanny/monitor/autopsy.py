@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..measure import transfer
-from ..watch.tensors import is_readable, short_dtype
+from ..watch.tensors import is_readable, kept_by, short_dtype
 from ..watch.variables import assignments_behind_backward
 
 MOST_NODES = 100_000
@@ -152,7 +152,7 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
 def _inputs_kept(node: Any) -> list[Tensor]:
     """The inputs of an operation that can be done again, if autograd kept them all and they are still there; else nothing."""
     names, _ = _AGAIN.get(_op(node), ((), None))
-    found = [_saved(node, name) for name in names]
+    found = [kept_by(node, name) for name in names]
     return found if found and all(isinstance(f, Tensor) and is_readable(f) for f in found) else []
 
 
@@ -186,20 +186,13 @@ def _inputs_first(root: Any) -> Iterator[Any]:
             yield node
 
 
-def _saved(node: Any, name: str) -> Any:
-    try:
-        return getattr(node, name, None)
-    except RuntimeError:  # overwritten in place since: backward will say so itself
-        return None
-
-
 def _bad_tensor(node: Any) -> tuple[Tensor | None, str]:
     """A tensor that the node saved and that is bad, and in what role; inputs go before outputs."""
     found: tuple[Tensor | None, str] = (None, "")
     for name in dir(node):
         if not name.startswith("_saved_"):
             continue
-        value = _saved(node, name)
+        value = kept_by(node, name)
         for tensor in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(tensor, Tensor) and not _is_good(tensor):
                 if not name.startswith(_OUTPUTS):
@@ -236,7 +229,7 @@ def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], go
     maker, result = _maker_behind(node, good)
     if result is not None:
         seen = {"dtype": short_dtype(result.dtype), "nan": bool(result.isnan().any())}
-    sure = result is not None or any(isinstance(_saved(maker, n), Tensor) for n in dir(maker) if n.startswith("_saved_"))
+    sure = result is not None or any(isinstance(kept_by(maker, n), Tensor) for n in dir(maker) if n.startswith("_saved_"))
     weights = [w for n, _ in maker.next_functions if (w := _weight(n)) is not None and id(w) in parameters]
     poisoned = next((parameters[id(w)] for w in weights if not _is_good(w)), "")
     if seen["dtype"] == "float16":
@@ -247,7 +240,7 @@ def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], go
 
 
 def _divides_by_zero(node: Any) -> bool:
-    by = _saved(node, "_saved_other") if _op(node) == "div" else None
+    by = kept_by(node, "_saved_other") if _op(node) == "div" else None
     return isinstance(by, Tensor) and is_readable(by) and by.dtype in (torch.float32, torch.float64) and bool((by == 0).any())
 
 
@@ -291,7 +284,7 @@ def factor_of(root: Tensor) -> float | None:
     node = root.grad_fn
     if node is None or type(node).__name__ != "MulBackward0":
         return None
-    other = getattr(node, "_saved_other", None)
+    other = kept_by(node, "_saved_other")
     if isinstance(other, Tensor) and other.dim() == 0 and not other.requires_grad and transfer.reads_freely(other.device):
         return float(other)
     return None

@@ -54,6 +54,7 @@ from ..examine.hazards import judged
 from ..store.writer import status_at_exit, status_of
 from ..watch.ranks import many_processes
 from ..watch.steps import StepClock
+from ..watch.tensors import is_recorded
 from .capture import StepCapture, quiet_steps
 from .cost import CostClock
 from .dump import save_bad_output
@@ -132,6 +133,7 @@ class MixedPrecisionNanny:
         self._strict = strict
         self.enabled = not self._attempt(disabled)
         self._closed = not self.enabled
+        self._recorded = False  # a step began where its code was only written down
         if not self.enabled:
             return
         self._interval = trace_interval
@@ -219,6 +221,9 @@ class MixedPrecisionNanny:
         return Framed(self, step)
 
     def begin_step(self, step: int) -> None:
+        if is_recorded():  # the compiler takes this for a constant, and leaves the rest alone
+            self._recorded = True
+            return
         if self._closed or getpid() != self._pid:
             return
         self._attempt(self._next_step, step)
@@ -252,7 +257,7 @@ class MixedPrecisionNanny:
 
     def end_step(self, goes_on: bool = False) -> None:
         """`goes_on`: its optimizers have stepped, and nobody knows what the loop does next: averages of the weights follow."""
-        if not self._closed:
+        if not (is_recorded() or self._closed):
             self._attempt(self._end, goes_on)
             self._attempt(self._cost.end_step)
 
@@ -308,7 +313,7 @@ class MixedPrecisionNanny:
 
     def leave_step(self, error: BaseException) -> None:
         """The step was left by an exception: judge what was seen of it and take every hook away."""
-        if self._closed:
+        if is_recorded() or self._closed:
             return
         self.end_step()
         self._attempt(self._close_examination)
@@ -582,6 +587,10 @@ class MixedPrecisionNanny:
         if getpid() != self._pid:
             return
         _open_nannies.discard(self)
+        if self._recorded:
+            self._warn(
+                "steps that begin inside torch.compile or torch.jit.trace were not watched: frame the call of the function"
+            )
         if self._clock is not None:
             self._attempt(self._clock.close)
         self._attempt(self._close_examination, at_any_price=True)

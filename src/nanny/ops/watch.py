@@ -30,7 +30,7 @@ from ..watch.op_facts import long_name
 from ..watch.op_stream import Stopped, join, leave
 from ..watch.places import Places, Spot
 from ..watch.ranks import has_group
-from ..watch.tensors import short_dtype
+from ..watch.tensors import is_recorded, short_dtype
 from .compare import OpComparison
 from .gap import Tolerance
 from .judge import SAID, finding_of
@@ -217,6 +217,8 @@ class _Watch:
 
     def step(self) -> None:
         """Tells that a training step is over. Operations are watched while `start_step <= step_cnt < end_step`."""
+        if is_recorded():
+            return
         if self._consumer is not None:
             self._finish()
         self.step_cnt += 1

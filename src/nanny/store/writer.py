@@ -33,6 +33,7 @@ from typing import Any
 from ..core.examination import Examination
 from ..core.finding import Finding, warn
 from ..core.step import RunInfo, Sample, Site
+from ..core.threads import start_thread
 from .database import RUN_COLUMNS, WritingStore, open_for_writing
 from .encode import clean_text, finding_row, to_json
 from .files import store_name
@@ -96,8 +97,7 @@ class RunWriter:
         self._status: str | None = None  # set: closing
         self._store: WritingStore | None = None  # of the thread
         self._opened = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(Path(folder), info), name="nanny-store", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("nanny-store", self._work, Path(folder), info)
         self._opened.wait(OPEN_SECONDS)
         _open_writers.add(self)
         self._tell()

@@ -136,9 +136,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _install() -> None:
+    made: dict[Any, Any] = {}  # a function that torch has in two places is one function to those who compare or pickle it
     try:
         for owner, name, make in _wrappers():
-            _replace(owner, name, make)
+            _replace(owner, name, make, made)
         for name, hook in _optimizer_hooks():
             _add_hook(name, hook)
     except BaseException:
@@ -151,11 +152,13 @@ def _uninstall() -> None:
         _undo.pop()()
 
 
-def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+def _replace(owner: Any, name: str, make: Callable[[Any], Any], made: dict[Any, Any]) -> None:
     original = getattr(owner, name, None)
     if original is None:  # private names may go in a later torch; the events they give are then missing, nothing breaks
         return
-    wrapped = functools.wraps(original)(make(original))
+    wrapped = made.get(original)
+    if wrapped is None:
+        wrapped = made[original] = functools.wraps(original)(make(original))
     _originals[wrapped] = original
     _undo.append(functools.partial(_put_back, owner, name))
     setattr(owner, name, wrapped)

@@ -163,6 +163,19 @@ def with_gradient(parameters: list[Tensor]) -> list[Tensor]:
     return [p for p, grad in zip(parameters, map(_GRAD.__get__, parameters)) if grad is not None]
 
 
+def kept_by(node: Any, name: str) -> Any:
+    """What an operation keeps for backward as `_saved_...`. Not what hooks of the program's own have packed: they may give it
+    back only once, or compute it again."""
+    raw = getattr(node, f"_raw{name}", None)  # one of torch's, or some of them; numbers are kept as they are
+    packed = [getattr(one, "unpack_hook", None) for one in (raw if isinstance(raw, (tuple, list)) else (raw,))]
+    if any(hook is not None for hook in packed):
+        return None
+    try:
+        return getattr(node, name, None)
+    except RuntimeError:  # overwritten in place since: backward will say so itself
+        return None
+
+
 def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
@@ -172,9 +185,14 @@ _functorch_level = getattr(torch._C._functorch, "maybe_current_level", None)
 RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
 
 
+def is_recorded() -> bool:
+    """Does torch's compiler, or jit.trace, write down what this code does, to do it later without Python?"""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def being_traced() -> bool:
     """Is somebody recording the model's operations (jit, export, vmap), or trying shapes? Ours must not get into his graph."""
-    if torch._C._get_tracing_state() is not None or torch.compiler.is_compiling() or _is_trying_shapes():
+    if is_recorded() or _is_trying_shapes():
         return True
     for key in RECORDING_MODES:
         if _mode_of(key) is not None:

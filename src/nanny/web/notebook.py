@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
+from ..core.threads import start_thread
 from ..runs.card import card_svg
 from ..runs.diagnose import told_lines
 from ..runs.opening import open_job
@@ -34,8 +35,7 @@ class LiveCell:
         self._of, self._seconds, self._lang, self._shown = (db, run), seconds, lang, shown
         self._not_before = time.time() if run is None else 0.0  # the newest run may be one of yesterday
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="nanny-live-cell", daemon=True)
-        self._thread.start()
+        self._thread = start_thread("nanny-live-cell", self._follow)
 
     def stop(self) -> None:
         """Shows the run as it is now, and no more."""
