@@ -204,3 +204,42 @@ def test_weights_that_begin_at_zero_may_be_moved_by_more_than_they_are():
                     p.grad = None
 
     assert watched(loop) == []
+
+
+@pytest.mark.parametrize(("at", "told"), [(9, [("undefined_operation", 9)]), (None, [])])
+def test_a_loop_that_asks_for_derivatives_and_moves_its_weights_itself(at: int | None, told: list[tuple[str, int]]):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def loop() -> None:
+        for i in range(14):
+            x = torch.randn(32, 6)
+            loss = (torch.log(torch.sigmoid(model(x)) - (1.0 if i == at else 0.0)) + x[:, :1].abs()).square().mean()
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), gradients):
+                    p.sub_(0.01 * g)
+
+    assert [(one.cause, one.step) for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(("bias", "told"), [(0.0, []), (-9.0, ["dead_relu"])])
+def test_units_that_one_sample_at_a_time_seldom_turns_on_are_not_dead(bias: float, told: list[str]):
+    """A policy that is asked once per move, with a dropout before its ReLU."""
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(4, 48), nn.Dropout(0.7), nn.ReLU(), nn.Linear(48, 2))
+    nn.init.constant_(policy[0].bias, bias)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+
+    def loop() -> None:
+        for _ in range(10):
+            states = torch.randn(20, 4)
+            tries = [torch.distributions.Categorical(logits=policy(state[None])[0]) for state in states]
+            moves = [one.sample() for one in tries]
+            gains = [float((state[0] > 0) == (move == 1)) - 0.5 for state, move in zip(states, moves)]
+            loss = -sum(one.log_prob(move) * gain for one, move, gain in zip(tries, moves, gains))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert [one.cause for one in watched(loop)] == told

@@ -175,3 +175,33 @@ def test_without_an_optimizer_of_torch_each_backward_counts_after_a_while():
         for _ in range(PATIENCE + 3):
             model(torch.randn(3, 2)).sum().backward()
     assert clock.step == 3
+
+
+@pytest.mark.parametrize("by", ["backward", "grad"])
+def test_weights_that_the_loop_moves_itself_end_a_step(by: str):
+    model = nn.Linear(2, 1)
+    with StepClock(lambda _: None) as clock:
+        for _ in range(ITERATIONS):
+            for _ in range(2):  # micro-batches
+                loss = model(torch.randn(3, 2)).sum()
+                if by == "backward":
+                    loss.backward()
+                else:
+                    gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for i, p in enumerate(model.parameters()):
+                    p.sub_(0.1 * (p.grad if by == "backward" else gradients[i]))
+                    p.grad = None
+    assert clock.step + 1 == ITERATIONS
+
+
+def test_weights_that_are_filled_after_a_first_look_are_no_step():
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with StepClock(lambda _: None) as clock:
+        model(torch.randn(3, 2))
+        nn.init.zeros_(model.weight)
+        for _ in range(ITERATIONS):
+            model(torch.randn(3, 2)).sum().backward()
+            optimizer.step()
+    assert clock.step + 1 == ITERATIONS

@@ -22,6 +22,8 @@ _MOST_SITES = 512
 _EXACTLY_ONE = 1e-5
 _TIED_ROWS = 0.2
 _FEWEST_FOR_BIAS = 256
+_MANY_ROWS = 32  # different inputs of one call; fewer do not tell by themselves: a dropout before it, one sample at a time
+_FEWEST_ROWS = 8  # of all calls together
 _MASKED = -1e4  # a score this low is a mask, not a score
 
 
@@ -31,6 +33,9 @@ class StepFacts:
     def __init__(self) -> None:
         self.attention: dict[str, dict[str, float]] = {}
         self.dead: dict[str, float] = {}
+        self._fired: dict[
+            tuple[str, int], tuple[Tensor, int]
+        ] = {}  # units that some call of few rows turned on, and all its rows
         self.ratios: dict[str, float] = {}
         self.biases: dict[str, dict[str, float]] = {}
         self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
@@ -85,7 +90,15 @@ class StepFacts:
             return
         unit = 1 if out.dim() > 3 or (out.dim() == 3 and out.shape[1] < out.shape[0]) else out.dim() - 1
         others = [d for d in range(out.dim()) if d != unit]
-        self.dead[site] = max(self.dead.get(site, 0.0), float((out.amax(others) <= 0).double().mean()))
+        fires, rows = out.amax(others) > 0, out.numel() // out.shape[unit]
+        if rows < _MANY_ROWS:
+            before, seen = self._fired.get((site, len(fires)), (fires, 0))
+            self._fired[site, len(fires)] = fires | before, rows + seen
+        else:
+            self._off(site, fires)
+
+    def _off(self, site: str, fires: Tensor) -> None:
+        self.dead[site] = max(self.dead.get(site, 0.0), float((~fires).double().mean()))
 
     def _softmax(self, site: str, op: Operation) -> None:
         scores, dim = op.args[0], op.args[1]
@@ -124,6 +137,9 @@ class StepFacts:
         facts: dict[str, Any] = {}
         if self.attention:
             facts["attention"] = self.attention
+        for (site, _), (fires, rows) in self._fired.items():
+            if rows >= _FEWEST_ROWS:
+                self._off(site, fires)
         if self.dead:
             facts["dead_units"] = self.dead
         if self.biases:

@@ -45,7 +45,7 @@ class CostClock:
         if self._began is None:
             return cost
         watched, trained = self._seconds()
-        cost |= {"watched_seconds": round(watched, 3), "run_seconds": round(self._ended - self._began, 3)}
+        cost |= {"watched_seconds": round(watched, 3), "run_seconds": round((self._ended or perf_counter()) - self._began, 3)}
         if self._marks[0] is not None:
             step, watched_before, trained_before = self._marks[0]
             share = (watched - watched_before) / max(trained - trained_before, 1e-9)

@@ -527,6 +527,30 @@ class Recorder:
         self._note("backward")
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
+        loss_is_bad = self._note_loss(capture, root)
+        if not capture.backwards and self.suspects:
+            for key, name in self.parameters.items():
+                p = self._owners[key]() if name in self.suspects else None
+                grad = None if p is None else gradient_of(p)
+                if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
+                    capture.record.stale += (name,)
+        if self.when_backward is not None and (loss_is_bad is not None or self.compiled):
+            self.when_backward(bool(loss_is_bad), root)
+        capture.record.backwards += 1
+
+    @guarded
+    def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        """The last of a loss by the weights, in a program whose optimizer is not torch's."""
+        capture = self.capture
+        if capture is None or capture.ended or capture.backwards or len(capture.losses) >= MOST_BACKWARDS:
+            return
+        if not self.optimizers and any(id(t) in self.parameters for t in inputs):
+            loss_is_bad = self._note_loss(capture, root)
+            if self.when_backward is not None and loss_is_bad:
+                self.when_backward(True, root)
+
+    def _note_loss(self, capture: StepCapture, root: Tensor) -> bool | None:
+        """Whether it is bad; None if that cannot be told without waiting for the device."""
         loss: Tensor | float | None = None
         if root.numel() == 1 and root.is_floating_point():
             loss = self._true_loss(capture, root)
@@ -536,15 +560,7 @@ class Recorder:
         seen = root if loss is None or capture.backward_scaled else loss  # its scale alone may make it infinite
         if looks and capture.record.autopsy is None and not _is_finite(seen):
             capture.record.autopsy = self._autopsy(root, capture.packed)
-        if not capture.backwards and self.suspects:
-            for key, name in self.parameters.items():
-                p = self._owners[key]() if name in self.suspects else None
-                grad = None if p is None else gradient_of(p)
-                if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
-                    capture.record.stale += (name,)
-        if self.when_backward is not None and (looks or self.compiled):
-            self.when_backward(looks and bool(capture.losses) and not _is_finite(capture.losses[-1]), root)
-        capture.record.backwards += 1
+        return bool(capture.losses) and not _is_finite(capture.losses[-1]) if looks else None
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""

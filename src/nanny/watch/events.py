@@ -37,6 +37,9 @@ class Listener(Protocol):
 
     def saved_tensors_packed(self) -> None: ...
     def before_backward(self, roots: tuple[Tensor, ...]) -> None: ...
+    def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        """`torch.autograd.grad` of one tensor, whose graph is not needed any more."""
+
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None: ...
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None: ...
     def before_clip(self, parameters: Any, max_norm: Any) -> None: ...
@@ -296,6 +299,18 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
         roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
         tell("before_backward", tuple(t for t in roots if isinstance(t, Tensor)))
 
+    def before_derivative(args: Any, kwargs: Any) -> None:
+        roots, inputs = (
+            tuple(found) if isinstance(found := given(args, kwargs, at, name), (list, tuple)) else (found,)
+            for at, name in enumerate(("outputs", "inputs"))
+        )
+        if (
+            len(roots) == 1
+            and isinstance(roots[0], Tensor)
+            and not (given(args, kwargs, 3, "retain_graph") or given(args, kwargs, 4, "create_graph"))
+        ):
+            tell("before_derivative", roots[0], tuple(t for t in inputs if isinstance(t, Tensor)))
+
     def after_scale(scaled: Any, args: Any, kwargs: Any) -> None:
         scaler, loss = given(args, kwargs, 0, "self"), given(args, kwargs, 1, "outputs")
         if scaler.is_enabled() and isinstance(loss, Tensor) and isinstance(scaled, Tensor):
@@ -328,6 +343,7 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
 
     return [
         (torch.autograd, "backward", wrapper(before_backward)),
+        (torch.autograd, "grad", wrapper(before_derivative)),
         (GradScaler, "scale", wrapper(after=after_scale)),
         (GradScaler, "unscale_", wrapper(after=later(of_scaler("after_unscale")))),
         (GradScaler, "step", wrapper(of_scaler("before_scaler_step"), later(of_scaler("after_scaler_step")))),

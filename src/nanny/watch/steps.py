@@ -5,8 +5,9 @@ that holds what was called (the module of a framework is never called itself, it
 
 A step begins with the first training call of a known model, and with the one that follows when every known optimizer has stepped
 (a step that a GradScaler skips is a step), or one of them twice. A model that takes part and whose parameters no optimizer has
-stepped yet has one to come: a GAN's two updates are one step from the first on. All of it happens in one thread, that of the
-first training call; when it has ended, in the next.
+stepped yet has one to come: a GAN's two updates are one step from the first on. Where no optimizer of torch has the parameters,
+a step is over when the loop itself has moved them. All of it happens in one thread, that of the first training call; when it has
+ended, in the next.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from .names import unwrapped
 from .tensors import being_traced, is_readable
 
 MOST_MODELS = 8
-PATIENCE = 64  # backward passes without an optimizer step, until each of them counts as a step
+PATIENCE = 64  # backward passes without an optimizer step or a weight that was moved, until each of them counts as a step
+_MOST_WEIGHTS = 64  # that are looked at to see whether the loop itself moves them
 
 
 class StepClock(events.PartListener):
@@ -63,6 +65,8 @@ class StepClock(events.PartListener):
         self._closure: str | None = None  # of the optimizer that steps: `first`, its first call begins a step, or `later`
         self._backwards = 0
         self._without_optimizer = False
+        self._moves_by_hand: bool | None = None  # None: no weight has moved yet that no optimizer had stepped
+        self._versions: list[tuple[weakref.ref[Tensor], int]] = []  # of weights, as the step began
         self._scaler_steps: Optimizer | None = None
         self._unhook: Callable[[], Any] | None = None
         self._thread: int | None = None
@@ -140,6 +144,7 @@ class StepClock(events.PartListener):
             self._has_stepped, self._stepped_twice, self._backwards = False, False, 0
             self._begun += 1
             self.step += 1
+            self._versions = [] if self._optimizers else _versions_of(module)
             hooks = set(_global_forward_pre_hooks)
             self._begin(module)
             for key, hook in list(_global_forward_pre_hooks.items()):
@@ -193,6 +198,10 @@ class StepClock(events.PartListener):
         known = list(self._optimizers)
         if not known and self._has_stepped:
             return True  # one that was made for this step alone
+        if not known and self._moved_by_hand():
+            return True
+        if not known and self._moves_by_hand:
+            return False
         if not known:  # gradients may be accumulated first; after many backward passes there is none of torch's to come
             self._without_optimizer = self._without_optimizer or self._backwards >= PATIENCE
             return self._without_optimizer and self._backwards > 0
@@ -200,6 +209,14 @@ class StepClock(events.PartListener):
             self._updated |= self._called  # what has not been updated by now never is
             return True
         return all(o in self._stepped for o in known) and self._all_updated(known)
+
+    def _moved_by_hand(self) -> bool:
+        moved = any((weight := known()) is not None and weight._version != before for known, before in self._versions)
+        if moved and self._moves_by_hand is None:  # once: weights that an optimizer is to step have been filled, or loaded
+            optimizers = [one for one in _modules_and_optimizers() if isinstance(one, Optimizer)]
+            weights = {id(known()) for known, _ in self._versions}
+            self._moves_by_hand = not any(id(p) in weights for o in optimizers for p in _parameters(o))
+        return moved and bool(self._moves_by_hand)
 
     def _all_updated(self, known: list[Optimizer]) -> bool:
         waiting = [model for key in self._called - self._updated if (model := self._roots[key]()) is not None]
@@ -285,6 +302,12 @@ def _outermost(module: nn.Module, alive: list[Any]) -> nn.Module:
         module = above[0]
         met.add(id(module))
     return module
+
+
+def _versions_of(model: nn.Module) -> list[tuple[weakref.ref[Tensor], int]]:
+    """Of some of the weights that are to be trained; what is written into one counts up."""
+    weights = [p for p in model.parameters() if p.requires_grad and not p.is_inference()]
+    return [(weakref.ref(p), p._version) for p in weights[:: len(weights) // _MOST_WEIGHTS + 1]]
 
 
 def _steps_taken(optimizer: Optimizer) -> int:
