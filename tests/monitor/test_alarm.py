@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from nanny import Finding, MixedPrecisionNanny, NannyError, Severity
 from nanny.monitor.alarm import alarm
@@ -90,3 +91,46 @@ def test_growth_towards_the_end_of_fp16_is_told_before_it_arrives() -> None:
     assert "nothing is lost yet" in early[0].message
     assert early[0].step is not None
     assert not any(finding.severity is Severity.ERROR and (finding.step or 0) <= early[0].step for finding in heard)
+
+
+class Louder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.bits = nn.Linear(8, 16), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * 2**self.bits
+
+
+def grown(scaled: float, steps: int = 165) -> list[Finding]:
+    """What the model gives doubles every ten steps, or stands still, at the default settings."""
+    torch.manual_seed(0)
+    model = Louder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = GradScaler("cpu", init_scale=4096.0)
+    heard: list[Finding] = []
+    with MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, on_finding=heard.append) as nanny:
+        for i in range(steps):
+            x, model.bits = torch.randn(32, 8), scaled * i
+            with nanny.step(i):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.float16):
+                    out = nn.functional.layer_norm(model(x).float(), (16,))
+                scaler.scale(out[:, 0].square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    return heard
+
+
+def test_between_two_traced_steps_growth_is_told_before_it_arrives():
+    """The examined steps saw it: 16 bits in 150 steps, of which the default traces two."""
+    heard = grown(scaled=0.1)
+    early = [finding for finding in heard if finding.code == "activation_overflow_fp16"]
+    assert len(early) == 1, heard
+    assert "nothing is lost yet" in early[0].message
+    broken = min(finding.step for finding in heard if finding.severity is Severity.ERROR and finding.step is not None)
+    assert 10 <= broken - early[0].step < 40, (early, broken)
+
+
+def test_what_stands_still_is_not_foretold():
+    assert grown(scaled=0.0) == []

@@ -20,6 +20,8 @@ _MOST_ROWS = 4096
 _MOST_CALLS = 64
 _MOST_SITES = 512
 _EXACTLY_ONE = 1e-5
+_NEAR_TOP = 0.05  # of the largest fp16 result of the step: who comes nearest to the end later is among those that are near now
+_MOST_NEAR = 64
 _TIED_ROWS = 0.2
 _FEWEST_FOR_BIAS = 256
 _MANY_ROWS = 32  # different inputs of one call; fewer do not tell by themselves: a dropout before it, one sample at a time
@@ -38,6 +40,7 @@ class StepFacts:
         ] = {}  # units that some call of few rows turned on, and all its rows
         self.ratios: dict[str, float] = {}
         self.biases: dict[str, dict[str, float]] = {}
+        self._reach: dict[str, float] = {}  # by place, in the order of execution
         self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._passes = 0  # micro-batches and closures come again: growth is told of the first pass alone
         self._in_backward = False
@@ -59,6 +62,8 @@ class StepFacts:
                 calls.append(extent(out).absmax)
         if spot.place.phase == "backward":
             return
+        if out.dtype == torch.float16 and math.isfinite(largest := extent(out).absmax):
+            self._reach[site] = max(self._reach.get(site, 0.0), largest)
         if name == "bmm" and out.dtype in LOW:
             self._bias(site, op, out)
         elif name in RELUS:
@@ -146,6 +151,10 @@ class StepFacts:
             facts["biases"] = self.biases
         if self.ratios:
             facts["ratios"] = self.ratios
+        top = max(self._reach.values(), default=0.0)
+        if top:
+            near = [(site, largest) for site, largest in self._reach.items() if largest >= _NEAR_TOP * top]
+            facts["reach"] = {site: {"largest": largest} for site, largest in near[:_MOST_NEAR]}
         growth = {
             f"{site} {name} {phase}": {"site": site, "phase": phase, **grown}
             for (site, name, phase), calls in self._growth.items()

@@ -108,6 +108,10 @@ class ExaminationPlan:
         """Something looks wrong: the next step is worth a look, a few times in a run."""
         self._suspected = self.suspicions < MOST_SUSPICIONS
 
+    def look_at(self, position: int) -> None:
+        """Something is expected to be near then: if there is time for it, a look that comes before the usual one."""
+        self._next = min(self._next, position)
+
     def owe_next(self, position: int) -> None:
         """A bad step is not explained: the next one is examined as it runs, whatever the time."""
         self._owed_at = min(self._owed_at, position + 1)

@@ -43,11 +43,13 @@ from ..core.limits import Limits
 from ..core.numbers import short, size
 from ..core.step import StepRecord
 from ..core.terminal import tell
+from ..diagnose.causes.early import near_end_at
 from ..diagnose.choose import diagnoses_of
 from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
 from ..diagnose.registry import LIKELY
+from ..diagnose.signs import Signs
 from ..diagnose.text import diagnosis_lines
 from ..diagnose.verdict import NO_VERDICT, Verdict, finding_of, is_from_others, verdict_of
 from ..examine.hazards import judged
@@ -144,7 +146,7 @@ class MixedPrecisionNanny:
         self._suspected: tuple[str, str] | None = None  # cause and culprit of the last examined step, if it had any
         self._tries = self._silent_tries = 0
         self._asked = 0
-        self._foretold: set[tuple[str, str]] = set()
+        self._foretold: set[str] = set()  # causes
         self._waiting: deque[StepCapture] = deque()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._last_seen: dict[tuple[str, str], int] = {}
@@ -303,6 +305,9 @@ class MixedPrecisionNanny:
         if examination.facts.get("failed"):
             self._examination_failed(examination.step, examination.facts["failed"])
         self._history.add_examination(examination)
+        near = near_end_at(Signs(self.evidence()))
+        if near is not None:
+            self._examiner.plan.look_at(self._steps + max(near - examination.step, 1) - 1)
         if self._recording is not None:
             self._recording.add_examination(examination)
 
@@ -333,7 +338,7 @@ class MixedPrecisionNanny:
         if capture is not None:
             self._waiting.append(capture)
             few = len(self._waiting) < MOST_WAITING and capture.started - self._waiting[0].started < LONGEST_WAIT
-            capture.is_quiet = self._is_quiet(capture)
+            capture.is_quiet = self._is_quiet(capture) and not capture.record.examined  # what a look has shown is told at once
             if capture.is_quiet and few and not wait and not at_once:
                 self._recorder.suspects = frozenset()
                 return
@@ -412,9 +417,10 @@ class MixedPrecisionNanny:
             self._trackers.tell_verdict(self.verdict())
         if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
             self._explain()
-        elif step.examined and self._told is None and self._history.examinations and self._history.examinations[-1].hazards:
+            return
+        if step.examined and self._told is None and self._history.examinations and self._history.examinations[-1].hazards:
             self._explain_if_seen_again()
-        elif step.traced and not self._told and self._steps - self._asked >= FORETELL_EVERY:
+        if not self._told and (step.examined or (step.traced and self._steps - self._asked >= FORETELL_EVERY)):
             self._asked = self._steps
             self._foretell()
 
@@ -422,9 +428,9 @@ class MixedPrecisionNanny:
         """Says a trend that leads to the end of the format, once, while there is time to act."""
         verdict = self.verdict()
         one, warning = verdict.diagnosis, finding_of(verdict)
-        if one is None or warning is None or not one.early or (one.cause, one.culprit) in self._foretold:
+        if one is None or warning is None or not one.early or one.cause in self._foretold:
             return
-        self._foretold.add((one.cause, one.culprit))
+        self._foretold.add(one.cause)
         self._say(one)
         self._call_back(warning)
 
@@ -660,7 +666,7 @@ class MixedPrecisionNanny:
             f"{cost_text(cost)}, {self._traced} of {self._steps} steps traced{examined}",
             f"{dropped} samples" + (f", {self._live.held_back} lines held back" if self._live.held_back else ""),
             f"nanny summary --db {where}" if where is not None else "`nanny run`, or MixedPrecisionNanny, to keep a record",
-            "" if self._rank is None else f"rank {self._rank} of {self._world_size}: ",
+            "" if self._rank is None else f"rank {self._rank} of {self._world_size} by itself",
             self._live.lang,
         ):
             self._live.say(text)

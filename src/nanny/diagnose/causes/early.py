@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...core.formats import FP16
-from ...core.numbers import number
+from ...core.numbers import number, share
 from ..records import Diagnosis
 from ..registry import POSSIBLE
 from ..signs import Signs
@@ -48,27 +48,50 @@ def _foreseen(culprit: str, seen_at: int, expected: int, *evidence: str, precisi
     )
 
 
-def _of_attention(signs: Signs, quantity: str) -> dict[str, Points]:
+def _examined(signs: Signs, fact: str, quantity: str) -> dict[str, Points]:
     """By site, over the examined steps."""
     points: dict[str, list[tuple[int, float]]] = {}
-    for exam, attention in signs.fact("attention"):
-        for site, numbers in attention.items():
-            points.setdefault(site, []).append((exam.step, float(numbers[quantity])))
+    for exam, of_sites in signs.fact(fact):
+        for site, told in of_sites.items():
+            points.setdefault(site, []).append((exam.step, float(told[quantity])))
     return dict(points)
+
+
+def _nearest(signs: Signs) -> Iterator[tuple[str, Points]]:
+    """The place whose fp16 results are the largest now, and how they grew: at traced steps what modules gave, at examined ones
+    what operations gave. Of those that are as large the first: later ones mostly hand it on."""
+    traced = signs.facts.reach
+    if traced:
+        yield traced[-1].site, [(r.step, r.largest) for r in traced if r.site == traced[-1].site]
+    *_, last = [{}, *(of_sites for _, of_sites in signs.fact("reach"))]
+    top = max((told["largest"] for told in last.values()), default=0.0)
+    for site in (site for site, told in last.items() if told["largest"] >= 0.9 * top):
+        yield site, _examined(signs, "reach", "largest")[site]
+        return
+
+
+def near_end_at(signs: Signs) -> int | None:
+    """The step at which what grows steadily in fp16 will be so near to its end that it is told: worth a look then."""
+    limits = signs.limits
+    if signs.harmed or signs.amp_dtype != "float16":
+        return None
+    told_from = FP16.max / 2**limits.headroom_info_bits
+    for _, points in _nearest(signs):
+        ends = [crossing(points, end, int(limits.trend_points), limits.trend_fit) for end in (told_from, FP16.max)]
+        if None not in ends and points[-1][1] < told_from:
+            return ends[0]
+    return None
 
 
 def headroom_falls(signs: Signs) -> Iterator[Diagnosis]:
     """A layer's fp16 output grows steadily towards 65,504."""
-    reach = signs.facts.reach
-    if not reach or signs.harmed or signs.amp_dtype != "float16":
-        return
-    site = reach[-1].site
-    points = [(r.step, r.largest) for r in reach if r.site == site]
     limits = signs.limits
-    if points[-1][1] < FP16.max / 2**limits.headroom_info_bits:
+    if signs.harmed or signs.amp_dtype != "float16":
         return
-    step = crossing(points, FP16.max, int(limits.trend_points), limits.trend_fit)
-    if step is not None:
+    for site, points in _nearest(signs):
+        step = crossing(points, FP16.max, int(limits.trend_points), limits.trend_fit)
+        if step is None or points[-1][1] < FP16.max / 2**limits.headroom_info_bits:
+            continue
         yield _foreseen(
             site,
             points[-1][0],
@@ -77,13 +100,14 @@ def headroom_falls(signs: Signs) -> Iterator[Diagnosis]:
             f"{points[-1][0]}, fp16 ends at {number(FP16.max)}",
             f"at this pace it overflows around step {step}",
         )
+        return
 
 
 def attention_logits_grow(signs: Signs) -> Iterator[Diagnosis]:
     """Attention logits grow steadily towards the end of fp16."""
     if signs.harmed or signs.amp_dtype != "float16":
         return
-    for site, points in _of_attention(signs, "logit_max").items():
+    for site, points in _examined(signs, "attention", "logit_max").items():
         if points[-1][1] < FP16.max / 2**signs.limits.headroom_info_bits:
             continue
         step = crossing(points, FP16.max, int(signs.limits.trend_points), signs.limits.trend_fit)
@@ -125,7 +149,7 @@ def entropy_falls(signs: Signs) -> Iterator[Diagnosis]:
     if signs.harmed or signs.learns:
         return
     limits = signs.limits
-    for site, known in _of_attention(signs, "entropy").items():
+    for site, known in _examined(signs, "attention", "entropy").items():
         points = [(step, 1 / entropy) for step, entropy in known if entropy > 0]
         if not points or known[-1][1] > _NARROW or known[-1][1] <= limits.attention_entropy:
             continue
@@ -150,7 +174,7 @@ def updates_shrink(signs: Signs) -> Iterator[Diagnosis]:
     limits = signs.limits
     if signs.harmed or not narrow or not len(shares) or float(shares[-1]) > limits.unchanged_share_warn:
         return
-    points = [(int(s), float(share)) for s, share in zip(steps, shares)]
+    points = [(int(s), float(part)) for s, part in zip(steps, shares)]
     step = crossing(points, limits.unchanged_share_warn, int(limits.trend_points), limits.trend_fit)
     if step is None or points[-1][1] < limits.unchanged_share_warn / 2:
         return
@@ -158,7 +182,7 @@ def updates_shrink(signs: Signs) -> Iterator[Diagnosis]:
         max(narrow, key=lambda u: u.unchanged).name,
         points[-1][0],
         step,
-        f"{points[0][1]:.0%} of the 16-bit weights were left as they were at step {points[0][0]}, {points[-1][1]:.0%} "
+        f"{share(points[0][1])} of the 16-bit weights were left as they were at step {points[0][0]}, {share(points[-1][1])} "
         f"at step {points[-1][0]}: updates fall below half a spacing",
         f"at this pace it is most of them around step {step}",
     )
