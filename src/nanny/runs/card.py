@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core.command_line import LANGUAGES
+from ..core.finding import Finding
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
 from ..show.translation import translate, words_of
@@ -30,18 +31,27 @@ def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
     verdict, source = summary.verdict, summary.culprit_rank.source
     one = None if verdict.diagnosis is None else verdict.diagnosis.in_language(lang)
     page = None if one is None else causes(lang).get(one.cause)
+    noticed = verdict.first if one is None and verdict.healthy is False else None
     return wall_svg(
         wall,
         word=verdict.word,
         good=verdict.healthy is True,
         title=translate(verdict.reason, lang) if one is None else one.cause if page is None else page.title.rstrip(".。"),
-        subtitle="" if one is None else _place(one, verdict.rank, lang),
+        subtitle=_noticed_at(noticed, lang) if one is None else _place(one, verdict.rank, lang),
         source="" if one is None else one.source,
-        change="" if one is None else one.remedy.replace("`", ""),
+        seen="" if noticed is None else translate(noticed.message, lang).replace("`", ""),
+        change=(one.remedy if one is not None else translate(noticed.hint, lang) if noticed is not None else "").replace("`", ""),
         chain=() if one is None else one.chain,
         footer=f"nanny · {translate(title_of(source), lang)}",
         lang=lang,
     )
+
+
+def _noticed_at(first: Finding | None, lang: str) -> str:
+    if first is None:
+        return ""
+    when = "" if first.step is None else words_of("wall", lang)["impact"].format(step=first.step)
+    return " · ".join(fact for fact in (first.site, when, "" if first.rank is None else f"rank {first.rank}", first.code) if fact)
 
 
 def _place(one: Diagnosis, rank: int | None, lang: str) -> str:

@@ -94,12 +94,13 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
         found = _site_of(source, diagnosis.culprit, diagnosis.family) or _in_its_place(source, diagnosis.culprit)
         impact = None if diagnosis.early else diagnosis.step
     elif first is not None:
-        found, impact = _site_of(source, first.site), first.step
+        found, impact = _site_of(source, first.site, kind=first.evidence.get("kind")), first.step
     else:
         found, clearance = _closest(matrices_of(source) if matrices is None else matrices, form)
     base = Wall(
         format=form.name,
         largest=form.max,
+        limits=[] if bad is None else _limits(source, "output", form, steps),
         steps=steps,
         impact=impact,
         op="" if bad is None else bad.op,
@@ -189,12 +190,13 @@ def _beyond(bad: FirstBad | Hazard | None) -> float | None:
     return None if bad is None else bad.expected
 
 
-def _site_of(source: Source, culprit: str, family: str = "") -> tuple[str, str] | None:
-    """Kind and name of what is on record of the culprit: itself, else the nearest above or below it."""
-    for kind in KINDS.get(family, DEFAULT_KINDS):
-        names = [site.name for site in source.sites(kind)]
-        if culprit in names:
-            return kind, culprit
+def _site_of(source: Source, culprit: str, family: str = "", kind: str | None = None) -> tuple[str, str] | None:
+    """Kind and name of what is on record of the culprit: itself, else the nearest above or below it. `kind`: looked at first."""
+    kinds = (*([kind] if kind else ()), *KINDS.get(family, DEFAULT_KINDS))
+    by_kind = {kind: [site.name for site in source.sites(kind)] for kind in kinds}
+    if own := next((kind for kind, names in by_kind.items() if culprit in names), None):
+        return own, culprit
+    for kind, names in by_kind.items():
         inside = [name for name in names if name.startswith(f"{culprit}.")]
         if inside:
             return kind, inside[-1]

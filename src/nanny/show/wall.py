@@ -53,6 +53,7 @@ def wall_svg(
     title: str,
     subtitle: str,
     source: str = "",
+    seen: str = "",
     change: str = "",
     chain: Sequence[str] = (),
     footer: str = "",
@@ -67,7 +68,7 @@ def wall_svg(
         f'<rect class="paper" width="{WIDTH}" height="{HEIGHT}" rx="12"/>',
         *_head(word, good, title, subtitle),
         *_plot(wall, words),
-        *_panel(wall, words, change, chain),
+        *_panel(wall, words, seen, change, chain),
         *_source(source),
         _text(LEFT - 40, HEIGHT - 20, footer, "soft", 15),
         "</svg>",
@@ -130,7 +131,8 @@ def _orders(wall: Wall) -> tuple[int, int]:
 
 def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     axes = _Axes(wall)
-    title = f"{words[wall.kind]} {wall.site}" if wall.kind else words["empty"]
+    of_op = words["results"].format(op=wall.op) if wall.ran or wall.fp32 else words["empty"]
+    title = f"{words[wall.kind]} {wall.site}" if wall.kind else of_op
     left, legend = _legend(wall, words, axes)
     yield _text(LEFT, TOP - 12, _fitting(title, left - LEFT, 16), "ink", 16)
     yield from legend
@@ -315,9 +317,9 @@ def _impact(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
         yield _text(x + (-12 if right else 12), y - 6, label, "hot", 17, bold=True, anchor=side)
 
 
-def _panel(wall: Wall, words: Mapping[str, str], change: str, chain: Sequence[str]) -> Iterator[str]:
+def _panel(wall: Wall, words: Mapping[str, str], seen: str, change: str, chain: Sequence[str]) -> Iterator[str]:
     y = TOP
-    asked = ((words["change"], change), (words["how"], " → ".join(chain)))
+    asked = ((words["seen"], seen), (words["change"], change), (words["how"], " → ".join(chain)))
     for heading, text in (*(pair for pair in asked if pair[1]), *outlook(wall, words)):
         yield _text(PANEL, y, heading, "ink", 18, bold=True)
         for line in _wrapped(text, EDGE - PANEL, 16)[:9]:
@@ -337,7 +339,8 @@ def outlook(wall: Wall, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         closest = words["closest"].format(
             site=wall.site, value=number(near.value), step=near.step, bits=f"{near.bits:.1f}", format=wall.format
         )
-        yield words["clearance"], f"{closest} {words[way].format(bits=f'{abs(moves):.1f}')}"
+        space = "" if closest.endswith("。") else " "
+        yield words["clearance"], f"{closest}{space}{words[way].format(bits=f'{abs(moves):.1f}')}"
 
 
 def _source(source: str) -> Iterator[str]:
