@@ -376,7 +376,7 @@ def _what_if(source: Source, verdict: Verdict) -> dict[str, Any]:
                     "reasons": [_sentence(reason) for reason in what_if_reasons(result)],
                     "remarks": [_cut(remark) for remark in what_if_remarks(result, curves=False)],  # the page has better ones
                     "own": result.own_format,
-                    "broken": result.broken_from is not None,
+                    "broken": result.broken_from is not None and result.sick is None,
                     "best_scale": 2.0**result.path.best_bits if result.path and result.survives is not False else None,
                     "skip_rate": result.path.skip_rate if result.path else None,
                     "worst": _cut(result.outcomes[0].site) if result.outcomes else "",

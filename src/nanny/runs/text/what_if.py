@@ -69,7 +69,7 @@ def what_if_verdict(result: WhatIf) -> str:
     run = f"This {_recorded_format(result)} run"
     name = _upper(result.target)
     if result.own_format and result.survives is not None:
-        died = "did NOT SURVIVE" if result.broken_from is not None else "went wrong"  # a loss that is finite again is no death
+        died = "did NOT SURVIVE" if result.broken_from is not None and result.sick is None else "went wrong"  # as above
         return f"{run} SURVIVED in {name}." if result.survives else f"{run} {died} in {name}."
     if result.unknown and result.died:
         return f"{run} stayed within {name} until then; whether it would have gone on is not known."

@@ -18,6 +18,9 @@ function t(key, ...values) {
   return (CONFIG.strings[language][key] ?? key).replace(/\{(\d)\}/g, (_, i) => String(values[i]));
 }
 
+const colon = () => (language === "zh" ? "：" : ": ");
+const labelled = (key, ...values) => t(key, ...values) + colon();
+
 // What is said as a sentence comes in English, with its Chinese beside it.
 const said = (text) => (language === "zh" ? page.zh[text] ?? page.whatif?.zh?.[text] ?? text : text);
 

@@ -305,6 +305,7 @@ async function drawHeat() {
   const rows = [...names.keys()].filter((row) => names[row].toLowerCase().includes(wanted));
   offerMap(rows.length);
   place.hidden = !quantity || (rows.length > MAP_ROWS && !state.map);
+  place.parentElement.querySelector(".save").hidden = place.hidden;
   if (place.hidden) return void (heat = null);
   const matrix = await matrixOf(state.kind, quantity);
   if (!rows.length) message.textContent = t("no match", state.filter);
@@ -401,7 +402,7 @@ function stepText(cell) {
 function describe(code, quantity, kind) {
   const withScale = isBackward(kind) && page.curves.scale ? "q.scaled" : "q.absmax";
   const name = t(quantity === "headroom" ? withScale : `q.${quantity}`);
-  const text = `${name}: ${SHARES.includes(quantity) && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
+  const text = `${name}${colon()}${SHARES.includes(quantity) && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
   if (quantity !== "headroom" || !isFiniteCode(code)) return text;
   const form = formatChosen(), bits = form.logMax - log2Of(code);
   return `${text}, ${t(bits < 0 ? "bits beyond" : "bits to overflow", Math.abs(bits).toFixed(1), form.title)}`;

@@ -43,9 +43,9 @@ function drawVerdict() {
   const cause = page.diagnoses[0];
   fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, cause ? titleOf(cause) : said(verdict.reason))),
     cause ? make("p", { class: "strong" }, placeOf(cause)) : null,
-    cause?.remedy ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("remedy")}: `), rich(said(cause.remedy))) : null,
-    index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, `${t("noticed first")}: `, findingLink(index)) : culpritCard(index),
-    page.comparison?.parts ? make("p", { class: "warning strong" }, `${t("compare", page.comparison.other.id)}: ${said(page.comparison.lines[0])}`) : null,
+    cause?.remedy ? make("p", { class: "said" }, make("span", { class: "fix" }, labelled("remedy")), rich(said(cause.remedy))) : null,
+    index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, labelled("noticed first"), findingLink(index)) : culpritCard(index),
+    page.comparison?.parts ? make("p", { class: "warning strong" }, `${labelled("compare", page.comparison.other.id)}${said(page.comparison.lines[0])}`) : null,
     drawWall(),
     drawFacts(),
     page.notes.map((note) => make("p", { class: "warning" }, said(note))), commands(page.next));
@@ -57,8 +57,8 @@ const asImage = (svg) => `data:image/svg+xml,${encodeURIComponent(svg)}`;
 function drawWall() {
   const card = asImage(page.card[language] ?? page.card.en);
   return make("figure", { id: "wall" },
-    make("img", { src: `${card}#svgView(viewBox(16,104,800,366))`, alt: `${t(page.verdict.word)}: ${verdictSentence()}`, width: 800, height: 366 }),
-    make("figcaption", {}, page.outlook[language].map(([head, text]) => make("p", {}, make("b", {}, `${head}: `), text)),
+    make("img", { src: `${card}#svgView(viewBox(16,104,800,366))`, alt: `${labelled(page.verdict.word)}${verdictSentence()}`, width: 800, height: 366 }),
+    make("figcaption", {}, page.outlook[language].map(([head, text]) => make("p", {}, make("b", {}, `${head}${colon()}`), text)),
       make("a", { href: card, download: `nanny-run-${page.run.id}.svg` }, t("save picture"))));
 }
 
@@ -80,9 +80,9 @@ function culpritCard(index) {
       f.site ? make("span", { class: "site", title: f.site }, shortened(f.site, 160)) : null, ` ${when}`,
       times ? make("span", { class: "quiet" }, times) : null),
     make("p", { class: "said" }, rich(said(f.message)), f.where ? ` (${f.where})` : ""),
-    f.hint ? make("p", { class: "said" }, make("span", { class: "fix" }, `${t("fix")}: `), rich(said(f.hint))) : null,
-    f.passed_on ? make("p", { class: "quiet" }, `${t("passed on", f.passed_on_total)}: ${listed(f.passed_on, f.passed_on_total)}`) : null,
-    isError && earlier >= 0 ? make("p", { class: "warning" }, `${t("warned before")}: `, findingLink(earlier)) : null,
+    f.hint ? make("p", { class: "said" }, make("span", { class: "fix" }, labelled("fix")), rich(said(f.hint))) : null,
+    f.passed_on ? make("p", { class: "quiet" }, `${labelled("passed on", f.passed_on_total)}${listed(f.passed_on, f.passed_on_total)}`) : null,
+    isError && earlier >= 0 ? make("p", { class: "warning" }, labelled("warned before"), findingLink(earlier)) : null,
     make("div", { class: "bar" }, make("button", { id: "show-culprit", on: { click: showCulprit } }, t("show"))));
 }
 
@@ -157,7 +157,7 @@ function drawDiagnoses() {
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, rich(said(link))))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
       d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
-      d.confirm ? make("p", {}, `${t("confirm")}: `, rich(said(d.confirm))) : null,
+      d.confirm ? make("p", {}, labelled("confirm"), rich(said(d.confirm))) : null,
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
         known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
@@ -213,7 +213,7 @@ function drawFindings() {
             page.ranks.length && f.rank !== undefined ? ` · ${t("rank", f.rank)}` : "",
             f.times > 1 ? ` ×${f.times}` : "")),
         f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
-        make("span", { class: "said" }, rich(said(f.message)), f.hint ? make("span", { class: "fix" }, ` ${t("fix")}: `, rich(said(f.hint))) : null)));
+        make("span", { class: "said" }, rich(said(f.message)), f.hint ? make("span", { class: "fix" }, ` ${labelled("fix")}`, rich(said(f.hint))) : null)));
   });
   const none = page.findings.length ? t("findings.nothing matches") : t("findings.none");
   const rest = page.findings_left_out ? make("li", { class: "quiet none" }, t("findings.left out", page.findings_left_out)) : null;
@@ -264,7 +264,7 @@ function pick(label, name, options, current) {
 
 // A figure has a name, words for who does not see it, keys, and can be taken along.
 function figure(name, look = "") {
-  const save = (form) => make("button", { class: "small", "aria-label": `${t(name)}: ${form}`, on: { click: () => saveFigure(name, form) } }, form);
+  const save = (form) => make("button", { class: "small", "aria-label": `${labelled(name)}${form}`, on: { click: () => saveFigure(name, form) } }, form);
   return make("div", {}, make("div", { id: `${name}-figure`, class: `figure ${look}`, role: "group", tabindex: "0", "aria-label": t(name), "aria-describedby": `${name}-words` }),
     make("p", { id: `${name}-words`, class: "unseen" }, figureWords(name)),
     make("div", { class: "bar save" }, save("PNG"), save("SVG"), save("CSV")));
@@ -273,7 +273,7 @@ function figure(name, look = "") {
 function figureWords(name) {
   if (name !== "curves") return `${t(`${name}.hint`)} ${verdictSentence()}`;
   return Object.entries(page.curves).filter(([, curve]) => curve.values.length)
-    .map(([key, curve]) => `${t(key)}: ${short(curve.values[0])} → ${short(curve.values.at(-1))}`).join("; ");
+    .map(([key, curve]) => `${labelled(key)}${short(curve.values[0])} → ${short(curve.values.at(-1))}`).join("; ");
 }
 
 function download(name, address) {
@@ -328,7 +328,8 @@ async function describePlace() {
     if (quantity.startsWith("flushed") && (empty || formatChosen().name !== "fp16")) continue; // of zeros nothing is left to lose
     if (code) parts.push(describe(code, quantity, kind));
   }
-  place.textContent = when ? `${stepText(when)}: ${parts.join(" · ")}` : "";
+  const there = when && step >= when.first && step <= when.last; // else the nearest sample is another step's
+  place.textContent = when ? `${there ? stepText(when) : t("nearest", stepText(when))}${colon()}${parts.join(" · ")}` : "";
 }
 
 // The processes of one job, one row each: who had it first is seen at a glance.
