@@ -202,7 +202,7 @@ def test_lost_updates_need_most_probed_steps_and_an_ordinary_optimizer():
     )
     (best,) = diagnoses_of(Evidence(facts))
     assert (best.cause, best.culprit) == ("update_lost", "w")
-    assert any("99%" in fact for fact in best.evidence)
+    assert any("99 %" in fact for fact in best.evidence)
     assert diagnoses_of(Evidence(replace(facts, lost_probes=1))) == []
     stochastic = replace(optimizer, rounds_to_nearest=False)
     assert diagnoses_of(Evidence(replace(facts, latest=StepRecord(8, optimizers=(stochastic,))))) == []

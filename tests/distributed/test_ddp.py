@@ -127,5 +127,5 @@ def test_the_file_of_the_first_rank_answers_for_all_and_that_of_another_says_who
 
 def test_the_last_words_name_the_rank_they_are_of_and_the_folder_of_all(job):
     said = said_by(job[0], 0)
-    assert f"nanny: rank 0 of {len(job[1])}: HEALTHY" in said
+    assert f"nanny: rank 0 of {len(job[1])} by itself: HEALTHY" in said
     assert f"next: nanny summary --db {job[0] / 'healthy'}\n" in said

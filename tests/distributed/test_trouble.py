@@ -170,7 +170,7 @@ def test_a_script_in_which_one_rank_steps_is_told_by_the_console_the_folder_and_
         script = tmp_path / name / "train.py"
         script.write_text(ONE_STEPS if name == "wrong" else ONE_STEPS.replace("if dist.get_rank() == 0:", "if True:"))
         console = torchrun(script, tmp_path / name)
-        assert "nanny: rank 0 of 2: HEALTHY" in console
+        assert "nanny: rank 0 of 2 by itself: HEALTHY" in console
         assert ("replicas_apart: optimizer" in console) == (name == "wrong")
         for place in ("nanny_logs", "nanny_logs/metrics.db"):
             said, text = verdict(tmp_path / name / place, capsys)

@@ -56,7 +56,8 @@ def tell_end(store: Path, run: int, lang: str = "en") -> None:
         summary = summarize(sources, notes)
         if summary.verdict.healthy is not False:
             return
-        lines = [Line(""), *told_lines(summary, lang)]
+        whole = [Line(translate(f"all {len(sources)} ranks: {summary.verdict.text}", lang), indent=4)] if len(sources) > 1 else []
+        lines = [Line(""), *whole, *told_lines(summary, lang)]
         picture = store.parent / f"run-{run}.svg"
         picture.write_text(card_svg(summary, lang), encoding="utf-8")
     lines.append(Line(f"   {translate('picture', lang)}: {picture}", "quiet", whole=True))

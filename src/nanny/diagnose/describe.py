@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.examination import Examination, FirstBad, Hazard
 from ..core.formats import FP16
-from ..core.numbers import number
+from ..core.numbers import counted, number, share, short
 from .records import Diagnosis
 from .registry import CERTAIN, LIKELY, POSSIBLE, less_sure
 from .signs import Signs
@@ -31,6 +31,9 @@ def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culp
 def _maker(at: FirstBad) -> Iterator[str]:
     what = "NaN" if at.nan else "infinity"
     maker = f"`{at.op}`" if at.op else "an operation"
+    if _came_in(at):
+        yield f"step {at.step}: the batch holds {what}; the first operation that meets it is {maker}"
+        return
     inside = f" in `{at.culprit}`" if at.place.site and not at.place.is_data else ""
     largest = at.inputs.get("absmax")
     came = f" from inputs up to {number(largest)}" if largest else ""
@@ -42,6 +45,11 @@ def _maker(at: FirstBad) -> Iterator[str]:
         yield at.hazard.message
     if at.source == "graph" and at.inputs.get("absmin1") == 0:
         yield "what it divides by is exactly 0"
+
+
+def _came_in(at: FirstBad) -> bool:
+    """It was bad before the first operation: what its result would be, or in FP32, is beside the point."""
+    return at.from_data and at.source != "factor" and (at.nan or at.dtype != "float16")
 
 
 def _in_fp32(at: FirstBad) -> Iterator[str]:
@@ -72,15 +80,16 @@ def _harm(signs: Signs) -> Iterator[str]:
 
 
 def chain_of(signs: Signs, at: FirstBad, culprit: str) -> tuple[str, ...]:
-    links = [f"{culprit}: {'NaN' if at.nan else 'inf'}" + (f" out of {at.op}" if at.op else "")]
+    what = "NaN" if at.nan else "inf"
+    links = [f"{culprit}: {what}" + (" in the batch" if _came_in(at) else f" out of {at.op}" if at.op else "")]
     incident = next((i for i in signs.facts.incidents if i.step >= at.step), None)
     if incident is not None:
         passed = [c.site for c in incident.bad_calls if c.site not in (culprit, signs.facts.latest.root_site)]
-        links += [f"passed on by {passed[0]}"] if passed else []
+        links += [f"passed on by `{passed[0]}`"] if passed else []
         if incident.loss is not None and not math.isfinite(incident.loss):
-            links.append(f"loss {incident.loss}")
+            links.append(f"loss {short(incident.loss)}")
         if incident.bad_grads:
-            links.append(f"{len(incident.bad_grads)} gradients {'NaN' if incident.nan_grads else 'inf'}")
+            links.append(f"{counted(len(incident.bad_grads), 'gradient')} {'NaN' if incident.nan_grads else 'Inf'}")
         links.append("optimizer step skipped" if incident.skipped else "weights spoilt" if incident.bad_grads else "")
     return tuple(link for link in links if link)
 
@@ -103,7 +112,7 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
         return  # the loss has gone where it was to go, whatever rounding did to the gradients
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
     in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _STORED and _told(exam.gradient_error)
-    error = f"gradients {exam.gradient_error:.1%} off FP32 at this step" if in_gradients else ""
+    error = f"gradients {share(exam.gradient_error)} off FP32 at this step" if in_gradients else ""
     confidence = LIKELY if hazard.consequence >= 0.1 or ruined else POSSIBLE
     if name == signs.lead and max(worst, ruined) >= 0.5:
         confidence = CERTAIN

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.formats import FP16
+from ..core.numbers import counted, number
 from ..core.ops import GROW
 from ..core.step import Autopsy, BadCall, SiteTable, StepRecord
 
@@ -59,10 +60,11 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         "dtype": producer.dtype, "module": producer.module, "input_absmax": producer.input_absmax,
         "finite_absmax": producer.finite_absmax, "passed_on": others,
     }  # fmt: skip
-    tail = f"; passed on by {len(others)} later modules" if others else ""
+    tail = f"; passed on by {counted(len(others), 'later module')}" if others else ""
     if producer.bad_parameters:
         names = ", ".join(f"`{producer.site}.{p}`" for p in producer.bad_parameters)
-        said = f"{names} is not finite, so the output holds {counts(producer)}{tail}"
+        so = f"not finite, so the output holds {counts(producer)}{tail}"
+        said = f"{names} is {so}" if len(producer.bad_parameters) == 1 else f"{names} are {so}"
         return Culprit("WEIGHT_NONFINITE", producer.site, said, evidence, producer)
     said = f"finite inputs (up to {producer.input_absmax:.4g}) became {counts(producer)} in {producer.dtype}"
     if _input_too_large(producer):
@@ -208,10 +210,11 @@ def _autopsy_code(found: Autopsy) -> str:
 
 
 def _maker_said(found: Autopsy) -> str:
+    size = found.size if found.size and FP16.max < found.size < math.inf else None
     return (
         ("" if found.sure else "(at the latest) ")
         + f"`{found.op}`"
-        + (f", which reaches {found.size:,.0f} in FP32" if found.size and found.size > FP16.max else "")
+        + ("" if size is None else f", which reaches about {number(float(f'{size:.2g}'))} in FP32")
     )
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import HALVES, format_of
 from ..core.limits import Limits
+from ..core.numbers import share
 
 PAGES = {
     "POLICY_MISMATCH": (
@@ -54,7 +55,7 @@ class PolicyMismatch:
     def text(self) -> str:
         return (
             f"{self.tokens:,} tokens, {self.sequences:,} sequences: median |ratio - 1| of one {self.median_ratio_error:.2g} "
-            f"(worst ratio {self.worst_ratio:.3g}), KL {self.kl:.2g} per token, {self.outside_clip:.1%} outside the clip range"
+            f"(worst ratio {self.worst_ratio:.3g}), KL {self.kl:.2g} per token, {share(self.outside_clip)} outside the clip range"
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..core.finding import Finding, Severity
 from ..core.terminal import tell, visible
 from ..diagnose.verdict import Verdict, severity_counts
-from ..show.translation import translate
+from ..show.translation import labelled, translate
 
 LINES_PER_MINUTE = 20
 _LINE = re.compile(r"((?:nanny: )?\s*(?:-> )?)(.*)")
@@ -62,8 +62,9 @@ def closing_lines(
     first = verdict.first
     said = ", ".join(f"{n} {name}" for name, n in severity_counts(findings).items() if n)
     noticed = f"(noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
+    who = labelled(translate(whose, lang), "", lang) if whose else ""
     return [
-        f"nanny: {whose}{translate(verdict.text, lang)} {translate(noticed, lang)}".rstrip(),
+        f"nanny: {who}{translate(verdict.text, lang)} {translate(noticed, lang)}".rstrip(),
         f"nanny: cost: {cost}",
         f"nanny: dropped: {dropped}",
         f"nanny: next: {next_command}",

@@ -187,7 +187,8 @@ def reductions(sources: Sequence[Source], groups: Mapping[int, Sequence[frozense
         if not squares or made_in not in FORMATS:  # what became 0 has no format of its own
             continue
         factor = float((got[known] * sent[known]).sum() / (sent[known] ** 2).sum())
-        off = np.where(low[:, None], got - factor * sent, 0.0)
+        off = np.zeros_like(got)
+        off[low] = got[low] - factor * sent[low]
         worst = int((off**2).sum(1).argmax())
         error = float(np.sqrt((off**2).sum() / squares))
         yield ReducedStep(step, error, names[0][worst], FORMATS[made_in])

@@ -14,6 +14,7 @@ from ..diagnose.verdict import severity_counts
 from ..store import reader
 from ..store.damage import Damage, file_damage, lost_rows, run_numbers
 from ..store.files import DEFAULT_FOLDER, find_stores, stores_below
+from .source import seconds_of
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _runs_in(path: Path, damage: Damage | None) -> list[ListedRun]:
                     run=run.id,
                     rank=run.rank,
                     started=run.started,
-                    seconds=None if run.finished is None else run.finished - run.started,
+                    seconds=seconds_of(run),
                     status=run.status,
                     amp_dtype=run.amp_dtype or "-",
                     last_step=ends[1] if ends else None,

@@ -58,6 +58,14 @@ class Source:
         return f"nanny {shlex.join(map(str, words))}{self.flags}"
 
 
+def seconds_of(run: RunRow) -> float | None:
+    """From its first step to its end: what its cost is a part of. Without a record of that, as long as the store was open."""
+    took = run.meta.get("run_seconds")
+    if isinstance(took, (int, float)):
+        return float(took)
+    return None if run.finished is None else run.finished - run.started
+
+
 def title_of(source: Source) -> str:
     """`run 3 in nanny_logs/metrics.db (fp16, torch 2.13.0, finished): train.py --lr 1e-3`."""
     run = source.run

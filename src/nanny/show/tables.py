@@ -97,8 +97,15 @@ def _translated(answer: Answer, lang: str) -> Answer:
     return replace(answer, lines=lines, tables=[translate_table(table, lang) for table in answer.tables])
 
 
+_LABEL = re.compile(" *[^:：`]+(: |：)")
+
+
 def translate_line(line: Line, lang: str | None) -> Line:
-    return line if line.whole else replace(line, text=translate(line.text, lang))
+    if line.whole or lang != "zh":
+        return line
+    text, label = translate(line.text, lang), _LABEL.match(line.text)
+    heading = _LABEL.match(text) if label is not None and label.end() == line.indent else None  # what hangs behind a label
+    return replace(line, text=text, indent=line.indent if heading is None else columns_of(heading[0]))
 
 
 def translate_table(table: Table, lang: str | None) -> Table:

@@ -142,6 +142,11 @@ def _by_clauses(text: str, every: bool = False) -> str:
     return ""
 
 
+def labelled(label: str, text: str, lang: str | None) -> str:
+    """`Clearance: 6.8 bits left`: Chinese has a colon of its own, which is as wide as a space behind it."""
+    return f"{label}：{text}" if lang == "zh" else f"{label}: {text}"
+
+
 def _label(text: str, lang: str | None) -> str:
     for english, chinese in _LABELS.items():
         if lang == "zh" and text.startswith(english):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.examination import FirstBad
-from ...core.numbers import number
+from ...core.numbers import number, share, short
 from ...core.ops import LOSS_OPS
 from ..choose import first_bad_cause
 from ..describe import by_first_bad, by_hazard
@@ -39,15 +39,21 @@ def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
             t for t in (
                 f"{away.name} grows from {number(away.low)} at step {away.start} to {number(away.high)} at step {away.step}",
                 f"learning rate {rates.max():g}" if len(rates) else "",
-                f"one update is up to {number(100 * ratio)} % of the weights" if ratio > 0.05 else "",
+                _update_told(ratio) if ratio > 0.05 else "",
                 "at the examined steps before, loss and gradients agree with FP32" if twin else "",
                 f"numbers leave their range only later, at step {at.step}" if at is not None and at.step > away.start else "",
             ) if t
         ),
-        chain=("steps too long", f"{away.name} grows {away.factor:.2g} times", *(("overflow",) if at is not None else ())),
+        chain=("steps too long", f"{away.name} grows {number(away.factor)} times", *(("overflow",) if at is not None else ())),
         step=away.start,
         precision_caused=False,
     )  # fmt: skip
+
+
+def _update_told(ratio: float) -> str:
+    if ratio < 10:
+        return f"one update is up to {share(ratio)} of the weights"
+    return f"one update is up to {number(ratio)} times the weights"
 
 
 def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
@@ -61,7 +67,7 @@ def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
         confidence=POSSIBLE if signs.wrong_before(signs.facts.steps) else LIKELY,
         evidence=(
             f"the norm of all weights grows from {number(before)} to {number(after)}, and the loss is not below its start",
-            f"one update is up to {number(100 * ratio)} % of the weights",
+            _update_told(ratio),
             f"learning rate up to {float(np.max(rates)):g}",
         ),
         chain=("steps too long", "the first updates replace the weights", "nothing is learned"),
@@ -131,7 +137,7 @@ def exploding_recurrence(signs: Signs) -> Iterator[Diagnosis]:
         confidence=CERTAIN,
         evidence=(
             f"step {step}: {growth.direction} over {growth.calls} {growth.unit} from `{growth.site}` on the "
-            f"norm grows {growth.factor:.2g} times, {growth.each:.2f} each",
+            f"norm grows {number(growth.factor)} times, {growth.each:.2f} each",
             *((f"it passes the range at `{at.culprit}`",) if at is not None else ()),
         ),
         chain=(f"gain above 1 in `{growth.site}`", "geometric growth", "overflow or an exploding gradient"),
@@ -150,14 +156,14 @@ def dead_relu(signs: Signs) -> Iterator[Diagnosis]:
     off = signs.dead_units
     if off is None or signs.harmed:
         return
-    site, share, exams = off
-    if share < signs.limits.dead_units_error and (share < signs.limits.dead_units_warn or signs.learns):
+    site, part, exams = off
+    if part < signs.limits.dead_units_error and (part < signs.limits.dead_units_warn or signs.learns):
         return
     yield Diagnosis(
         culprit=site,
-        confidence=CERTAIN if share >= signs.limits.dead_units_error else LIKELY,
+        confidence=CERTAIN if part >= signs.limits.dead_units_error else LIKELY,
         evidence=(
-            f"{share:.0%} of the units of `{site}` are off for the whole batch, in all of {exams} examined steps",
+            f"{share(part)} of the units of `{site}` are off for the whole batch, in all of {exams} examined steps",
             *_no_gradient(signs),
         ),
         chain=("pre-activations below 0 for every sample", "derivative 0", "no gradient for these units and what feeds them"),
@@ -264,7 +270,7 @@ def vanishing_architecture(signs: Signs) -> Iterator[Diagnosis]:
         culprit=name.rpartition(".")[0] or name,
         confidence=LIKELY if not signs.learns else POSSIBLE,
         evidence=(
-            f"the gradient of `{name}` has an rms of {norm:.1e}, that of the last layer {top:.1e}: {ratio:.1e} of it",
+            f"the gradient of `{name}` has an rms of {short(norm)}, that of the last layer {short(top)}: {short(ratio)} of it",
             "FP32 gives the same" if reference else "not compared with FP32",
         ),
         chain=("derivatives below 1 in every layer", "the product vanishes", "early layers learn nothing"),
@@ -285,8 +291,8 @@ def _biases_alone(signs: Signs) -> Iterator[Diagnosis]:
         culprit=name.rpartition(".")[0] or name,
         confidence=LIKELY,
         evidence=(
-            f"the gradients of most weight matrices are at most {ratio:.1e} of those of the biases, in {exams} examined steps; "
-            "FP32 gives the same",
+            f"the gradients of most weight matrices are at most {short(ratio)} of those of the biases, "
+            f"in {exams} examined steps; FP32 gives the same",
             "the loss does not fall",
         ),
         chain=("weights begin at 0, or so small that the signal dies", "no matrix gets a gradient", "only biases learn"),
@@ -305,7 +311,7 @@ def _fades_in_time(signs: Signs) -> Iterator[Diagnosis]:
         confidence=LIKELY,
         evidence=(
             f"step {step}: over {fading.calls} calls of `{fading.site}` the gradient shrinks to "
-            f"{fading.factor:.1e} of itself on the way back, {fading.each:.2f} each",
+            f"{short(fading.factor)} of itself on the way back, {fading.each:.2f} each",
             "the loss does not fall",
         ),
         chain=("derivatives below 1 at every call", "the product vanishes", "what came early is never learned"),

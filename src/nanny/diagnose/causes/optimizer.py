@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.formats import HALVES, format_of
-from ...core.numbers import median
+from ...core.numbers import median, number, share
 from ...core.step import OptimizerState
 from ..describe import by_hazard
 from ..records import Diagnosis
@@ -63,8 +63,8 @@ def _divides_by_eps(signs: Signs, state: OptimizerState, away: Runaway) -> Itera
         confidence=LIKELY,
         evidence=(
             f"{state.name} keeps its state in float16: (1 - beta2) g^2 is 0 there for the typical gradient of "
-            f"{sum(lost) / len(lost):.0%} of the parameters, and a step divides by eps={state.eps:g} alone",
-            f"{away.name} grows {away.factor:.2g} times from step {away.start} on",
+            f"{share(sum(lost) / len(lost))} of the parameters, and a step divides by eps={state.eps:g} alone",
+            f"{away.name} grows {number(away.factor)} times from step {away.start} on",
         ),
         chain=("second moments are 0 in fp16", "a step divides by eps", "steps far too long"),
         step=away.start,
@@ -89,7 +89,7 @@ def adam_eps_dominates(signs: Signs) -> Iterator[Diagnosis]:
             confidence=LIKELY if not signs.learns else POSSIBLE,
             evidence=(
                 f"half of the values of sqrt(v) are below {ratio:.2g} times eps={state.eps:g}",
-                f"so a step is about {ratio / (1 + ratio):.1%} of what the learning rate says",
+                f"so a step is about {share(ratio / (1 + ratio))} of what the learning rate says",
             ),
             chain=("gradients smaller than eps", "update = lr * g / eps instead of lr", "the loss hardly moves"),
             step=signs.facts.updates_step,
@@ -157,7 +157,7 @@ def weight_decay_lost(signs: Signs) -> Iterator[Diagnosis]:
             confidence=POSSIBLE if not moved else CERTAIN if proved else LIKELY,
             evidence=(
                 f"weights are {state.param_dtype}; lr * weight_decay = {factor:.2g} is below half a spacing ({half:.2g})",
-                f"over {facts.count('stepped')} steps the weights should have shrunk by {missing:.1%}, and have not",
+                f"over {facts.count('stepped')} steps the weights should have shrunk by {share(missing)}, and have not",
             ),
             chain=("1 - lr * weight_decay rounds to 1", "no decay at all", "weights grow where they should not"),
             step=facts.updates_step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ...core.numbers import share, short
 from ...core.ops import LOGARITHMS
 from ..choose import first_bad_cause
 from ..describe import by_first_bad, by_hazard
@@ -30,13 +31,13 @@ def saturated_probability_loss(signs: Signs) -> Iterator[Diagnosis]:
     """
     at = signs.first_bad
     if at is not None and at.source != "examination" and first_bad_cause(at, signs) == "saturated_probability_loss":
-        share = max(share for exam, share in signs.fact("saturated_outputs") if exam.step == at.step)
-        saturated = f"{share:.2%} of the model's outputs are exactly 0 or 1 in this step, and are not in FP32"
+        part = max(part for exam, part in signs.fact("saturated_outputs") if exam.step == at.step)
+        saturated = f"{share(part)} of the model's outputs are exactly 0 or 1 in this step, and are not in FP32"
         yield replace(by_first_bad(signs, at, LIKELY, saturated), precision_caused=True)
         return
     tiny = [p for exam, p in signs.fact("tiny_probabilities") if at is not None and exam.step == at.step]
     if at is not None and tiny and at.op in LOGARITHMS and at.place.phase == "backward":
-        text = f"gradients are infinite only at probabilities of up to {tiny[0]:.1e}: 1 / p leaves fp16, and is finite in FP32"
+        text = f"gradients are infinite only at probabilities of up to {short(tiny[0])}: 1 / p leaves fp16, and is finite in FP32"
         yield by_first_bad(signs, at, LIKELY, text)
         return
     yield from _silent(signs, "saturated_probability_loss")

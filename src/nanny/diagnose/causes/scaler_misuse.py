@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...core.numbers import number
+from ...core.numbers import number, share
 from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, cause
@@ -227,7 +227,7 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
         if given
         else "the backoff factor is 1: the scale cannot fall"
         if facts.count("scale_static")
-        else f"a skip leaves {scales[stuck[0]] / scales[stuck[0] - 1]:.0%} of the scale: the backoff factor is too near 1"
+        else f"a skip leaves {share(scales[stuck[0]] / scales[stuck[0] - 1])} of the scale: the backoff factor is too near 1"
         if falls
         else "update() is not called" if "update" not in calls else "the scale is put back between the steps"
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.formats import HALVES, format_of
+from ...core.numbers import share, short
 from ..describe import by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
@@ -26,18 +27,18 @@ def update_lost(signs: Signs) -> Iterator[Diagnosis]:
         return
     if not all(o.rounds_to_nearest for o in facts.latest.optimizers):
         return
-    share = sum(u.unchanged for u in narrow) / total
-    if share <= signs.limits.unchanged_share_warn:
+    part = sum(u.unchanged for u in narrow) / total
+    if part <= signs.limits.unchanged_share_warn:
         return
     worst = max(narrow, key=lambda u: u.unchanged)
     spacing = format_of(worst.dtype).eps
     yield Diagnosis(
         culprit=worst.name,
-        confidence=CERTAIN if share > signs.limits.unchanged_share_error else LIKELY,
+        confidence=CERTAIN if part > signs.limits.unchanged_share_error else LIKELY,
         evidence=(
-            f"step {facts.updates_step}: {share:.0%} of the {worst.dtype} weights with a gradient did not change",
-            f"most in `{worst.name}`: update {worst.update_rms:.1e} (rms) on weights of {worst.weight_rms:.1e}, "
-            f"whose spacing is about {spacing * worst.weight_rms:.1e}",
+            f"step {facts.updates_step}: {share(part)} of the {worst.dtype} weights with a gradient did not change",
+            f"most in `{worst.name}`: update {short(worst.update_rms)} (rms) on weights of {short(worst.weight_rms)}, "
+            f"whose spacing is about {short(spacing * worst.weight_rms)}",
             f"so in {facts.lost_probes} of {facts.probes} probed steps; lr {worst.lr:g}",
         ),
         chain=("lr * update below half a spacing", "the sum rounds back to the old weight", "the loss stands still"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ...core.examination import Examination, GradientError
 from ...core.formats import FP16
+from ...core.numbers import share, short
 from ..choose import first_bad_cause
 from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
@@ -33,9 +34,9 @@ def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None
             if g.error > signs.limits.diff_grad_error and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
         ]  # fmt: skip
         total = sum(sizes.get(g.name, 1) for g in known)
-        share = sum(sizes.get(g.name, 1) for g in gone) / total if total else 0.0
-        if gone and (best is None or share > best[2]):
-            best = exam, gone, share
+        part = sum(sizes.get(g.name, 1) for g in gone) / total if total else 0.0
+        if gone and (best is None or part > best[2]):
+            best = exam, gone, part
     return best
 
 
@@ -43,9 +44,9 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
     found = _lost(signs)
     if found is None or found[2] < signs.limits.lost_gradient_elements or signs.amp_dtype not in ("float16", ""):
         return
-    exam, gone, share = found
+    exam, gone, part = found
     flush = next((h for h in exam.hazards if h.kind == "flush" and h.place.phase == "backward"), None)
-    if flush is None and (any(h.cause for h in exam.hazards) or share <= 0.5):
+    if flush is None and (any(h.cause for h in exam.hazards) or part <= 0.5):
         return  # zeros with another reason, or in a part that a healthy run can spare
     if scaled != (exam.scale is not None and signs.facts.count("scale") > 0):
         return
@@ -55,10 +56,10 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
         culprit="scaler.scale" if scaled else worst.name,
         confidence=CERTAIN,
         evidence=(
-            f"step {exam.step}: {len(gone)} gradients, {share:.0%} of all elements, lose over half of their size beside FP32",
-            f"`{worst.name}`: {worst.zero_share:.0%} of its gradient is exactly 0, in FP32 {worst.reference_zero_share:.0%}; its "
-            f"norm should be {worst.reference_norm:.2g}",
-            f"fp16 makes 0 of everything up to {FP16.flush_at:.2g}; "
+            f"step {exam.step}: {len(gone)} gradients, {share(part)} of all elements, lose over half of their size beside FP32",
+            f"`{worst.name}`: {share(worst.zero_share)} of its gradient is exactly 0, in FP32 "
+            f"{share(worst.reference_zero_share)}; its norm should be {short(worst.reference_norm)}",
+            f"fp16 makes 0 of everything up to {short(FP16.flush_at)}; "
             + (f"the loss scale is {exam.scale:g}" if exam.scale else "there is no loss scaling"),
             *((flush.message,) if flush is not None and flush.message else ()),
         ),

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.formats import FINITE_BINS, FP16, exponent_of
+from ...core.numbers import share, short
 from ...core.step import QuietSteps, SiteTable, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Observation, rule
@@ -49,7 +50,7 @@ def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Obser
         severity = Severity.INFO  # clipping has dealt with it
     worst = _worst_layer(step, run)
     yield Observation(
-        f"gradient norm {norm:.3g} is {known.ratio:.3g} times its median {known.median:.3g}"
+        f"gradient norm {short(norm)} is {known.ratio:.3g} times its median {known.median:.3g}"
         + (f", for {run.norm_high + 1} steps" if lasting else "")
         + (f"; most in `{worst}`" if worst else "")
         + (f"; clipped to {step.clipped:g}" if step.clipped is not None else ""),
@@ -82,9 +83,9 @@ def _by_rail(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observa
     if rms > limits.activation_rail or replaced > limits.update_rail or grown > limits.explosion_ratio:
         worst = _largest_layer(step)
         yield Observation(
-            f"gradient norm {norm:.3g} at the very start"
+            f"gradient norm {short(norm)} at the very start"
             + (f", with outputs of {rms:.3g} (rms)" if rms > limits.activation_rail else "")
-            + (f", {grown:.3g} times the steps before" if grown > limits.explosion_ratio else "")
+            + (f", {short(grown)} times the steps before" if grown > limits.explosion_ratio else "")
             + (f", and the update is {replaced:.3g} times the weights" if replaced > limits.update_rail else ""),
             worst or "gradients",
             severity=Severity.INFO if max(grown / limits.explosion_ratio, replaced / limits.update_rail) <= 1 else None,
@@ -131,7 +132,7 @@ def grad_vanish(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     limits = run.limits
     if 0 < norm < limits.grad_rail_low and step.loss:
         yield Observation(
-            f"the norm of all gradients is {norm:.3g} at a loss of {step.loss:.3g}",
+            f"the norm of all gradients is {short(norm)} at a loss of {step.loss:.3g}",
             "gradients",
             value=norm,
             limit=limits.grad_rail_low,
@@ -176,7 +177,7 @@ def _faded_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Ob
     if faded:
         layer, smallest = min(faded, key=lambda pair: pair[1])
         yield Observation(
-            f"its gradient norm is {smallest:.1e}, of all gradients {norm:.3g}: it fades on the way back"
+            f"its gradient norm is {short(smallest)}, of all gradients {short(norm)}: it fades on the way back"
             + (f", in {len(faded)} layers" if len(faded) > 1 else ""),
             layer,
             value=smallest,
@@ -245,7 +246,7 @@ def _vanished_layers(step: StepRecord, run: RunHistory, norm: float) -> Iterator
         ratio, value, name = min(vanished)
         also = f" (and {len(vanished) - 1} more)" if len(vanished) > 1 else ""
         yield Observation(
-            f"gradient norm {value:.3g} is {ratio:.1e} of its own median{also}, others are as before",
+            f"gradient norm {short(value)} is {share(ratio)} of its own median{also}, others are as before",
             name, value=value, limit=value / ratio * run.limits.grad_vanish_ratio,
             evidence={"parameters": [n for _, _, n in vanished]},
         )  # fmt: skip
@@ -304,11 +305,11 @@ def underflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
             "every value of its fp16 output is 0 although its input is not: the result is below 3e-8", site, value=0.0
         )
     yield from _underflowing_gradients(step, run)
-    for name, share in _small_fp16(step.outputs, run):
-        if name not in step.zero_outputs and share < 1:
+    for name, part in _small_fp16(step.outputs, run):
+        if name not in step.zero_outputs and part < 1:
             yield Observation(
-                f"{share:.0%} of the energy of its fp16 output lies below {FP16.min_normal:.2g}, where bits are lost",
-                name, severity=Severity.INFO, value=share, limit=run.limits.subnormal_energy_warn,
+                f"{share(part)} of the energy of its fp16 output lies below {short(FP16.min_normal)}, where bits are lost",
+                name, severity=Severity.INFO, value=part, limit=run.limits.subnormal_energy_warn,
             )  # fmt: skip
 
 
@@ -318,7 +319,7 @@ def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Obser
         return
     total = sum(d == "float16" for d in step.output_grads.dtypes)
     small = _small_fp16(step.output_grads, run)
-    zero = [name for name, share in small if share == ALL_ZERO]
+    zero = [name for name, part in small if part == ALL_ZERO]
     if not small or (len(zero) == total and not step.loss):  # a loss of 0 has no gradient to lose
         return
     if len(zero) == len(small) < total:
@@ -326,14 +327,14 @@ def _underflowing_gradients(step: StepRecord, run: RunHistory) -> Iterator[Obser
     most = len(small) > run.limits.underflow_sites * total
     scale = f"loss scale {step.scale:g}" if step.scale else "no GradScaler"
     yield Observation(
-        f"the fp16 gradients of {len(small)} of {total} modules are below {FP16.min_normal:.2g}, where bits are lost"
+        f"the fp16 gradients of {len(small)} of {total} modules are below {short(FP16.min_normal)}, where bits are lost"
         + (f", {len(zero)} of them all 0" if zero else "")
         + f" ({scale})",
         small[-1][0],  # nearest to the loss
         severity=None if most else Severity.INFO,
         value=len(small) / total,
         limit=run.limits.underflow_sites,
-        evidence={"sites": [n for n, _ in small], "zero": zero, "scale": step.scale},
+        evidence={"kind": "output_grad", "sites": [n for n, _ in small], "zero": zero, "scale": step.scale},
     )
 
 
@@ -347,10 +348,10 @@ def _small_fp16(table: SiteTable | None, run: RunHistory) -> list[tuple[str, flo
     out = []
     for i, name in enumerate(table.names):
         if table.dtypes[i] == "float16" and table.columns["count"][i] > 0:
-            share = subnormal_energy(table.histograms[i])
-            share = ALL_ZERO if share is None else share
-            if share > run.limits.subnormal_energy_warn:
-                out.append((name, share))
+            part = subnormal_energy(table.histograms[i])
+            part = ALL_ZERO if part is None else part
+            if part > run.limits.subnormal_energy_warn:
+                out.append((name, part))
     return out
 
 

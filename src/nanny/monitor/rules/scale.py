@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.finding import Severity
+from ...core.numbers import share
 from ...core.step import StepRecord
 from ...diagnose.first_nonfinite import bad_sites, forward_culprit
 from ...diagnose.history import RunHistory
@@ -134,7 +135,7 @@ def skip_rate(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     if rate > max(limits.skip_rate_warn, 3 * expected) and sum(window) >= 4:
         severe = rate > max(limits.skip_rate_error, 3 * expected)
         yield Observation(
-            f"{sum(window)} of the last {len(window)} steps were skipped ({rate:.1%}); {expected:.2%} would be usual",
+            f"{sum(window)} of the last {len(window)} steps were skipped ({share(rate)}); {share(expected)} would be usual",
             "scaler",
             severity=Severity.ERROR if severe else None,
             value=rate,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import HALVES, format_of
+from ...core.numbers import share, short
 from ...core.step import OptimizerState, StepRecord
 from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
@@ -22,18 +23,18 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     total = sum(u.count for u in moving)
     if step.skipped or not total:
         return
-    share = sum(u.unchanged for u in moving) / total
-    if share <= run.limits.unchanged_share_warn:
+    part = sum(u.unchanged for u in moving) / total
+    if part <= run.limits.unchanged_share_warn:
         return
     worst = max(moving, key=lambda u: u.unchanged)
     ordinary = all(o.rounds_to_nearest for o in step.optimizers)
-    severity = Severity.ERROR if share > run.limits.unchanged_share_error else Severity.WARNING
+    severity = Severity.ERROR if part > run.limits.unchanged_share_error else Severity.WARNING
     yield Observation(
-        f"{share:.0%} of the weights with a gradient did not change in this step; most in `{worst.name}` ({worst.dtype}), "
-        f"whose mean update was {worst.update_rms:.1e} on weights of {worst.weight_rms:.1e}",
+        f"{share(part)} of the weights with a gradient did not change in this step; most in `{worst.name}` ({worst.dtype}), "
+        f"whose mean update was {short(worst.update_rms)} on weights of {short(worst.weight_rms)}",
         worst.name,
         severity=severity if ordinary else Severity.INFO,
-        value=share,
+        value=part,
         limit=run.limits.unchanged_share_warn,
         evidence={"dtype": worst.dtype, "lr": worst.lr, "update_rms": worst.update_rms, "weight_rms": worst.weight_rms},
     )

@@ -19,8 +19,9 @@ from ...diagnose.verdict import Verdict, finding_of, severity_counts
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
+from ...show.translation import labelled
 from ...store import reader
-from ..source import own_format, title_of
+from ..source import own_format, seconds_of, title_of
 from ..summary import CodeCount, Curves, RankState, Summary, curve_stats
 from .alerts import finding_lines
 
@@ -64,7 +65,9 @@ def _ahead(summary: Summary, language: str) -> list[Line]:
     from ..card import outlooks  # who is ill does not wait for the samples
     from ..wall import clearance_of
 
-    return [Line(f"    {heading}: {text}", indent=4) for heading, text in outlooks(clearance_of(summary))[language]]
+    return [
+        Line(f"    {labelled(heading, text, language)}", indent=4) for heading, text in outlooks(clearance_of(summary))[language]
+    ]
 
 
 def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
@@ -122,7 +125,7 @@ def _overview(state: RankState) -> list[Line]:
     if run.meta.get("failure"):
         lines.append(_fact("failure", f"of the nanny, not of the run: {run.meta['failure']}", "warning"))
     if state.steps is not None:
-        took = f", {duration(run.finished - run.started)}" if run.finished is not None else ""
+        took = f", {duration(seconds)}" if (seconds := seconds_of(run)) is not None else ""
         lines.append(_fact("steps", f"{state.steps[0]} to {state.steps[1]}, {_traced_steps(state)}{took}"))
     if state.setup is not None:
         lines.append(_fact("setup", setup_text(state.setup)))
