@@ -47,3 +47,11 @@ def test_the_remedy_and_the_source_line_stand_out_in_colour_only(colour):
     text = lines_text(diagnosis_block(Verdict(False, "NOT HEALTHY", "", one), one), 80, colour)
     assert ("\x1b[32m   fix: scale it\x1b[0m" in text) is colour
     assert "      y = x / 1e9\n" in text
+
+
+def test_where_there_are_several_ranks_the_last_verdict_is_the_one_of_all(tmp_path, capsys):
+    """What one rank says of itself stands above; a reader must see which of the two counts."""
+    store = record(tmp_path, dataclasses.replace(SICK, world_size=2))
+    record(tmp_path, dataclasses.replace(SICK, rank=1, world_size=2))
+    tell_end(store, 1)
+    assert capsys.readouterr().err.lstrip().startswith("all 2 ranks: NOT HEALTHY")

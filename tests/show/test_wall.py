@@ -105,3 +105,18 @@ def test_before_the_wall_the_picture_says_how_many_steps_are_left():
     svg = drawn(wall)
     assert "about 75 steps to the wall at this rate" in svg
     assert re.search(r'<line class="wall fall"', svg)
+
+
+def test_an_operation_outside_of_all_modules_has_its_name_and_the_end_of_the_format():
+    """No layer was sampled there, but the examined step knows what it gave."""
+    bare = Wall(
+        "fp16", 65504.0, op="exp", expected=128369.0, impact=18, steps=(0, 30), ran={"3": 9}, fp32={"16": 9},
+        limits=[Limit(0, 65504.0, 2.0**-24)],
+    )  # fmt: skip
+    svg = drawn(bare)
+    assert {words for words in ("results of exp", "fp16 ends at 65,504", "FP32 has 128,369") if words not in svg} == set()
+
+
+def test_without_a_cause_the_picture_says_what_was_seen_and_what_to_change():
+    svg = wall_svg(LOSSLESS, seen="0.8 bits left", change="use bf16", lang="en", **WORDS)
+    assert {words for words in ("What was seen", "0.8 bits left", "What to change", "use bf16") if words not in svg} == set()

@@ -234,12 +234,14 @@ def test_five_thousand_modules_are_a_tree_and_not_a_barcode(tmp_path, chromium):
         page = watched.drawn()
         assert page.locator("#tree-space .tree-row").count() < 40
         assert not page.locator("#heat-figure").is_visible()
+        assert not page.locator("#heat .save").is_visible(), "nothing to take along"
         page.evaluate("() => update({ site: 'net.layers.499.part9' })")
         page.locator("#tree-grid").focus()
         page.keyboard.press("End")
         assert page.locator("#tree-space .tree-row").last.inner_text().split("\n")[1] == "499"
         page.click("#map")
         page.wait_for_function("() => heat !== null && document.getElementById('heat-figure').data.length > 0")
+        assert page.locator("#heat .save").is_visible()
 
 
 def test_back_takes_a_click_back_and_the_finding_is_in_the_link(opened):
@@ -590,6 +592,9 @@ def test_between_two_samples_the_nearer_one_is_described(opened):
     steps = (0, 20, 47, 48, 49, 53, 55, 1e9, math.inf)
     found = [opened.page.evaluate(f"({column})({'Infinity' if step == math.inf else step})") for step in steps]
     assert found == [0, 0, 1, 1, 1, 1, 2, 2, 2]
+    told = "(step) => { Object.assign(state, { step, site: 'stem', kind: 'output' }); return describePlace().then(() => place.textContent); }"
+    assert opened.page.evaluate(f"({told})(10)").startswith("step 10: ")
+    assert opened.page.evaluate(f"({told})(12)").startswith("nearest sample, step 10: ")
 
 
 @pytest.mark.slow
