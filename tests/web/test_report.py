@@ -592,7 +592,8 @@ def test_between_two_samples_the_nearer_one_is_described(opened):
     steps = (0, 20, 47, 48, 49, 53, 55, 1e9, math.inf)
     found = [opened.page.evaluate(f"({column})({'Infinity' if step == math.inf else step})") for step in steps]
     assert found == [0, 0, 1, 1, 1, 1, 2, 2, 2]
-    told = "(step) => { Object.assign(state, { step, site: 'stem', kind: 'output' }); return describePlace().then(() => place.textContent); }"
+    told = """(step) => { Object.assign(state, { step, site: 'stem', kind: 'output' });
+        return describePlace().then(() => document.getElementById('place').textContent); }"""
     assert opened.page.evaluate(f"({told})(10)").startswith("step 10: ")
     assert opened.page.evaluate(f"({told})(12)").startswith("nearest sample, step 10: ")
 
