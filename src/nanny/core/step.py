@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-from .formats import NARROW
+from .formats import HALVES, NARROW, format_of
 
 
 @dataclass(frozen=True)
@@ -212,6 +212,18 @@ class OptimizerState:
     weight_decay: float = 0.0
     decoupled: bool = False  # the decay is p *= 1 - lr * weight_decay, as in AdamW
     maximizes: bool = False  # what backward is given is to grow
+
+    @property
+    def has_half_weights(self) -> bool:
+        return self.param_dtype in HALVES
+
+    @property
+    def stalls_at(self) -> float | None:
+        """Half a roundoff of its averages, if 1 - beta2 is less, so that v * beta2 rounds back to v."""
+        if self.beta2 is None or self.fused or not self.rounds_to_nearest or self.state_dtype not in HALVES:
+            return None
+        half = format_of(self.state_dtype).unit_roundoff / 2
+        return half if 1 - self.beta2 < half else None
 
 
 @dataclass(frozen=True)

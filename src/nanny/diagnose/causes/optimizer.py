@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...core.formats import HALVES, format_of
+from ...core.formats import format_of
 from ...core.numbers import median, number, share
 from ...core.step import OptimizerState
 from ..describe import by_hazard
@@ -143,7 +143,7 @@ def weight_decay_lost(signs: Signs) -> Iterator[Diagnosis]:
     """
     facts = signs.facts
     for state in facts.latest.optimizers:
-        if not state.decoupled or not state.weight_decay or state.param_dtype not in HALVES:
+        if not state.decoupled or not state.weight_decay or not state.has_half_weights:
             continue
         factor = state.lr * state.weight_decay
         half = format_of(state.param_dtype).unit_roundoff / 2

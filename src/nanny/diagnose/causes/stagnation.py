@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.formats import HALVES, format_of
+from ...core.formats import format_of
 from ...core.numbers import share, short
 from ..describe import by_hazard
 from ..records import Diagnosis
@@ -55,10 +55,8 @@ def ema_stagnation(signs: Signs) -> Iterator[Diagnosis]:
     """
     yield from by_hazard(signs, "ema_stagnation")
     for state in signs.facts.latest.optimizers:
-        if state.beta2 is None or state.fused or not state.rounds_to_nearest or state.state_dtype not in HALVES:
-            continue
-        half = format_of(state.state_dtype).unit_roundoff / 2
-        if 1 - state.beta2 >= half or signs.facts.count("stepped") < 3:
+        half = state.stalls_at
+        if state.beta2 is None or half is None or signs.facts.count("stepped") < 3:
             continue
         lost = signs.facts.lost_probes > signs.facts.probes / 2
         yield Diagnosis(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.formats import HALVES, format_of
+from ...core.formats import format_of
 from ...core.numbers import share, short
-from ...core.step import OptimizerState, StepRecord
+from ...core.step import StepRecord
 from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
 
@@ -84,16 +84,10 @@ def state_stagnation(step: StepRecord, run: RunHistory) -> Iterator[Observation]
     Why: v * beta2 rounds back to v, so the second moment never falls again and the steps stay too small.
     """
     for state in step.optimizers:
-        if state.beta2 is None or state.fused or not _stalls(state):
+        limit = state.stalls_at
+        if state.beta2 is None or limit is None:
             continue
-        limit = format_of(state.state_dtype).unit_roundoff / 2
         yield Observation(
             f"{state.name} keeps its averages in {state.state_dtype}; 1 - beta2 = {1 - state.beta2:.2g} is below its {limit:.2g}",
             "optimizer.state", value=1 - state.beta2, limit=limit, evidence={"optimizer": state.name, "dtype": state.state_dtype},
         )  # fmt: skip
-
-
-def _stalls(state: OptimizerState) -> bool:
-    if state.state_dtype not in HALVES or not state.rounds_to_nearest:
-        return False
-    return state.beta2 is not None and 1 - state.beta2 < format_of(state.state_dtype).unit_roundoff / 2
