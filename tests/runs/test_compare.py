@@ -14,7 +14,7 @@ import torch
 
 from nanny import cli
 from nanny.core.limits import Limits
-from nanny.core.step import plain_name
+from nanny.core.numbers import plain_name
 from nanny.monitor.watch import MixedPrecisionNanny
 from nanny.runs.compare import SeriesPair, _compare_pair, find_divergence, ratio_matrix, step_noise
 from nanny.runs.opening import open_named

@@ -71,6 +71,11 @@ def factor(ratio: float) -> str:
     return f"{times:.3g} times {word}" if times >= 2 else f"{abs(ratio - 1) * 100:.2g} % {word}"
 
 
+def relative(error: float, size: float) -> float:
+    """Any error of nothing is infinite."""
+    return error / size if size else math.inf if error else 0.0
+
+
 def median(values: Collection[float]) -> float:
     """As numpy's, which imports masked arrays for it: a tenth of what `nanny summary` takes."""
     import numpy as np  # who has values has it, and who only writes words has not
@@ -139,3 +144,11 @@ def nearest(wrong: str, known: Iterable[str]) -> str:
     names = {name.upper(): name for name in known}
     found = get_close_matches(wrong.upper(), list(names), n=1, cutoff=0.5)
     return f", did you mean {names[found[0]]!r}?" if found else ""
+
+
+WRAPPERS = ("_orig_mod", "module", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """`module._orig_mod.blocks.0.fc` as `blocks.0.fc`: without what torch.compile, DDP, FSDP, Fabric and checkpointing add."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -57,14 +57,6 @@ class Sample:
         return len(self.data) // (4 * len(self.stats)) if self.stats else 0
 
 
-WRAPPERS = ("_orig_mod", "module", "_forward_module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
-def plain_name(name: str) -> str:
-    """`module._orig_mod.blocks.0.fc` as `blocks.0.fc`: without what torch.compile, DDP, FSDP, Fabric and checkpointing add."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
 SAMPLE_STATS = ("count", "min", "max", "norm", "mean", "nan", "posinf", "neginf")
 GRADIENT_STATS = ("count", "norm", "min", "max")  # what every step keeps of every gradient
 UPDATE_STATS = ("count", "unchanged", "update_rms", "weight_rms")  # of the parameters, where an optimizer step was probed

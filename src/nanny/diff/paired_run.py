@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.finding import NannyError
-from ..core.numbers import listed, shortened
-from ..core.step import plain_name
-from ..measure.errors import compare, relative, relative_l2
+from ..core.numbers import listed, plain_name, relative, shortened
+from ..measure.errors import compare, relative_l2
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import outside_program, short_dtype
 from ..watch.twins import Twins

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.formats import format_of
-from ..core.step import plain_name
+from ..core.numbers import plain_name
 from ..measure.errors import compare
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state

@@ -24,8 +24,8 @@ from torch.utils.flop_counter import flop_registry
 
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
+from ..core.numbers import plain_name
 from ..core.ops import COUNT, DECISIONS, FACTORS, UNWRITTEN
-from ..core.step import plain_name
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
 from ..watch.storages import StorageMap

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.examination import GradientError
 from ..core.formats import format_of
-from ..measure.errors import relative
+from ..core.numbers import relative
 from ..measure.histogram import exponents_of
 from ..watch.tensors import LOW, tensors_in
 from ..watch.unheard import run_unheard

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.formats import Format
 from ..core.limits import Limits
+from ..core.numbers import relative
 from .records import DimensionError, ErrorStats
 
 _SAMPLE = 1024  # elements behind the quantiles
@@ -81,11 +82,6 @@ def _absmax(x: Tensor) -> float:
         return 0.0
     low, high = torch.aminmax(x)
     return max(abs(float(low)), abs(float(high)))
-
-
-def relative(error: float, size: float) -> float:
-    """Any error of nothing is infinite."""
-    return error / size if size else math.inf if error else 0.0
 
 
 def _centred_error(error_norm: float, y: Tensor, norm: float, floor: float) -> tuple[float | None, float | None]:

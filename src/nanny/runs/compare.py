@@ -17,7 +17,7 @@ import numpy as np
 from ..core.finding import NannyError
 from ..core.formats import Format
 from ..core.limits import Limits
-from ..core.step import plain_name
+from ..core.numbers import plain_name
 from ..diagnose.verdict import first_broken_step
 from ..store import reader
 from .alerts import matches

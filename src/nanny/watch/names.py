@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..core.step import plain_name
+from ..core.numbers import plain_name
 from .tensors import is_readable
 
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")

@@ -34,7 +34,7 @@ from torch.optim.optimizer import Optimizer
 
 from ..core.examination import Place
 from ..core.finding import warn
-from ..core.step import plain_name
+from ..core.numbers import plain_name
 from . import events
 from .aside import ModuleHooks
 from .names import parts_of, unwrapped
