@@ -5,6 +5,7 @@ What was measured is printed once more as one table; `--write` puts it into docs
 
 from __future__ import annotations
 
+import compileall
 import datetime
 import importlib
 import os
@@ -20,7 +21,8 @@ import torch
 
 from .timing import noted, table
 
-PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "performance.md"
 PLACE = re.compile(r"(<!-- (\w+): .*? -->\n).*?(<!-- end of the table -->)", re.DOTALL)  # where a table is written
 
 
@@ -64,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
     if unknown := sorted(set(names) - set(available())):
         print(f"no benchmark called {', '.join(unknown)}; there are: {', '.join(available())}", file=sys.stderr)
         return 2
+    compileall.compile_dir(ROOT / "src" / "nanny", quiet=1)  # as an installer does: else each process that is timed compiles it
     failed = [name for name in names if not run_one(name)]
     if noted:
         print("\n" + "\n".join(table(noted)))

@@ -18,6 +18,9 @@ import threading
 import time
 from pathlib import Path
 
+from .timing import note
+
+CPU_BAR, ONE_FILE_BAR = 15.0, 0.10  # seconds
 ONE_FILE = """\
 import torch
 
@@ -37,10 +40,10 @@ def train(model, optimizer, data):
 
 def source_tree() -> tuple[Path, str]:
     """The transformers sources if they are installed (they are not imported), else those of torch."""
-    for name, note in (("transformers", ""), ("torch", " (transformers is not installed)")):
+    for name, said in (("transformers", ""), ("torch", " (transformers is not installed)")):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin:
-            return Path(spec.origin).parent, note
+            return Path(spec.origin).parent, said
     raise SystemExit("neither transformers nor torch is installed; name a folder")
 
 
@@ -91,14 +94,16 @@ def one_file_seconds(repeats: int = 9) -> list[float]:
 
 
 def main() -> None:
-    folder, note = (Path(sys.argv[-1]), "") if len(sys.argv) > 1 and os.path.isdir(sys.argv[-1]) else source_tree()
+    folder, said = (Path(sys.argv[-1]), "") if len(sys.argv) > 1 and os.path.isdir(sys.argv[-1]) else source_tree()
     files = sum(name.endswith(".py") for _, _, names in os.walk(folder) for name in names)
     seconds, peak = run_tree(folder, jobs=2)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print(f"{folder.name}{note}: {files} files, 2 workers")
+    print(f"{folder.name}{said}: {files} files, 2 workers")
     print(f"  {files / seconds:8.0f} files/s ({seconds:.1f} s; {spent.ru_utime + spent.ru_stime:.1f} s of processor time)")
+    note(f"nanny check, {files} files of {folder.name}, CPU", spent.ru_utime + spent.ru_stime, "s", CPU_BAR)
     print(f"  {peak / 2**20:8.0f} MB at the peak, all processes together")
     times = one_file_seconds()
+    note("nanny check, one file with start-up", min(times), "s", ONE_FILE_BAR)
     print(f"one file with start-up: {statistics.median(times):.3f} s (fastest {min(times):.3f} s, {len(times)} runs)")
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .timing import note
+
 BAR = 1.6
 WIDTH = 32
 PROGRAMS = {  # blocks, rows, vocabulary
@@ -77,6 +79,7 @@ def main() -> None:
     for name in PROGRAMS:
         plain, examined, again = (peak(name, how) for how in ("plain", "examined", "plain"))
         ratio = 2 * examined / (plain + again)
+        note(f"examined step, peak memory, {name}", ratio, bar=BAR, control=plain / again)
         print(
             f"  {name:42} {examined} MiB against {plain} MiB: {ratio:.2f} times (A/A control {plain / again:.2f})  "
             f"bar {BAR:g}: {'met' if ratio <= BAR else 'MISSED'}"

@@ -211,7 +211,8 @@ def test_one_poisoned_update_is_told_once_however_long_the_run_goes_on(capsys):
     assert capsys.readouterr().err.count("[WARNING]") == 1
 
 
-def test_values_are_read_once_per_step(monkeypatch):
+def test_values_on_a_device_are_read_once_per_step(monkeypatch):
+    monkeypatch.setattr("nanny.watch.nonfinite._reads_at_once", lambda tensor: False)
     model, x, y = images()
     optimizer = optimizer_for(model, "SGD")
     reads = []
@@ -225,6 +226,24 @@ def test_values_are_read_once_per_step(monkeypatch):
             optimizer.zero_grad()
             tool.step()
     assert reads == ["tolist"] * 3
+
+
+def test_an_overflow_of_a_multiplication_in_an_optimizer_is_its_own():
+    class Blown(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    for factor in (0.5, 1e20, 1e20):
+                        p.mul_(factor)
+
+    model, x, y = images()
+    optimizer = Blown(model.parameters(), lr=0.1)
+    with track() as tool:
+        train(model, x, y, steps=1, optimizer=optimizer)
+    assert {(fault.op, fault.kind) for fault in tool.faults} == {("torch.ops.aten.mul_", "inf")}
+    low, high = next((n.minimum, n.maximum) for fault in tool.faults for n in fault.inputs)
+    assert 1e18 < max(-low, high) < 1e20
 
 
 def test_a_write_into_a_part_does_not_hide_what_the_rest_holds():

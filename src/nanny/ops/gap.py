@@ -22,7 +22,18 @@ from ..watch.op_facts import KERNEL_ERRORS, bare_name
 from ..watch.tensors import is_low, outside_program, short_dtype
 from .factors import Equation, equations_of, free_results
 from .records import MOST_ELEMENTS, Element, Gap, TensorNote
-from .reference import Call, Reference, is_pointwise, moved_by_rounding, product_parts, unit_roundoff, unwritten_parts
+from .reference import (
+    PIECE,
+    Call,
+    Reference,
+    is_pointwise,
+    moved_by_rounding,
+    pieces_of,
+    product_parts,
+    reference_of,
+    unit_roundoff,
+    unwritten_parts,
+)
 
 _WORTH_IT = 1 << 18  # multiplications; below, computing again is as cheap
 _MARGIN = 4.0  # the largest of many rows
@@ -134,27 +145,72 @@ def gap_between(
 
 
 def is_close(out: Tensor, reference: Tensor, tolerance: Tolerance, limits: Limits) -> bool:
-    """The common case, in as few passes as possible: all is finite, no element is off by more than the smallest tolerance of any.
+    """The common case, in as few passes as possible: all is finite, and nothing is off by more than rounding explains by itself.
 
     False: unknown, see `gap_between`.
     """
     if not out.is_floating_point() or not out.numel():
         return False
-    narrow = torch.float32  # one roundoff of fp32 is far below what fp32 results may be off by
-    if out.dtype == torch.float64:
-        narrow = torch.float64
+    own, off, norm, largest = _apart(out, reference)
+    if tolerance.is_given:
+        return largest == 0.0 or largest <= (tolerance.atol or 0.0) < math.inf
+    rms, root = norm / math.sqrt(out.numel()), math.sqrt(out.numel())
+    if largest <= _small(out.dtype, limits) * rms < math.inf:
+        return True
+    # what `_beyond_rounding` asks of whole tensors in FP64, with a score of fresh ones
+    if not math.isfinite(largest + rms) or float(torch.linalg.vector_norm(off)) / root > _small(out.dtype, limits) * rms:
+        return largest == 0.0
+    each = _each(out.dtype, limits)
+    return float(off.abs_().sub_(own.abs(), alpha=each).max()) <= each * rms
+
+
+def is_close_in_pieces(call: Call, results: list[Tensor], tolerance: Tolerance, limits: Limits) -> bool:
+    """`is_close` to its reference, of a large operation that computes each element by itself; False: unknown."""
+    pieces = pieces_of(call, results) if all(t.is_floating_point() for t in results) else ()
+    if not pieces:
+        return False
+    norms, offs, largest = ([0.0] * len(results) for _ in range(3))
+    for part, parts in pieces:
+        reference = reference_of(part)
+        if reference is None or [t.shape for t in reference.results] != [t.shape for t in parts]:
+            return False
+        for at, (out, wide) in enumerate(zip(parts, reference.results)):
+            _, apart, norm, most = _apart(out, wide)
+            if not math.isfinite(most):
+                return False
+            norms[at], largest[at] = math.hypot(norms[at], norm), max(largest[at], most)
+            offs[at] = math.hypot(offs[at], float(torch.linalg.vector_norm(apart)))
+    if tolerance.is_given:
+        return all(most <= (tolerance.atol or 0.0) for most in largest)
+    for out, most, off, norm in zip(results, largest, offs, norms):
+        each = _each(out.dtype, limits) * norm / math.sqrt(out.numel())
+        if most != 0.0 and not (off <= _small(out.dtype, limits) * norm < math.inf and most <= each):
+            return False
+    return True
+
+
+def _apart(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor, float, float]:
+    """The result and how far the reference is from it, in the type that tells; the reference's norm, and the largest distance:
+    NaN if there is one on either side."""
+    # one roundoff of fp32 is far below what fp32 results may be off by
+    narrow = torch.float64 if out.dtype == torch.float64 else torch.float32
     own = out.detach().to("cpu", narrow)
     other = reference.to(narrow)
     norm = float(torch.linalg.vector_norm(other))
     # a fresh copy is written over: fresh memory costs more than the subtraction
-    low, high = torch.aminmax(other - own if other is reference else other.sub_(own))
-    largest = max(-float(low), float(high))  # NaN if there is one: then nothing is close
-    if largest == 0.0 or (tolerance.is_given and largest <= (tolerance.atol or 0.0)):
-        return True
-    if tolerance.is_given or not math.isfinite(largest):
-        return False
-    smallest = unit_roundoff(out.dtype) * limits.op_l2_roundoffs * _slack(out.dtype, limits) * norm / math.sqrt(out.numel())
-    return largest <= smallest < math.inf
+    off = other - own if other is reference else other.sub_(own)
+    low, high = torch.aminmax(off)
+    return own, off, norm, max(-float(low), float(high))
+
+
+def _small(dtype: torch.dtype, limits: Limits) -> float:
+    """How far a result may be off as a whole, relative to its norm."""
+    return unit_roundoff(dtype) * limits.op_l2_roundoffs * _slack(dtype, limits)
+
+
+def _each(dtype: torch.dtype, limits: Limits) -> float:
+    """How far an element may be off, relative to its own size and the tensor's."""
+    return unit_roundoff(dtype) * limits.op_error_roundoffs * _slack(dtype, limits)
 
 
 def _slack(dtype: torch.dtype, limits: Limits) -> float:
@@ -288,24 +344,25 @@ def passes_screen(call: Call, out: Any, tolerance: Tolerance, limits: Limits) ->
         expected = _times(left, inner) * alpha
         if added is not None and beta != 0:
             expected += _times(added.expand_as(out), probe) * beta if added.dim() > 1 else beta * (added.double() @ probe)
-        made = out.detach().double()
-        off = float((_rows(made, probe) - expected).abs().max())
+        off = float((_times(out, probe) - expected).abs().max())
         if tolerance.is_given:
             return off <= (tolerance.atol or 0.0) / 4
-        rms = float(torch.linalg.vector_norm(made)) / math.sqrt(out.numel())
+        rms = float(torch.linalg.vector_norm(out.detach())) / math.sqrt(out.numel())
     allowed = unit_roundoff(out.dtype) * limits.op_l2_roundoffs * limits.op_fp32_slack * _MARGIN * math.sqrt(columns) * rms
-    return off <= allowed
+    return off <= allowed < math.inf
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    return _rows(matrix.detach().double(), vector)
-
-
-def _rows(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Matrix times vector; for a batch, each with its own vector or all with one."""
-    if matrix.dim() == 2:
-        return torch.mv(matrix, vector)
-    return (matrix * vector.reshape(-1, 1, matrix.shape[-1])).sum(-1)
+    """Matrix times vector; for a batch, each with its own vector or all with one. A large one is made wide piece by piece."""
+    matrix = matrix.detach()
+    if matrix.dim() > 2:
+        return (matrix.double() * vector.reshape(-1, 1, matrix.shape[-1])).sum(-1)
+    across = matrix.stride(0) < matrix.stride(1)  # pieces that lie together
+    step = max(1, PIECE // max(1, matrix.shape[0 if across else 1]))
+    parts = matrix.split(step, int(across))
+    if not across:
+        return torch.cat([torch.mv(part.double(), vector) for part in parts])
+    return sum((torch.mv(part.double(), some) for part, some in zip(parts, vector.split(step))), vector.new_zeros(len(matrix)))
 
 
 @lru_cache(maxsize=64)

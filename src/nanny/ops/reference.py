@@ -7,7 +7,7 @@ tensors are never written.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ REFERENCES = ("wide", "cpu_same_dtype")
 _HALF_TO_FLOAT = {aten._softmax.default, aten._log_softmax.default}
 _FP32_ONLY = {aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default}
 _CPU = torch.device("cpu")
+PIECE = 1 << 17  # elements
 _PRODUCTS = {getattr(aten, name).default: places for name, places in FACTORS.items()}
 
 
@@ -92,6 +93,35 @@ def reference_of(call: Call, kind: str = "wide") -> Reference | None:
         if torch.float64 not in to.values() or not any(is_low(d) for d in to):
             raise
         return Reference(tuple(run_wide(call, {d: torch.float32 for d in to if is_low(d)})), True)
+
+
+def pieces_of(call: Call, results: list[Tensor]) -> Iterable[tuple[Call, list[Tensor]]]:
+    """A large call that computes each element by itself, as calls on pieces of its tensors with their results; empty: it is not.
+
+    Wide copies of a piece stay in the cache, and take memory that the last ones gave back.
+    """
+    whole = results[0]
+    if not is_pointwise(call.func) or whole.numel() < 2 * PIECE:
+        return ()
+    alike = (t.shape == whole.shape and t.is_contiguous() for t in results)
+    given = (t.dim() == 0 or (t.shape == whole.shape and t.is_contiguous()) for t in call.tensors())
+    return _pieces(call, results) if all(alike) and all(given) else ()
+
+
+def _pieces(call: Call, results: list[Tensor]) -> Iterator[tuple[Call, list[Tensor]]]:
+    for start in range(0, results[0].numel(), PIECE):
+        cut: dict[int, Tensor] = {}
+
+        def piece(value: Any, start: int = start, cut: dict[int, Tensor] = cut) -> Any:
+            if not isinstance(value, Tensor) or not value.dim():
+                return value
+            if id(value) not in cut:
+                cut[id(value)] = value.detach().view(-1)[start : start + PIECE]
+            return cut[id(value)]
+
+        args, kwargs = map_leaves(call.inputs, piece)
+        kept = tuple(map(piece, call.kept))
+        yield Call(call.func, args, kwargs, kept, kept), [piece(t) for t in results]
 
 
 def _widths(call: Call) -> dict[torch.dtype, torch.dtype]:

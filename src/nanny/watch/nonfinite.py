@@ -1,6 +1,6 @@
-"""Who made the first NaN or infinity: every result is measured where it lies, and read once per step.
+"""Who made the first NaN or infinity: every result is measured where it lies; what a device has is read once per step.
 
-Of each operation two numbers stay on the device (smallest and largest result) and, on the host, which earlier operations its
+Of each operation two numbers stay there (smallest and largest result) and, on the host, which earlier operations its
 inputs came from. Reading them at the end of the step tells producers (finite in, not finite out) from those that passed it on,
 without waiting for the device once per operation. Infinities that were written on purpose (masks) are nobody's fault until
 something makes NaN of them; NaN of a mask or of the data (missing labels) in a loss is none until it reaches a gradient. Formulas
@@ -11,6 +11,7 @@ only: neither is a fault unless something comes of it.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -29,12 +30,13 @@ _MOST_WAITING = 1 << 14  # operations between two looks
 _SHOWN = 5  # of those that passed it on
 
 FINITE, EXPECTED, PENDING, BAD = range(4)
+_BY_A_NUMBER = {"mul": operator.mul, "div": operator.truediv, "add": operator.add, "sub": operator.sub}
 
 
 class Origin:
     """A result: where it comes from and, once it was read, what it holds. Made for every operation: defaults cost nothing."""
 
-    ends: tuple[Tensor, Tensor] | None = None
+    ends: tuple[Tensor, Tensor] | None = None  # on the device, until they are read
     on_purpose = False
     partial = False  # written into a part of its memory only
     aside = False  # kept beside the result, for backward
@@ -44,6 +46,7 @@ class Origin:
     arrived = False  # from another rank
     low = 0.0
     high = 0.0
+    known = False  # are these the ends, on the host, of a finite result?
     state = FINITE
     root: Origin | None = None
     kept: Any = None  # what `keep` gave, as long as it may be asked for
@@ -64,7 +67,7 @@ class Origin:
 
     @property
     def extreme(self) -> bool:
-        return max(abs(self.low), abs(self.high)) >= torch.finfo(self.dtype).max / 2
+        return max(abs(self.low), abs(self.high)) >= _half_of_largest(self.dtype)
 
     @property
     def finite(self) -> bool:
@@ -82,6 +85,11 @@ class _Kind(NamedTuple):
     is_collective: bool
     puts_constants: bool
     several: bool  # results, and the first is the one that is asked for
+
+
+@cache
+def _half_of_largest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).max / 2
 
 
 @cache
@@ -192,19 +200,26 @@ class NonfiniteOrigins:
         arrived = self._arriving.drop(tensor)
         origin = Origin(None, spot, (), tensor)
         origin.name, origin.arrived = self._named(key_of(tensor)) if arrived is None else arrived, arrived is not None
-        origin.ends = _ends(tensor)
-        self._enter(tensor, origin)
+        self._measure(tensor, origin)
+        self._held.put(tensor, origin)
         return origin
 
-    def _enter(self, tensor: Tensor, origin: Origin) -> None:
-        self._held.put(tensor, origin)
-        if origin.ends is not None:
-            self._waiting.append(origin)
+    def _measure(self, tensor: Tensor, origin: Origin) -> None:
+        """What the host has is read at once; of that, what is finite and no mask has nothing more to tell."""
+        ends = _ends(tensor)
+        if not _reads_at_once(tensor):
+            origin.ends = ends
+        else:
+            origin.low, origin.high = ends[0].item(), ends[1].item()
+            if not origin.partial and not origin.extreme and origin.finite:
+                self._is_done(origin)
+                return
+        self._waiting.append(origin)
 
     def _results(self, op: Op, state: _Before) -> None:
         self.operations += 1
         kind, spot, inputs, kept = state
-        made = tensors_in(op.out)
+        made = [op.out] if type(op.out) is Tensor else tensors_in(op.out)
         main = {id(t) for t in (*op.written, *tensors_in(op.out[0]))} if kind.several else None
         if kind.writes:
             made = [*op.written, *tensors_besides(made, op.written)]
@@ -221,25 +236,46 @@ class NonfiniteOrigins:
                 continue
             origin = Origin(op.func, spot, inputs, tensor)
             if not kind.is_uninitialised:
-                origin.ends = _ends(tensor)
                 if kind.puts_constants:
                     origin.on_purpose = puts_nonfinite(op.func, op.args, op.kwargs, tensor.dtype)
                 origin.aside = main is not None and id(tensor) not in main
                 origin.partial = kind.writes and tensor.numel() * tensor.element_size() < tensor.untyped_storage().nbytes()
-                if spot.place.phase == "optimizer":
-                    origin.storage = key_of(tensor)
                 if kept is not None:
                     origin.kept = (kept, op.out)
-            self._enter(tensor, origin)
+                if spot.place.phase == "optimizer":
+                    origin.storage = key_of(tensor)
+                if not origin.storage or not self._follows(origin, op, tensor):
+                    self._measure(tensor, origin)
+            self._held.put(tensor, origin)
             entered = True
         if entered:
             for source, _, _ in inputs:
                 source.read = True
 
+    def _follows(self, origin: Origin, op: Op, tensor: Tensor) -> bool:
+        """Do its ends follow from those before? Half of an optimizer's operations multiply or shift everything by a number."""
+        shift = _BY_A_NUMBER.get(op.name.rstrip("_"))
+        if shift is None or len(op.args) != 2 or type(op.args[1]) not in (int, float) or op.kwargs or not origin.inputs:
+            return False
+        before, by = origin.inputs[0][0], op.args[1]
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if not before.known or before.dtype != tensor.dtype or not before.shape.numel() == tensor.numel() == elements or not by:
+            return False
+        low, high = sorted((shift(before.low, by), shift(before.high, by)))
+        if not max(-low, high) < _half_of_largest(tensor.dtype):
+            return False
+        origin.low, origin.high = low, high
+        self._is_done(origin)
+        return True
+
+    def _is_done(self, origin: Origin) -> None:
+        """Finite: there is nothing to tell of it, and the chain ends here."""
+        origin.known, origin.inputs, origin.kept = True, (), None
+
     def _producers(self, waiting: list[Origin]) -> list[Origin]:
         """Looks at everything since the last look: one transfer from the device. Gives the new producers, in order."""
         with outside_program():  # at the end of a step the stream itself is on
-            _read_ends(waiting)
+            _read_ends([origin for origin in waiting if origin.ends is not None])
         found: list[Origin] = []
         for origin in waiting:
             if not origin.finite:
@@ -349,10 +385,15 @@ def _measurable(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.numel() > 0 and is_plain(tensor)
 
 
+def _reads_at_once(tensor: Tensor) -> bool:
+    """Elsewhere whoever reads waits for all that the device has to do before."""
+    return tensor.is_cpu
+
+
 def _ends(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    with outside_program():  # values and not memory, and no part of a graph that somebody records
-        wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor.detach()  # no kernel for fp8
-        return torch.aminmax(wide)
+    """For whoever is outside the program."""
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # no kernel for fp8
+    return torch.aminmax(wide)
 
 
 def _read_ends(waiting: list[Origin]) -> None:

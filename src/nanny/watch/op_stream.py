@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from ..core.finding import NannyError
 from ..core.ops import CALL_OTHERS
 from . import aside
-from .float_traps import Untrapped
+from .float_traps import Untrapped, traps_are_set
 from .op_facts import other_gradient, written_by
 from .storages import key_of
 from .tensors import RECORDING_MODES, has_storage, in_backward, tensors_in
@@ -158,10 +158,11 @@ class _OpStream(TorchDispatchMode):
             self._interrupt(f"{func} runs functions of its own")
             return None
         op = Op(func, args, kwargs)
-        if types or _C._get_dispatch_mode(_STAND_INS) is not None:
+        has_modes = bool(_C._len_torch_dispatch_stack())  # besides this one, which is off meanwhile
+        if types or (has_modes and _C._get_dispatch_mode(_STAND_INS) is not None):
             self._show("passed_by", op)
             return None
-        recorder = _recorder()
+        recorder = _recorder(has_modes)
         if recorder:
             self._interrupt(f"{recorder} recorded operations in it")
             return None
@@ -173,7 +174,7 @@ class _OpStream(TorchDispatchMode):
                 state = guarded(consumer, consumer.before, op)
                 if state is not None:
                     looking.append((consumer, state))
-        return op, looking
+        return (op, looking) if looking else None
 
     def _after(self, out: Any, op: Op, looking: list[tuple[Consumer, Any]]) -> None:
         op.out = out
@@ -417,6 +418,7 @@ _Keys = Any
 _BITS = (_C.DispatchKey.Conjugate, _C.DispatchKey.Negative, _C.DispatchKey.ZeroTensor)
 _AUTOCAST = tuple(key for name, key in vars(_C.DispatchKey).items() if name.startswith("Autocast"))
 _MODES = (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot)
+_excluded, _included = _C._dispatch_tls_local_exclude_set, _C._dispatch_tls_local_include_set
 _as_alone: dict[tuple[Any, int, int, bool], _Keys] = {}
 _unseen: dict[int, _Keys] = {}
 
@@ -427,16 +429,16 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     shown = _C.DisableTorchFunction if _C._len_torch_function_stack() else _C.DisableTorchFunctionSubclass
     try:
         with _C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined]
-            outside = _C._dispatch_tls_local_exclude_set()
+            outside = _excluded()
     except RuntimeError:  # called by hand, not by the dispatcher
         return func(*args, **kwargs)
-    excluded = _C._dispatch_tls_local_exclude_set()
+    excluded = _excluded()
     whole = kwargs.get("rtol") is not None  # of torch.pinverse, which autocast has taken as a whole
     key = (func, outside.raw_repr(), excluded.raw_repr(), whole)
     keys = _as_alone.get(key)
     if keys is None:
         keys = _as_alone[key] = _keys_alone(func, outside, excluded, whole)
-    with shown(), _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), keys):
+    with shown(), _C._ForceDispatchKeyGuard(_included(), keys):
         return func(*args, **kwargs)
 
 
@@ -458,9 +460,10 @@ class _Unseen:
     __slots__ = ("_functions", "_keys", "_traps")
 
     def __enter__(self) -> None:
-        self._traps = Untrapped()
-        self._traps.__enter__()
-        excluded = _C._dispatch_tls_local_exclude_set()
+        self._traps = Untrapped() if traps_are_set() > 0 else None
+        if self._traps is not None:
+            self._traps.__enter__()
+        excluded = _excluded()
         raw = excluded.raw_repr()
         keys = _unseen.get(raw)
         if keys is None:
@@ -471,13 +474,14 @@ class _Unseen:
             keys = _unseen[raw] = excluded
         self._functions = _C.DisableTorchFunction()
         self._functions.__enter__()
-        self._keys = _C._ForceDispatchKeyGuard(_C._dispatch_tls_local_include_set(), keys)
+        self._keys = _C._ForceDispatchKeyGuard(_included(), keys)
         self._keys.__enter__()
 
     def __exit__(self, *_: object) -> None:
         self._keys.__exit__(None, None, None)
         self._functions.__exit__(None, None, None)
-        self._traps.__exit__()
+        if self._traps is not None:
+            self._traps.__exit__()
 
 
 @contextmanager
@@ -491,8 +495,8 @@ def _others_off() -> Iterator[None]:
             _C._push_on_torch_dispatch_stack(mode)
 
 
-def _recorder() -> str:
+def _recorder(has_modes: bool) -> str:
     """Who records the operations that run: not to be looked at, because ours would get into his graph."""
     if _C._get_tracing_state() is not None:
         return "torch.jit.trace"
-    return "a tracer" if any(_C._get_dispatch_mode(key) is not None for key in RECORDING_MODES) else ""
+    return "a tracer" if has_modes and any(_C._get_dispatch_mode(key) is not None for key in RECORDING_MODES) else ""

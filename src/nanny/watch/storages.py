@@ -37,7 +37,9 @@ class StorageMap(Generic[V]):
 
     def put(self, tensor: Tensor, value: V) -> None:
         storage = tensor.untyped_storage()
-        self._held[storage._cdata] = (StorageWeakRef(storage), value)
+        key = storage._cdata
+        known = self._held.get(key)
+        self._held[key] = (StorageWeakRef(storage) if known is None else known[0], value)
         self._until_sweep -= 1
         if self._until_sweep < 0:
             self.sweep()

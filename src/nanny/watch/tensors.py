@@ -41,9 +41,20 @@ def tensors_in(value: Any) -> list[Tensor]:
     """In order, in tuples, lists, dataclasses and whatever behaves like a mapping (ModelOutput)."""
     if type(value) is tuple and len(value) == 1:  # what most modules are called with
         value = value[0]
-    if type(value) is Tensor:
+    kind = type(value)
+    if kind is Tensor:
         return [value]
     found: list[Tensor] = []
+    if kind is tuple or kind is list:  # what most operations are called with
+        for item in value:
+            kind = type(item)
+            if kind in _PLAIN_TYPES:
+                found.append(item)
+            elif kind not in _HOLD_NOTHING:
+                break
+        else:
+            return found
+        found = []
     stack, looked, seen = [value], 0, set()
     while stack:
         item = stack.pop()
