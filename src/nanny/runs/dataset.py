@@ -16,7 +16,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -197,6 +196,8 @@ def checksums(source: Source) -> Iterator[tuple[Any, ...]]:
 
 def sums_of_moments(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """One checksum of all that a rank shares with the same replicas at one moment, from those of its parameters."""
+    from hashlib import blake2b  # 3 ms, and most runs have one rank
+
     for _, same_time in groupby(rows, lambda row: row[:3]):
         of_group: dict[tuple[int, ...], Any] = {}
         for *moment, name, word in same_time:

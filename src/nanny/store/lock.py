@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +99,8 @@ def holder(path: Path) -> str:
 
 
 def _signature() -> str:
+    import socket  # 3 ms, and most have nothing to lock
+
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
