@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from ctypes import c_float
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ _SHOWN = 5  # of those that passed it on
 
 FINITE, EXPECTED, PENDING, BAD = range(4)
 _BY_A_NUMBER = {"mul": operator.mul, "div": operator.truediv, "add": operator.add, "sub": operator.sub}
+_ROUNDED: dict[torch.dtype, Callable[[float], float]] = {torch.float64: float, torch.float32: lambda value: c_float(value).value}
 
 
 class Origin:
@@ -254,16 +256,16 @@ class NonfiniteOrigins:
 
     def _follows(self, origin: Origin, op: Op, tensor: Tensor) -> bool:
         """Do its ends follow from those before? Half of an optimizer's operations multiply or shift everything by a number."""
-        shift = _BY_A_NUMBER.get(op.name.rstrip("_"))
-        if shift is None or len(op.args) != 2 or type(op.args[1]) not in (int, float) or op.kwargs or not origin.inputs:
+        shift, rounded = _BY_A_NUMBER.get(op.name.rstrip("_")), _ROUNDED.get(tensor.dtype)
+        if shift is None or rounded is None or len(op.args) != 2 or type(op.args[1]) not in (int, float) or op.kwargs:
             return False
-        before, by = origin.inputs[0][0], op.args[1]
+        before, by = origin.inputs[0][0] if origin.inputs else origin, rounded(op.args[1])
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         if not before.known or before.dtype != tensor.dtype or not before.shape.numel() == tensor.numel() == elements or not by:
             return False
-        low, high = sorted((shift(before.low, by), shift(before.high, by)))
-        if not max(-low, high) < _half_of_largest(tensor.dtype):
-            return False
+        low, high = sorted(rounded(shift(end, by)) for end in (before.low, before.high))
+        if any(end and not torch.finfo(tensor.dtype).tiny <= abs(end) < _half_of_largest(tensor.dtype) for end in (low, high)):
+            return False  # where it may be flushed, or overflows
         origin.low, origin.high = low, high
         self._is_done(origin)
         return True
