@@ -40,7 +40,7 @@ def maker_of_nonfinite(
     if any(math.isinf(s) for s in step.scalars) and step.name in CONSTANTS | {"where"} and not span.nan:
         return ledger.purpose, True
     given = None if still else _given(ledger, step)
-    if given is not None:
+    if given is not None and (given is not ledger.purpose or (span.only_minus_infinity and not span.nan)):
         return given, given is ledger.purpose
     found = next((s for s in ledger.suspects[-4:] if s.order == ledger.order and s.trouble == "nonfinite"), None)
     if found is None:

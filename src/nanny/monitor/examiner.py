@@ -160,6 +160,17 @@ def _gave(call: ModelCall, result: Any) -> bool:
     return any(call.position_of(tensor) is not None for tensor in tensors_in(result))
 
 
+def _feeds(result: Any, calls: Sequence[ModelCall]) -> bool:
+    """It goes into one of the calls."""
+    return any(given is tensor for call in calls for given in call.passed for tensor in tensors_in(result))
+
+
+def _are_spoilt(calls: Sequence[ModelCall]) -> bool:
+    """Something that went into them from outside is not finite."""
+    given = [t for call in calls for t in call.inputs if t.is_floating_point() and t.grad_fn is None]
+    return any(not bool(t.isfinite().all()) for t in given)
+
+
 def _release(opened: list[Sanitizer]) -> None:
     """Whatever became of the examination: nothing of it stays switched on."""
     try:
@@ -313,7 +324,9 @@ class Examiner:
         tries = self._tries and not planned
         try:
             seen = examine_again(made, self._recorder.models, step, weakly(self._scale), tries, root, compare=not planned)
-            self._deliver(replace(seen, trials=(*seen.trials, *(self._tried(made, root) if tries else ()))))
+            from_before = self._make_lines_again(made, step) if root is not None and _are_spoilt(made) else None
+            trials = (*seen.trials, *(self._tried(made, root) if tries else ()))
+            self._deliver(replace(seen, trials=trials), from_before)
         except NotAgain as error:
             self.not_again = str(error)
             return planned
@@ -323,11 +336,14 @@ class Examiner:
     def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> Examination | None:
         """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""
         for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
-            before = [one for one in line.sources if not any(_gave(call, one.result) for call in made)]
+            first = [one for one in line.sources if _feeds(one.result, made)]
+            behind = () if _feeds(line.result, made) else made
+            before = [one for one in line.sources if one not in first and not any(_gave(call, one.result) for call in behind)]
             # behind the calls and the lines before it, so that what they gave has its twins
-            for calls, lines in itertools.compress(((made, before), (made, ()), ((), ())), (before, True, made)):
+            ways = ((first, behind, before), ((), behind, before), ((), behind, ()), ((), (), ()))
+            for feeding, calls, lines in itertools.compress(ways, (first, before, True, behind)):
                 with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
-                    again = [*calls, *map(_line_call, (*lines, line))]
+                    again = [*map(_line_call, feeding), *calls, *map(_line_call, (*lines, line))]
                     seen = examine_again(again, self._recorder.models, step, try_remedies=self._tries, compare=False)
                     if seen.first_bad is not None:
                         return seen
