@@ -104,7 +104,13 @@ def test_before_the_wall_the_picture_says_how_many_steps_are_left():
     wall = replace(LOSSLESS, **grows, forecast=175)  # type: ignore[arg-type]
     svg = drawn(wall)
     assert "about 75 steps to the wall at this rate" in svg
-    assert re.search(r'<line class="wall fall"', svg)
+    line = re.search(r'<line class="wall fall" x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"', svg)
+    assert line is not None
+    x1, y1, x2, y2 = map(float, line.groups())
+    assert x1 == pytest.approx(place_of(svg, "50")[0], abs=5), "from the sample of step 51, however far it reaches"
+    assert (x2 > x1, y2 < y1) == (True, True)
+    late = drawn(replace(wall, reach=[(-0.5, 50.5), (50.5, 250.5)]))
+    assert f'x1="{x1:.1f}"' in late, "its reach is not its place"
 
 
 def test_an_operation_outside_of_all_modules_has_its_name_and_the_end_of_the_format():

@@ -155,7 +155,7 @@ def _forecast(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str
     ceiling = math.log2(wall.limits[-1].ceiling)
     if not seen or not axes.first < wall.forecast <= axes.last or not axes.holds(ceiling):
         return
-    x, y = axes.x(wall.reach[-1][1]), axes.y(wall.lowest + seen[-1] + 1)
+    x, y = axes.x(wall.reach[-1][0] + 0.5), axes.y(wall.lowest + seen[-1] + 1)  # where it was taken: it may reach far
     yield f'<line class="wall fall" x1="{x:.1f}" y1="{y:.1f}" x2="{axes.x(wall.forecast):.1f}" y2="{axes.y(ceiling):.1f}"/>'
     label = words["forecast"].format(steps=max(wall.forecast - wall.steps[1], 1))
     yield _text(RIGHT - 8, axes.y(ceiling) - 8, label, "hot", 16, bold=True, anchor="end")
