@@ -195,7 +195,7 @@ PROGRAMS = [
     *planted(average_by_foreach, "ema_stagnation", *AVERAGE, steps=12),
     *planted(average_by_foreach_lerp, "ema_stagnation", *AVERAGE, steps=12),
     *planted(average_by_the_library, "ema_stagnation", *AVERAGE, steps=12),
-    *planted(average_made_anew, "ema_stagnation", *AVERAGE, steps=12),
+    *planted(average_made_anew, "ema_stagnation", *AVERAGE, steps=12, fixed_names=True),
     *planted(average_copied_back, "ema_stagnation", *AVERAGE, steps=12),
     *healthy(copies_of_a_target, tools="diagnose monitor examine", survives=None, steps=12),
     *healthy(divergence_from_a_frozen_reference, tools="diagnose monitor examine", survives=None, steps=30),

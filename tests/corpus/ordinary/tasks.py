@@ -317,5 +317,5 @@ PROGRAMS = [
     *healthy(contrastive),
     *healthy(detector_of_rare_objects, steps=24),
     *healthy(flow, steps=30),
-    *healthy(q_learning, steps=40),
+    *healthy(q_learning, steps=40, fixed_names=True),
 ]
