@@ -166,8 +166,8 @@ def is_close(out: Tensor, reference: Tensor, tolerance: Tolerance, limits: Limit
 
 def is_close_in_pieces(call: Call, results: list[Tensor], tolerance: Tolerance, limits: Limits) -> bool:
     """`is_close` to its reference, of a large operation that computes each element by itself; False: unknown."""
-    pieces = pieces_of(call, results) if all(t.is_floating_point() for t in results) else ()
-    if not pieces:
+    pieces = pieces_of(call, results)
+    if not pieces or not all(t.is_floating_point() for t in results):
         return False
     norms, offs, largest = ([0.0] * len(results) for _ in range(3))
     for part, parts in pieces:

@@ -101,7 +101,7 @@ def pieces_of(call: Call, results: list[Tensor]) -> Iterable[tuple[Call, list[Te
     Wide copies of a piece stay in the cache, and take memory that the last ones gave back.
     """
     whole = results[0]
-    if not is_pointwise(call.func) or whole.numel() < 2 * PIECE:
+    if whole.numel() < 2 * PIECE or not is_pointwise(call.func):
         return ()
     alike = (t.shape == whole.shape and t.is_contiguous() for t in results)
     given = (t.dim() == 0 or (t.shape == whole.shape and t.is_contiguous()) for t in call.tensors())
