@@ -138,6 +138,45 @@ def test_a_single_wrong_element_of_a_large_product_is_found():
     assert [e.index for e in fault.gaps[0].elements] == [(137, 211)]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_of_large_factors_is_checked_in_pieces(turned):
+    def spoil(out):
+        out[400, 7] += 0.05
+
+    torch.manual_seed(0)
+    left, right = torch.randn(512, 600), torch.randn(600, 512)
+    if turned:
+        left, right = left.t().contiguous().t(), right.t().contiguous().t()
+    with compare() as tool:
+        left @ right
+    assert tool.faults == []
+    with WrongKernel("mm", spoil), compare() as tool:
+        left @ right
+    (fault,) = tool.faults
+    assert [e.index for e in fault.gaps[0].elements] == [(400, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"), [("sigmoid", torch.sigmoid), ("mul_", lambda x: x.mul_(0.7)), ("add", lambda x: x + x)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_single_wrong_element_of_a_large_elementwise_result_is_found(name, call, dtype):
+    def spoil(out):
+        out[599, 598] += 0.5
+
+    torch.manual_seed(0)
+    x = torch.randn(600, 600).to(dtype)
+    expected = call(x.clone())
+    with compare() as tool:
+        seen = call(x.clone())
+    assert torch.equal(seen, expected)
+    assert tool.faults == []
+    with WrongKernel(name, spoil), compare() as tool:
+        call(x.clone())
+    (fault,) = tool.faults
+    assert [e.index for e in fault.gaps[0].elements] == [(599, 598)]
+
+
 @pytest.mark.parametrize("name", ["mm", "threshold_backward", "native_layer_norm_backward", "embedding_dense_backward"])
 def test_a_wrong_kernel_in_backward_is_named_by_its_module(name):
     model, x, y = language()
