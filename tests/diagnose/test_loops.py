@@ -243,3 +243,61 @@ def test_units_that_one_sample_at_a_time_seldom_turns_on_are_not_dead(bias: floa
             optimizer.step()
 
     assert [one.cause for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(torch.float16, [("eps_underflow_fp16", 7)]), (torch.float32, [])])
+def test_features_that_the_loop_has_made_infinite_before_the_model_is_called(dtype: torch.dtype, told: list[tuple[str, int]]):
+    """A logarithm with an eps that is 0 in fp16, of a batch that is silent in part."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(6, 8, 3), nn.GELU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+
+    def loop() -> None:
+        for i in range(10):
+            power = torch.rand(4, 6, 12) * (torch.arange(12) < 6 if i == 7 else 1.0)
+            level = torch.log10(power.to(dtype) + 1e-10)
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(level).float(), power.mean((1, 2))[:, None])
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert [(one.cause, one.step) for one in watched(loop)] == told
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "told"),
+    [
+        (torch.bfloat16, 6.5, [("saturated_probability_loss", True)]),
+        (torch.bfloat16, 40.0, [("undefined_operation", False)]),  # 1 in FP32 too
+        (torch.float32, 6.5, []),
+    ],
+)
+def test_a_probability_that_another_line_has_rounded_to_one(dtype: torch.dtype, bias: float, told: list[tuple[str, bool]]):
+    """The second player of a GAN: what goes into its model is drawn in the very line that calls it."""
+    torch.manual_seed(0)
+    makes, judges = nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    of_maker, of_judge = torch.optim.Adam(makes.parameters(), lr=1e-3), torch.optim.Adam(judges.parameters(), lr=1e-3)
+
+    def loop() -> None:
+        for i in range(8):
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+                real = torch.sigmoid(judges(torch.randn(16, 3)))
+                fake = torch.sigmoid(judges(makes(torch.randn(16, 4)).detach()))
+                of_both = -(torch.log(real + 1e-3) + torch.log(1 - fake + 1e-3)).mean()
+            of_judge.zero_grad()
+            of_both.backward()
+            of_judge.step()
+            if i == 7:
+                with torch.no_grad():
+                    judges[2].bias.fill_(bias)
+            with torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16):
+                taken = torch.sigmoid(judges(makes(torch.randn(16, 4))))
+                of_one = -torch.log(1 - taken).mean()
+            of_maker.zero_grad()
+            of_one.backward()
+            of_maker.step()
+
+    assert [(one.cause, one.precision_caused) for one in watched(loop)] == told

@@ -14,8 +14,9 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,18 @@ def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: _Again) -> 
     return {**told, "op": op, "site": "", "where": "", "device": str(made[0].device)}
 
 
+def _answer(call: ModelCall, result: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    alike = [t.shape for t in tensors_in((args, kwargs))] == [t.shape for t in call.inputs]
+    return result if alike and torch.is_grad_enabled() == call.with_grad else forward(*args, **kwargs)
+
+
+def _put_back(module: nn.Module, forward: Any) -> None:
+    if forward is None:
+        del module.__dict__["forward"]
+    else:
+        module.__dict__["forward"] = forward
+
+
 def _is_bad(results: Any) -> bool | None:
     """Is a number among them not finite? None: they are gone."""
     known = [t for t in tensors_in(results) if t.is_floating_point()]
@@ -230,7 +243,8 @@ class _Again:
                 drawn = _drawn()
                 with self._as_written(), torch._C._EnableTorchFunction(), no_effects():  # for the program's own classes
                     for call in self._calls:
-                        self.results.append(call.make_again(*self._inputs(call)))
+                        with self._answering() if isinstance(call, LineCall) else nullcontext():
+                            self.results.append(call.make_again(*self._inputs(call)))
                         if sanitizer is not None and isinstance(call, LineCall):
                             sanitizer.note_result(self.results[-1])
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
@@ -265,6 +279,20 @@ class _Again:
             return value[~rows]
 
         return tuple(map_leaves((call.args, call.kwargs), given))
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        """A model that was called once gives in a line what that call has given now: what went in may be drawn there."""
+        known: dict[int, list[tuple[ModelCall, Any]]] = {}
+        for call, result in zip(self._calls, self.results):
+            if not isinstance(call, LineCall):
+                known.setdefault(id(call.module), []).append((call, result))
+        with ExitStack() as back:
+            for (call, result), *others in known.values():
+                if not others:
+                    back.callback(_put_back, call.module, call.module.__dict__.get("forward"))
+                    call.module.__dict__["forward"] = partial(_answer, call, result, call.module.forward)
+            yield
 
     def _as_now(self, before: Tensor) -> Tensor:
         with outside_program():

@@ -116,6 +116,10 @@ class ModelCall:
         return unwrapped(self._called)
 
     @property
+    def with_grad(self) -> bool:
+        return self._grad
+
+    @property
     def of_compiled(self) -> bool:
         """The model, or a part of it, was compiled."""
         return is_compiled(self._called) or any(map(is_compiled, self.module.modules()))

@@ -145,7 +145,8 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[Mad
         found, wanted = [], _read_by(last)
         for node in reversed(behind[: behind.index(last)]):
             tensors = known(_targets(node)) if wanted & _targets(node) and len(_targets(node)) == 1 else None
-            if tensors and known(_read_by(node)) and _kept_what_it_read(node) and any(map(torch.is_floating_point, tensors)):
+            reads = known(_read_by(node)) or any(isinstance(variables.get(n, others.get(n)), nn.Module) for n in _read_by(node))
+            if tensors and reads and _kept_what_it_read(node) and any(map(torch.is_floating_point, tensors)):
                 found.append(made_by(node))
                 wanted |= _read_by(node)
         return tuple(reversed(found[:_MOST_SOURCES]))

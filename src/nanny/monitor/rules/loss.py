@@ -79,5 +79,7 @@ def loss_plateau(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     begun = float(np.median(run.first_norms)) if run.first_norms else 0.0
     if norm is None or (0 < norm < run.limits.converged * begun) or not run.losses or run.losses[-1] != step.loss:
         return
+    if run.first_losses and abs(step.loss) < run.limits.converged * abs(run.first_losses[0]) and norm:
+        return  # what it began with is learned, within a few steps of an optimizer that takes long ones
     seen = "gradients are exactly 0" if norm == 0 else f"the gradient norm is {norm:.3g}"
     yield Observation(f"loss is exactly {step.loss:.6g} for {run.same_loss + 1} steps; {seen}", "loss", value=step.loss)
