@@ -114,6 +114,7 @@ def test_a_url_will_do(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--db", "memory://nothing"], "holds no runs"),
         (["--db", "nosuch://x"], "cannot be opened"),
+        (["--db", "http://[::1"], "cannot be"),  # opened, where nothing is installed that goes there; else read
         (["--db", "DATASET", "--run", "9"], "has no run 9; it has 1"),
     ],
 )

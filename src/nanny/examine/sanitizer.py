@@ -322,7 +322,7 @@ class Sanitizer:
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         if id(module) in self._ends:
-            self.note_result(output)
+            self._guarded(self.note_result, output)
 
     def note_result(self, output: Any) -> None:
         """What is bad in it counts, as what models give does."""

@@ -223,7 +223,7 @@ class MixedPrecisionNanny:
         return Framed(self, step)
 
     def begin_step(self, step: int) -> None:
-        if is_recorded():  # the compiler takes this for a constant, and leaves the rest alone
+        if self._attempt(is_recorded):  # the compiler takes this for a constant, and leaves the rest alone
             self._recorded = True
             return
         if self._closed or getpid() != self._pid:
@@ -259,7 +259,7 @@ class MixedPrecisionNanny:
 
     def end_step(self, goes_on: bool = False) -> None:
         """`goes_on`: its optimizers have stepped, and nobody knows what the loop does next: averages of the weights follow."""
-        if not (is_recorded() or self._closed):
+        if not (self._attempt(is_recorded) or self._closed):
             self._attempt(self._end, goes_on)
             self._attempt(self._cost.end_step)
 
@@ -318,7 +318,7 @@ class MixedPrecisionNanny:
 
     def leave_step(self, error: BaseException) -> None:
         """The step was left by an exception: judge what was seen of it and take every hook away."""
-        if is_recorded() or self._closed:
+        if self._attempt(is_recorded) or self._closed:
             return
         self.end_step()
         self._attempt(self._close_examination)

@@ -94,7 +94,7 @@ class RemoteFolder:
             return [str(name) for name in self.fs.ls(path, detail=False)]
         except FileNotFoundError:
             return []
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the latter: an address that only whoever goes there takes apart
             raise NannyError(f"{self.url} cannot be read: {error}") from error
 
     @contextlib.contextmanager
