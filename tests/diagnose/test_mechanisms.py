@@ -80,6 +80,24 @@ def test_one_batch_is_told_from_steps_that_are_too_long():
     assert causes_of(run_of([*calm, 4e9, 1.1, 0.9], [*calm, 3e6, 1.0, 0.9], [2.0] * 13)) == []  # clipped: no harm
 
 
+@pytest.mark.parametrize(
+    ("norm", "beta2", "clipped", "told"),
+    [
+        (4e4, 0.999, 0, ["data_outlier"]),
+        (4e4, None, 0, []),  # SGD, which would have been thrown away by it
+        (4e4, 0.999, 11, []),
+        (50.0, 0.999, 0, []),
+        (np.inf, 0.999, 0, []),  # skipped, or told by what it breaks
+    ],
+)
+def test_one_batch_that_the_second_moment_keeps(norm: float, beta2: float | None, clipped: int, told: list[str]):
+    losses = [*[0.5, 0.52, 0.48, 0.5, 0.51] * 2, 1e6, *[0.5, 0.52] * 4]
+    norms = [*[0.3, 0.31, 0.29, 0.3, 0.3] * 2, norm, *[0.3, 0.31] * 4]
+    latest = StepRecord(18, optimizers=(OptimizerState("AdamW", True, False, 1e-3, 1e-8, beta2),))
+    evidence = run_of(losses, norms, [2.0] * 19, latest=latest, counts={"clipped": clipped})
+    assert causes_of(evidence) == told
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_cause_names_a_format_that_the_run_does_not_have(dtype: str):
     evidence = run_of(GROWS, GROWS, [2.0] * 8, latest=StepRecord(0, amp_dtype="" if dtype == "float32" else dtype))

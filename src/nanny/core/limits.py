@@ -263,6 +263,7 @@ class Limits:
         1.5, "own-history", "a choice: steps too long carry the weights away; a loss that grows by its data or weighting does not"
     )
     outlier_jump: float = _limit(1e3, "own-history", "a choice: times all losses lately, in one step behind an update as usual")
+    outlier_slows: float = _limit(1e-2, "own-history", "a choice: updates a hundredth as long, for as long as Adam remembers")
 
     policy_ratio_warn: float = _limit(
         0.01, "decisions", "median |ratio - 1| of a sequence; bf16 against FP32 gives 0.003 at 32 tokens"

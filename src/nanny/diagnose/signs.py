@@ -45,13 +45,16 @@ class Runaway:
 
 @dataclass(frozen=True)
 class Outlier:
-    """A batch whose loss was out of proportion though nothing before it was, and after which nothing was as before."""
+    """A batch whose loss was out of proportion though nothing before it was, and after which nothing was as before: weights
+    are thrown away, or an optimizer that divides by the size of its gradients (Adam) steps too short to learn."""
 
     step: int
     loss: float
     usual: float  # the largest loss lately
     norm: float  # of the gradients of the step before, beside ...
     usual_norm: float
+    shrinks: float | None = None  # updates behind it beside those before; None: the weights are thrown away
+    lasts: float = 0.0  # steps
 
 
 @dataclass(frozen=True)
@@ -255,10 +258,18 @@ class Signs:
         earlier = [known[s] for s in steps[max(0, i - 20) : i].tolist() if s in known]
         if len(earlier) < _SETTLED or not earlier[-1] < self.limits.grad_ratio * median(earlier):
             return None
-        step = int(steps[i])
-        if self._rate_rose(step) or not self.carried_away(step, self.limits.runaway_loss, sure=True):
+        step, usual = int(steps[i]), median(earlier)
+        if self._rate_rose(step):
             return None
-        return Outlier(step, float(losses[i]), float(peaks[i]), earlier[-1], median(earlier))
+        found = Outlier(step, float(losses[i]), float(peaks[i]), earlier[-1], usual)
+        if self.carried_away(step, self.limits.runaway_loss, sure=True):
+            return found
+        rates = [o.beta2 for o in self.facts.latest.optimizers if o.beta2 is not None and o.beta2 < 1]
+        if len(rates) < len(self.facts.latest.optimizers) or not rates or self.facts.count("clipped"):
+            return None
+        shrinks, lasts = usual / (known.get(step, 0.0) * math.sqrt(1 - max(rates)) or math.inf), 1 / (1 - max(rates))
+        # not 0: an infinite gradient is skipped, or breaks the weights
+        return replace(found, shrinks=shrinks, lasts=lasts) if 0 < shrinks < self.limits.outlier_slows else None
 
     def _rate_rose(self, step: int) -> bool:
         """The learning rate of the update before this step was above what it had been."""

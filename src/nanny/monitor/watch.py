@@ -653,6 +653,8 @@ class MixedPrecisionNanny:
             self._say(best)
         elif best is not None and told is not None and best.step != told.step:
             self._live.say(f"nanny: {told.cause} was told at step {told.step}; step {best.step} shows it best")
+        elif best is None and told is not None and not told.early:
+            self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later does not prove it")
         located = best is not None and bool(best.where)
         if not located and self._examiner is not None and self._examiner.not_again:
             step = verdict.first.step if verdict.first is not None else None

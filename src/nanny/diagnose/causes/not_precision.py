@@ -101,22 +101,26 @@ def lr_spent_early(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("data_outlier", family="not_precision", precision=False)
 def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
-    """One batch holds a number far outside the others; its gradient throws the weights away, in any precision.
+    """One batch holds a number far outside the others; its gradient throws the weights away, or stops Adam, in any precision.
 
     Confirm: look at the batch of this step; leave it out, or clip the gradients: the loss goes on as before.
     """
     one = signs.outlier
     if one is None:
         return
+    harm, end = "behind it the weights are thrown away", "weights thrown away"
+    if one.shrinks is not None:
+        end = "updates too short to learn by"
+        harm = f"the second moment keeps that gradient: updates are {number(100 * one.shrinks)} % as long for about {one.lasts:.0f} steps"
     yield Diagnosis(
         culprit="data",
         confidence=LIKELY,
         evidence=(
             f"the loss is {number(one.loss)} at step {one.step}, at most {number(one.usual)} in the steps before",
             f"the update before was usual (gradient norm {number(one.norm)}, median {number(one.usual_norm)}): the batch did it",
-            "behind it the weights are thrown away",
+            harm,
         ),
-        chain=(f"a number out of proportion in the batch of step {one.step}", "a huge gradient", "weights thrown away"),
+        chain=(f"a number out of proportion in the batch of step {one.step}", "a huge gradient", end),
         step=one.step,
         precision_caused=False,
     )
