@@ -111,7 +111,8 @@ def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
     harm, end = "behind it the weights are thrown away", "weights thrown away"
     if one.shrinks is not None:
         end = "updates too short to learn by"
-        harm = f"the second moment keeps that gradient: updates are {number(100 * one.shrinks)} % as long for about {one.lasts:.0f} steps"
+        share = number(100 * one.shrinks)
+        harm = f"the second moment keeps that gradient: updates are {share} % as long for about {one.lasts:.0f} steps"
     yield Diagnosis(
         culprit="data",
         confidence=LIKELY,
