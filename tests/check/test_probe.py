@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nanny.check import engine
+from nanny.check.interpreter.interpreter import Interpreter
 from nanny.check.interpreter.probe import probe
 from nanny.check.interpreter.source import Project, SourceFile, says_half
 from nanny.check.interpreter.trace import Options
@@ -45,14 +46,14 @@ def parsed(text: str) -> tuple[SourceFile, Project]:
 def test_a_dtype_is_seen_however_it_goes_from_one_function_to_another(way):
     source, project = parsed(WAYS[way])
     assert not source.uses.is_active
-    assert probe(source, project, Options()) is None
+    assert probe(Interpreter(project, Options()), source) is None
     assert [f.code for f in engine.check_source(WAYS[way])] == ["NUM_MASK_CONSTANT"]
 
 
 def test_a_file_that_only_asks_for_a_dtype_is_not_walked():
     text = "import torch\n\ndef wide(x):\n    return x.dtype in (torch.float32, torch.float16)\n\ndef use(x):\n"
     source, project = parsed(text + USE)
-    seen = probe(source, project, Options())
+    seen = probe(Interpreter(project, Options()), source)
     assert seen is not None
     assert [trace.name for trace in seen.traces] == ["<module>", "wide"]
 

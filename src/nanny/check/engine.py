@@ -89,10 +89,12 @@ def _position(finding: Finding) -> tuple[int, int, str]:
 
 def _check_file(source: SourceFile, project: Project, options: Options, notes: list[str] | None = None) -> SeenFrom:
     found: dict[tuple[object, ...], tuple[Finding, Hit]] = {}
-    interpreter = Interpreter(project, options)
+    interpreter, trial = Interpreter(project, options), Interpreter(project, options)
     try:
-        seen = probe(source, project, options)
-        if seen is not None and next(_hits(seen, None), None) is None:
+        seen = probe(trial, source)
+        is_empty = seen is not None and next(_hits(seen, None), None) is None
+        trial.forget()
+        if is_empty:
             return SeenFrom(source.filename, [], [source.filename])
         view = interpreter.walk(WalkedFile(source))
     except RecursionError:

@@ -104,11 +104,22 @@ class Interpreter:
 
     def forget(self) -> None:
         """Lets go of what was walked: it is full of cycles, which the garbage collector takes long to find."""
+        for value in self.instances.values():
+            if value.thing is not None:
+                value.thing.attrs.clear()
         for module in self.modules.values():
-            if module is not None:
-                module.env.clear()
-                module.functions.clear()
-                module.classes.clear()
+            if module is None:
+                continue
+            for function in module.functions:
+                function.closure = function.owner = None
+            for info in module.classes:
+                if info.example is not None:
+                    info.example.attrs.clear()
+                info.methods.clear()
+                info.attrs.clear()
+            module.env.clear()
+            module.functions.clear()
+            module.classes.clear()
         self.traces, self.instances, self.memory = [], {}, {}
 
     def run_entry(self, function: OwnFunction, owner: OwnClass | None) -> Value:

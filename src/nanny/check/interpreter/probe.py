@@ -12,8 +12,8 @@ import re
 from functools import cache
 
 from .interpreter import Interpreter, heirs
-from .source import OwnClass, OwnFunction, Project, SourceFile, WalkedFile, says_half
-from .trace import Event, FileView, Options
+from .source import OwnClass, OwnFunction, SourceFile, WalkedFile, says_half
+from .trace import Event, FileView
 from .values import HALF, Value
 
 MOST = 400  # values looked at; what is larger may hold anything
@@ -25,12 +25,12 @@ def _word() -> re.Pattern[str]:
     return re.compile(r"[^\W\d]\w*")
 
 
-def probe(source: SourceFile, project: Project, options: Options) -> FileView | None:
+def probe(interpreter: Interpreter, source: SourceFile) -> FileView | None:
     """What is seen from the functions that matter, without anything half in it; None if all have to be run."""
     uses = source.uses
     if not source.text or uses.is_active or uses.scalers or uses.frameworks:
         return None
-    module, interpreter = WalkedFile(source), Interpreter(project, options)
+    module = WalkedFile(source)
     stored = interpreter.stored = {}
     interpreter.run_body(module)
     text, names, ran = _Functions(source.text), set[str](), set[ast.AST]()
@@ -42,7 +42,7 @@ def probe(source: SourceFile, project: Project, options: Options) -> FileView | 
         waiting = (f for f in module.functions if f.module is module and f.node not in ran and text.matters(f, names))
         function = next(waiting, None)
         if function is None:
-            return FileView(module, interpreter.traces, options)
+            return FileView(module, interpreter.traces, interpreter.options)
         ran.add(function.node)
         for owner in (function.owner, *heirs(function, module)):
             if _carries(interpreter.run_entry(function, owner)):
