@@ -216,7 +216,7 @@ class Examiner:
         self._from_before: Examination | None = None  # of lines of a bad step, those before it included
         self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._afterwards = False  # this step is examined when its backward pass is over
-        self._explained: int | None = None  # the last step whose first bad number an examination has told
+        self._explained: int | None = None  # the last step of which an examination has told the first bad number
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
@@ -317,6 +317,8 @@ class Examiner:
             else:
                 self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
+        if is_explained and not planned:
+            self._explained = step  # what a later loss of this step meets (a GAN) was spoilt by it
         if not is_explained:
             self.plan.owe_next(self._position)
 
