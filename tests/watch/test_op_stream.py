@@ -56,6 +56,14 @@ def test_two_who_look_share_one_mode_and_see_the_same():
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
+def test_what_autograd_keeps_of_a_result_is_no_operation_of_another_class():
+    names, given = Names(), torch.ones(2, requires_grad=True)
+    with watching(names):
+        given.tanh().exp().sigmoid().softmax(-1)
+    assert names.seen == ["tanh", "exp", "sigmoid", "_softmax"]
+    assert not names.passed
+
+
 def test_who_came_first_may_go_first():
     first, second = Twins(), Names()
     first.__enter__()

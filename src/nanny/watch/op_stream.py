@@ -44,6 +44,7 @@ from .tensors import RECORDING_MODES, has_storage, in_backward, tensors_in
 _C = torch._C
 _NOT_YET: Any = object()
 _STAND_INS = _C._TorchDispatchModeKey.FAKE
+_OF_AUTOGRAD, _DETACH = (torch.Tensor,), torch.ops.aten.detach.default  # what tanh and its like keep of their own result
 
 
 class Stopped(NannyError):
@@ -156,6 +157,8 @@ class _OpStream(TorchDispatchMode):
     def _before(self, func: Any, types: Any, args: Any, kwargs: Any) -> tuple[Op, list[tuple[Consumer, Any]]] | None:
         if not isinstance(func, OpOverload):
             self._interrupt(f"{func} runs functions of its own")
+            return None
+        if types == _OF_AUTOGRAD and func is _DETACH:
             return None
         op = Op(func, args, kwargs)
         has_modes = bool(_C._len_torch_dispatch_stack())  # besides this one, which is off meanwhile
