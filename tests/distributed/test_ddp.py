@@ -74,7 +74,11 @@ def test_ranks_that_are_given_the_same_batches_are_told(job, capsys):
 
 @pytest.mark.parametrize(
     ("name", "code", "cause"),
-    [("bad_batch", "INPUT_NONFINITE", "data_nan"), ("bad_backward", "NAN", "singular_gradient")],
+    [
+        ("bad_batch", "INPUT_NONFINITE", "data_nan"),
+        ("hidden_batch", "NAN", "data_nan"),
+        ("bad_backward", "NAN", "singular_gradient"),
+    ],
 )
 def test_the_rank_is_named_that_was_bad_before_all_were(job, name, code, cause, capsys):
     data, text = summary(job[0], name, capsys)

@@ -117,7 +117,7 @@ class FirstBad:
     dtype: str = ""
     in_reference: bool | None = None  # FP32 breaks there too; None: nobody compared
     from_data: bool = False
-    source: str = "examination"  # or graph, factor (of the loss), trace, gradients: what a step that was not examined tells
+    source: str = "examination"  # or graph, factor (of the loss), batch, trace, gradients: what else tells of a step
     hazard: Hazard | None = None  # that it is, or that led to it
     exponents: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # ran, fp32 -> binary order of the result -> values
 

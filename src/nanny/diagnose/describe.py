@@ -29,6 +29,8 @@ def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culp
 
 
 def _maker(at: FirstBad) -> Iterator[str]:
+    if at.source == "batch":
+        return
     what = "NaN" if at.nan else "infinity"
     maker = f"`{at.op}`" if at.op else "an operation"
     if _came_in(at):

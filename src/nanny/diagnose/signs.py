@@ -184,10 +184,34 @@ class Signs:
                     step=incident.step, dtype=call.dtype, from_data=not clean, source="trace",
                 )  # fmt: skip
             if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
+                batch = self._bad_batch(incident)
+                if batch is not None:
+                    return batch
                 op = incident.singular.op if incident.singular is not None and incident.nan_grads else ""
                 place = Place("" if op else incident.bad_grads[-1], phase="backward")
                 return FirstBad(op, place, 0, incident.nan_grads, step=incident.step, source="gradients")
         return None
+
+    def _bad_batch(self, incident: StepRecord) -> FirstBad | None:
+        """Forward and loss hide it (tanh of infinity is 1), the weights' gradients do not: 0 times infinity."""
+        exam = next((e for e in self.evidence.examinations if e.step == incident.step and e.first_bad is None), None)
+        if exam is None:
+            return None
+        hazard = next((h for h in exam.hazards if h.kind == "given_nonfinite" and h.is_of_data), None)
+        if hazard is None and (exam.gradients or not exam.facts.get("batch_nonfinite")):
+            return None  # its backward pass was examined, and is not bad by the batch
+        nan = exam.facts.get("batch_nonfinite") == "NaN"
+        return FirstBad(
+            "",
+            Place("data:input"),
+            0,
+            nan,
+            step=incident.step,
+            in_reference=hazard is not None or None,
+            from_data=True,
+            source="batch",
+            hazard=hazard,
+        )
 
     def _overflows_later(self, op: str, site: str) -> Hazard | None:
         """The same operation at the same place, in a step that was examined: it tells more than the graph of the loss."""

@@ -585,6 +585,10 @@ class Sanitizer:
                 "stepped_by_hand": self._by_hand.updates(self._limits.damage_update),
                 "scaled_penalty": self._by_hand.penalty(),
                 "stored_infinity": self._ledger.stored_infinity,
+                "batch_nonfinite": next(
+                    ("NaN" if s.nan else "infinite" for s in suspects if s.trouble == "given" and s.operands[0].role == "input"),
+                    "",
+                ),
                 "left_out": self._left_out or self._memory_left_out(),
                 "failed": self._failure,
                 "scale_overflow": self._only_the_scale(suspects),

@@ -30,6 +30,14 @@ def nan_in_the_batch(fixed: bool = False, dtype: torch.dtype = BF16) -> Training
     return repeated(model, lambda: F.mse_loss(model(x).float(), y), dtype)
 
 
+def infinity_that_forward_hides(fixed: bool = False, dtype: torch.dtype = BF16) -> Training:
+    """tanh of infinity is 1, and the gradient of the first layer 0 times infinity."""
+    model = Between(nn.Tanh())
+    x, y = noise(8, 16), noise(8, 4, key=2)
+    x[2, 3] = 0.0 if fixed else math.inf
+    return repeated(model, lambda: F.mse_loss(model(x).float(), y), dtype)
+
+
 def division_hidden_by_where(fixed: bool = False, dtype: torch.dtype = BF16, rows: int = 32, width: int = 16) -> Training:
     def guarded(x: Tensor) -> Tensor:
         zero = x * 0
@@ -214,6 +222,15 @@ PROGRAMS = [
         hazards="given_nonfinite",
         precision_caused=False,
         findings="INPUT_NONFINITE WEIGHT_NONFINITE",
+    ),
+    *planted(
+        infinity_that_forward_hides,
+        "data_nan",
+        "data:input",
+        steps=8,
+        hazards="given_nonfinite",
+        precision_caused=False,
+        findings="NAN WEIGHT_NONFINITE",
     ),
     *planted(
         division_hidden_by_where,

@@ -24,9 +24,9 @@ BAD = 7  # not traced
 FIRST, SECOND = 0, 1
 
 
-def model(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+def model(between: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), between(), nn.Linear(16, 16), between(), nn.Linear(16, 3))
 
 
 def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -73,11 +73,12 @@ class Loop:
     local_steps: bool = False  # no_sync around every backward
     interval: int = 4
     first_is_synced: bool = False  # of several passes the first, not the last
+    between: type[nn.Module] = nn.ReLU
     outside: bool = False  # the criterion has weights, and no wrapper
     norms: list[float] = field(default_factory=list)  # of the gradients that the optimizer gets, by float64
 
     def run(self, output: Path | None) -> str:
-        net = model()
+        net = model(self.between)
         wrapped = DistributedDataParallel(net, **(self.wrap or {}))
         head = nn.Linear(3, 3) if self.outside else nn.Identity()
         optimizer = torch.optim.AdamW([*net.parameters(), *head.parameters()], lr=self.lr)
@@ -113,6 +114,9 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
     def nan_here(step: int, x: Tensor) -> Tensor:
         return x.masked_fill(torch.arange(8) == 3, float("nan")) if step == BAD and rank == SECOND else x
 
+    def infinite_here(step: int, x: Tensor) -> Tensor:
+        return x.masked_fill(torch.arange(8) == 3, math.inf) if step == BAD and rank == SECOND else x
+
     def root_of_zero(step: int, out: Tensor, y: Tensor) -> Tensor:
         keep = 0.0 if step == BAD and rank == SECOND else 1.0
         return (keep * (out - y)).square().sum(-1).sqrt().mean()  # finite, and its derivative at 0 is not
@@ -139,6 +143,7 @@ def scenarios(rank: int) -> Iterator[tuple[str, Loop]]:
     yield "stepped_on_one_and_sent", Loop(rank, updates=rank == FIRST, after_update=send)
     yield "same_batches", Loop(FIRST)  # a sampler that is not split
     yield "bad_batch", Loop(rank, spoil=nan_here)
+    yield "hidden_batch", Loop(rank, spoil=infinite_here, between=nn.Tanh)
     yield "bad_backward", Loop(rank, loss=root_of_zero)
     yield "bypassed", Loop(rank, forward=lambda wrapped, x: wrapped.module(x))
     yield "clipped_on_one", Loop(rank, before_update=clip_here)

@@ -195,6 +195,10 @@ def data_nan(signs: Signs) -> Iterator[Diagnosis]:
     if at.from_data and at.source == "factor":
         text = "what the loss is multiplied with has no gradient and is not finite: the batch, or what the loop computed of it"
         yield by_first_bad(signs, at, POSSIBLE, text)
+    elif at.from_data and at.source == "batch":
+        what = "NaN" if at.nan else "infinity"
+        text = f"step {at.step}: the batch holds {what}; forward and loss hide it (tanh of infinity is 1), gradients do not"
+        yield by_first_bad(signs, at, LIKELY if at.hazard is None else CERTAIN, text)
     elif at.from_data and (at.nan or at.dtype != "float16"):
         yield by_first_bad(signs, at, CERTAIN, culprit=_which_data(signs, at.step) or "data:input")
     elif first_bad_cause(at, signs) == "data_nan":
