@@ -1,8 +1,11 @@
 """A compiled model in FP16 whose second block overflows. The nanny runs the bad step again as it was written, beside FP32.
 
 nanny run examples/compiled.py
+nanny run examples/compiled.py --fixed    # a temperature that fits
 nanny diagnose
 """
+
+import sys
 
 import torch
 from torch import nn
@@ -20,7 +23,7 @@ class Block(nn.Module):
 
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 64), Block(64, 1.0), Block(64, 1e-6), nn.Linear(64, 1))
+model = nn.Sequential(nn.Linear(8, 64), Block(64, 1.0), Block(64, 1.0 if "--fixed" in sys.argv else 1e-6), nn.Linear(64, 1))
 compiled = torch.compile(model, backend="aot_eager")  # any backend; this one needs no C++ compiler
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)

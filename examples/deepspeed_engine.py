@@ -1,7 +1,10 @@
 """A DeepSpeed engine under the nanny: a NaN in the data is named, with the step at which it came.
 
 deepspeed examples/deepspeed_engine.py       # or, on a CPU: torchrun --nproc-per-node 1 examples/deepspeed_engine.py
+deepspeed examples/deepspeed_engine.py --fixed    # empty fields are 0
 """
+
+import sys
 
 import deepspeed
 import torch
@@ -18,6 +21,8 @@ with watch(engine) as nanny:
         x = torch.randn(8, 16).bfloat16()
         if step == 11:
             x[3, 5] = float("nan")
+        if "--fixed" in sys.argv:
+            x = x.nan_to_num()
         loss = (engine(x) - x[:, :1].tanh()).float().square().mean()
         engine.backward(loss)
         engine.step()

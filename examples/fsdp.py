@@ -1,8 +1,10 @@
 """FSDP2 on two processes with data of two kinds: their gradients nearly cancel, and are added in bfloat16.
 
 torchrun --nproc-per-node 2 -m nanny run --trace-interval 5 examples/fsdp.py
-nanny summary                       # reduce_dtype_low_precision
+nanny summary                       # reduce_dtype_low_precision; --fixed behind fsdp.py: added in float32
 """
+
+import sys
 
 import torch
 import torch.distributed as dist
@@ -11,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)  # torch.float32 is right
+policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if "--fixed" in sys.argv else torch.bfloat16)
 for layer in (model[0], model[2]):
     fully_shard(layer, mp_policy=policy)
 fully_shard(model, mp_policy=policy)

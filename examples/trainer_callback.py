@@ -1,10 +1,12 @@
 """The transformers Trainer with the nanny: a block of this tiny model overflows in float16, and is named.
 
 python examples/trainer_callback.py          # with the callback
+python examples/trainer_callback.py --fixed  # weights that float16 can hold
 nanny run examples/trainer_callback.py       # the same answer, also for a script without it
 """
 
 import os
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
@@ -17,7 +19,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.encode, self.head = torch.nn.Linear(16, 32), torch.nn.Linear(32, 1)
-        self.encode.weight.data *= 1e6  # beyond 65504 in float16; FP32 would not mind
+        self.encode.weight.data *= 1.0 if "--fixed" in sys.argv else 1e6  # beyond 65504 in float16; FP32 would not mind
 
     def forward(self, x, labels):
         with torch.autocast("cpu", torch.float16):

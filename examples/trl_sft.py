@@ -1,9 +1,11 @@
 """TRL's SFTTrainer with the callback of the transformers Trainer: a learning rate that is far too high is named.
 
 python examples/trl_sft.py
+python examples/trl_sft.py --fixed    # a thousandth of it
 """
 
 import os
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
@@ -25,9 +27,10 @@ model = LlamaForCausalLM(
 )
 rows = Dataset.from_dict({"input_ids": ((torch.randint(0, 62, (192, 1)) + 3 * torch.arange(12)) % 62).tolist()})
 quiet = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True, "dataset_kwargs": {"skip_prepare_dataset": True}}
-arguments = SFTConfig("sft_output", max_steps=24, learning_rate=30.0, bf16=True, use_cpu=True, max_grad_norm=1e9, **quiet)
+rate = 0.03 if "--fixed" in sys.argv else 30.0
+arguments = SFTConfig("sft_output", max_steps=24, learning_rate=rate, bf16=True, use_cpu=True, max_grad_norm=1e9, **quiet)
 nanny = NannyCallback()
-optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 trainer = SFTTrainer(
     model, arguments, train_dataset=rows, processing_class=tokenizer, callbacks=[nanny], optimizers=(optimizer, None)
 )

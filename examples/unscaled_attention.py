@@ -35,38 +35,20 @@ class Block(nn.Module):
         return x + self.mlp(x)
 
 
-class Forecast(nn.Module):
-    """The next value of eight sensors from the last twelve."""
-
-    def __init__(self, width: int = 32, depth: int = 3):
-        super().__init__()
-        self.embed = nn.Linear(8, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1))
-
-    def forward(self, x):
-        x = self.embed(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def main() -> None:
-    torch.manual_seed(0)
-    model = Forecast()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for step in range(120):
-        x = torch.randn(16, 12, 8) * (1 + 2 * step)  # the sensors get louder
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = nn.functional.mse_loss(model(x).float(), x[..., :1].sign())
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        if step % 20 == 0:
-            print(f"step {step:3d}  loss {loss.item():.4g}  loss scale {scaler.get_scale():g}")
-
-
-if __name__ == "__main__":
-    main()
+torch.manual_seed(0)
+model = nn.Sequential()  # the next value of eight sensors from the last twelve
+model.add_module("embed", nn.Linear(8, 32))
+model.add_module("blocks", nn.Sequential(Block(32), Block(32), Block(32)))
+model.add_module("head", nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 1)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for step in range(120):
+    x = torch.randn(16, 12, 8) * (1 + 2 * step)  # the sensors get louder
+    optimizer.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.mse_loss(model(x).float(), x[..., :1].sign())
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if step % 20 == 0:
+        print(f"step {step:3d}  loss {loss.item():.4g}  loss scale {scaler.get_scale():g}")

@@ -71,10 +71,27 @@ def test_the_list_names_every_example_by_what_it_shows(capsys):
     assert all(len(line.split(maxsplit=1)[1]) > 30 for line in lines)
 
 
-def test_an_example_that_is_run_otherwise_says_how(tmp_path, capsys):
-    assert cli.main(["demo", "ddp", "--out", str(tmp_path)]) == 0
-    assert "torchrun" in capsys.readouterr().out
-    assert (tmp_path / "ddp" / "ddp.py").is_file()
+@pytest.mark.parametrize(
+    ("name", "launcher"),
+    [
+        *((name, "torchrun") for name in ("ddp", "fsdp", "pipeline", "tensor_parallel", "deepspeed_engine")),
+        *((f"{name}_loop", "python examples/") for name in ("gan", "fabric", "accelerate")),
+        ("lightning_callback", "python examples/"),
+        ("trl_sft", "python examples/"),
+    ],
+)
+def test_an_example_that_is_run_otherwise_says_how(name, launcher, tmp_path, capsys):
+    assert cli.main(["demo", name, "--out", str(tmp_path)]) == 0
+    assert launcher in capsys.readouterr().out
+    assert (tmp_path / name / f"{name}.py").is_file()
+    assert not (tmp_path / name / "nanny_logs").exists()
+
+
+def test_every_example_brings_its_fix_in_less_than_sixty_lines():
+    for path in demo.examples_folder().glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) < 60, path.name
+        assert path.stem == demo.STORY or text.count("--fixed") >= 2, path.name  # how to ask for it, and what it does
 
 
 def test_a_name_with_a_typing_mistake_gets_the_nearest(capsys):

@@ -27,8 +27,6 @@ from ..show.translation import translate
 STORY = "two_mistakes"
 BROKEN_NORM = "        return x / (x * x)"
 MENDED_NORM = "        x = x.float()\n        return x / (x * x)"
-# The frameworks hold the nanny in the script itself, or need a launcher: their first lines say how they are run.
-WITH_FRAMEWORKS = ("trainer_callback", "lightning_callback", "fabric_loop", "accelerate_loop", "ddp", "compiled")
 
 
 def examples_folder() -> Path:
@@ -121,12 +119,13 @@ def tell_story(tell: Teller) -> None:
 def tell_example(tell: Teller, name: str) -> None:
     path = examples_folder() / f"{name}.py"
     shutil.copy(path, tell.folder / path.name)
-    if name in WITH_FRAMEWORKS:
-        print(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
-        tell.say(f"\nThis one is run as its first lines say; it is copied to {tell.folder / path.name}.")
-        return
     if name == STORY:
         tell_story(tell)
+        return
+    first_lines = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    if not first_lines.partition("\n\n")[2].startswith("nanny run "):  # a launcher, or a nanny of its own
+        print(first_lines)
+        tell.say(f"\nThis one is run as its first lines say; it is copied to {tell.folder / path.name}.")
         return
     print(titles()[name])
     tell.chapter("1. As it is")
