@@ -12,6 +12,7 @@ from nanny.core.finding import Finding, Severity
 from nanny.diagnose.records import Diagnosis
 from nanny.diagnose.text import diagnosis_block
 from nanny.diagnose.verdict import Verdict
+from nanny.monitor.live_log import closing_lines
 from nanny.show.tables import lines_text
 
 
@@ -55,3 +56,12 @@ def test_where_there_are_several_ranks_the_last_verdict_is_the_one_of_all(tmp_pa
     record(tmp_path, dataclasses.replace(SICK, rank=1, world_size=2))
     tell_end(store, 1)
     assert capsys.readouterr().err.lstrip().startswith("all 2 ranks: NOT HEALTHY")
+
+
+@pytest.mark.parametrize("lowest", range(3))
+def test_what_was_noticed_first_is_chinese_with_any_number_of_severities(lowest):
+    findings = [Finding("OVERFLOW", severity, "m", site="op:bmm", step=42) for severity in list(Severity)[lowest:]]
+    verdict = Verdict(False, "NOT HEALTHY", "", first=findings[-1])
+    said = closing_lines(verdict, findings, "", "", "", lang="zh")[0]
+    assert "第 42 步 OVERFLOW op:bmm；" in said
+    assert [name for name in ("noticed", "error", "warning", "info") if name in said] == []
