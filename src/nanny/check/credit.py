@@ -34,6 +34,7 @@ CREDIT = {
     "NUM_EXP_HALF": Credit(0, 1, 1),
     "NUM_INDEXED_WRITE": Credit(0, 2, 2),
     "NUM_LOG_OF_SIGMOID": Credit(1),
+    "NUM_MASK_CONSTANT": Credit(1, 1, 0),  # right on a program written by someone who knew no rule, not in the field
     "NUM_NUMPY_BF16": Credit(0, 1, 1),
     "NUM_POSITIONS": Credit(8, 7, 7),
     "NUM_REDUCE_HALF": Credit(1, 9, 8),
