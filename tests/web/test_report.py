@@ -662,8 +662,10 @@ def test_printed_no_figure_is_split_and_no_button_is_shown(opened):
     page.evaluate("() => dispatchEvent(new Event('beforeprint'))")
     right = "const right = (one) => one.getBoundingClientRect().right; return"
     cut = "all.filter((one) => !one.getAttribute('viewBox') || right(one) > right(one.closest('section'))).length"
-    wide = page.locator(".main-svg").evaluate_all(f"(all) => {{ {right} {cut}; }}")
-    inks = page.locator(".figure text").evaluate_all("(all) => [...new Set(all.map((one) => getComputedStyle(one).fill))]")
+    wide = page.evaluate(f"() => {{ const all = [...document.querySelectorAll('.main-svg')]; {right} {cut}; }}")
+    # in one task: darkness draws the figures anew, and what was found before that is no longer there
+    texts = "[...document.querySelectorAll('.figure text')]"
+    inks = page.evaluate(f"() => [...new Set({texts}.map((one) => getComputedStyle(one).fill))]")
     ground = page.evaluate("() => getComputedStyle(document.querySelector('section')).backgroundColor")
     names = page.locator("#tree-space .tail").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().width)")
     look = "(all) => all.map((one) => getComputedStyle(one).breakInside)"
