@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -455,41 +454,6 @@ def waiting(seed: int) -> Program:
                 made.see(value)
         finally:
             dist.destroy_process_group()
-
-    made.loop = loop
-    return made
-
-
-def _square(x: torch.Tensor) -> torch.Tensor:
-    return x.square()
-
-
-@program("gradients_of_a_remote_context", "inside others")
-def remote(seed: int) -> Program:
-    """Distributed autograd keeps gradients in a context, not in `.grad`; its optimizer takes them from there."""
-    import torch.distributed.autograd as far
-    import torch.distributed.rpc as rpc
-
-    model = mlp()
-    made = Program([model], [], lambda i: None)
-
-    def loop(watch: Any) -> None:
-        options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + os.path.abspath("meeting"))
-        rpc.init_rpc("alone", rank=0, world_size=1, rpc_backend_options=options)
-        try:
-            for i in range(4):
-                with watch.step(i), far.context() as context:
-                    out = rpc.rpc_sync("alone", _square, args=(model(_sick(i)),))
-                    value = out.mean()
-                    far.backward(context, [value])
-                    gradients = far.get_gradients(context)
-                    with torch.no_grad():
-                        for parameter in model.parameters():
-                            if value.isfinite():
-                                parameter -= 0.05 * gradients[parameter]
-                made.see([value, [gradients[p] for p in model.parameters()]])
-        finally:
-            rpc.shutdown()
 
     made.loop = loop
     return made
