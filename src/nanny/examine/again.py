@@ -34,7 +34,7 @@ from ..watch.names import is_compiled
 from ..watch.op_facts import is_collective, is_pure, is_view_op
 from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
-from ..watch.ranks import many_processes
+from ..watch.ranks import has_group, many_processes
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import kept_by, map_leaves, outside_program, tensors_in
 from .sanitizer import Sanitizer
@@ -303,8 +303,8 @@ class _Again:
         return before
 
     def _backward(self, sanitizer: Sanitizer | None) -> None:
-        if many_processes():
-            return  # gradients meet those of others when they are accumulated
+        if has_group():
+            return  # gradients meet those of others when they are accumulated; DDP of one process counts them, too
         parts = {id(part): part for call in self._calls for part in call.module.modules()}.values()
         parameters = tuple(
             {id(p): p for part in parts for p in part._parameters.values() if p is not None and p.requires_grad}.values()
