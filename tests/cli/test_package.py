@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -148,7 +149,9 @@ def test_every_command_explains_itself(name, capsys):
     with pytest.raises(SystemExit) as ended:
         sys.exit(cli.main([name, "--help"]))
     assert ended.value.code in (0, None)
-    assert "usage" in capsys.readouterr().out.lower()
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert usage.lower().startswith("usage")
+    assert re.search(rf"^ *nanny {name}\b", rest, re.MULTILINE), "no example"
 
 
 # ---- records ----

@@ -272,3 +272,11 @@ def test_the_readme_shows_what_the_commands_print(page: str, lang: str, tmp_path
     last = max(number for number, line in enumerate(ran) if line.startswith("nanny: "))
     assert len(ran[last + 1 :]) > 10
     assert [line for line in ran[last + 1 :] if line not in shown] == []
+    block = next(text for text in blocks_in(page, "") if text.startswith("attention_logit_overflow_fp16"))
+    assert [line for line in masked(block) if line not in ran] == []
+
+    shutil.copy(ROOT / "examples/two_mistakes.py", tmp_path / "train.py")
+    said("check", "--fix", "train.py")
+    block = next(text for text in blocks_in(page, "") if text.startswith("norm_square_overflow_fp16"))
+    ran = said("run", "--lang", lang, "train.py")
+    assert [line for line in masked(block) if line not in ran] == []

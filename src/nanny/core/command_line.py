@@ -16,6 +16,32 @@ from .terminal import complain, say, visible_lines
 
 LANGUAGES = ("en", "zh")
 LARGEST = 2**63 - 1  # what SQLite calls an integer
+# The last lines of `nanny COMMAND --help`, of commands whose description shows none; tests/docs runs them.
+EXAMPLES = {
+    "check": ("src --device cuda", "src --diff", "src --format sarif -o nanny.sarif"),
+    "lsp": ("--stdio",),
+    "tensor": ("grads.pt:layer1.weight --dtype fp16",),
+    "diff": ("--model model.py:build --input sample.pt --dtype bf16 --advise",),
+    "trace": ("--sanitize train.py ARGS...", "--nan train.py ARGS..."),
+    "replay": ("DUMP",),
+    "run": ("train.py ARGS...", "--dump-on-error train.py ARGS..."),
+    "diagnose": ("", "--run 2 --format json"),
+    "summary": ("", "--run 2 --format json"),
+    "alerts": ("--severity error --layer 'blocks.*'", "--fail-on error"),
+    "stats": ("", "--run 2 --format json"),
+    "layer": ("fc.weight",),
+    "runs": ("", "--db nanny_logs --verify"),
+    "compare": ("1 2",),
+    "whatif": ("--dtype fp16",),
+    "export": ("-o folder --format csv",),
+    "snapshot": ("run.db",),
+    "tail": ("",),
+    "ui": ("", "--db nanny_logs --port 0"),
+    "card": ("-o card.svg",),
+    "plot": ("-o pictures",),
+    "rule": ("SCALER_CLIP_BEFORE_UNSCALE", "update_lost"),
+    "doctor": ("", "--format json"),
+}
 
 
 def examine_command(argv: Sequence[str], step: int | None) -> str:
@@ -26,6 +52,10 @@ def examine_command(argv: Sequence[str], step: int | None) -> str:
 
 class Parser(argparse.ArgumentParser):
     """A wrong argument is one sentence, like everything else that the user can fix."""
+
+    def format_help(self) -> str:
+        shown = [f"  {self.prog} {words}".rstrip() for words in EXAMPLES.get(self.prog.removeprefix("nanny "), ())]
+        return super().format_help() + "".join(f"{line}\n" for line in (["", "examples:", *shown] if shown else []))
 
     def error(self, message: str) -> NoReturn:
         raise NannyError(f"{message}; type `{self.prog} --help`")
