@@ -98,7 +98,8 @@ def values_for(name: str) -> dict[str, Any]:
         "allow_unused": None, "is_grads_batched": False, "materialize_grads": False,
         "self": optimizer if "Optimizer" in name else scaler if "GradScaler" in name else model if "Module" in name
         else iter(DataLoader([0, 1])) if "DataLoader" in name else torch.autograd.graph.save_on_cpu(),
-        "outputs": loss if name.endswith("grad") else torch.ones(()), "optimizer": optimizer, "new_scale": 2.0, "parameters": [weight()], "max_norm": 1.0,
+        "outputs": loss if name.endswith("grad") else torch.ones(()),
+        "optimizer": optimizer, "new_scale": 2.0, "parameters": [weight()], "max_norm": 1.0,
         "total_norm": torch.tensor(2.0), "clip_value": 1.0, "foreach": None, "set_to_none": False, "args": (), "kwargs": {},
     }  # fmt: skip
 
