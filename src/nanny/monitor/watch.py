@@ -163,8 +163,9 @@ class MixedPrecisionNanny:
         self._rng: torch.Tensor | None = None
         self._clock: StepClock | None = None
         self._folder = None if output_dir is None else Path(output_dir)
-        wanted = layer_filter(*((p,) if isinstance(p, str) else tuple(p) for p in (include, exclude)))
-        self._attempt(self._open, model, optimizer, limits, examine, live, try_remedies, wanted)
+        wanted = self._attempt(layer_filter, *((p,) if isinstance(p, str) else tuple(p) for p in (include, exclude)))
+        if self._failure is None:
+            self._attempt(self._open, model, optimizer, limits, examine, live, try_remedies, wanted)
         if self._failure is not None:  # the run goes on without a nanny
             self.enabled, self._closed = False, True
 
