@@ -134,8 +134,7 @@ class MixedPrecisionNanny:
         self._warn = _Warnings()
         self._strict = strict
         self.enabled = not self._attempt(disabled)
-        self._closed = not self.enabled
-        self._recorded = False  # a step began where its code was only written down
+        self._closed, self._recorded = not self.enabled, False  # `_recorded`: a step began where its code was only written down
         if not self.enabled:
             return
         self._interval = trace_interval
