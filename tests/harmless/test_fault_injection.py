@@ -109,8 +109,8 @@ def own_functions() -> dict[str, tuple[Any, str]]:
                 found[f"{short}.{name}"] = (module, name)
             elif inspect.isclass(value):
                 found |= {f"{short}.{name}.{method}": (value, method) for method in _methods(value)}
-    public = ("monitor.watch.MixedPrecisionNanny.", "monitor.watch.Watch.", "examine.run.", "monitor.command.")
-    called_by_the_user = {"monitor.watch.examine", "monitor.watch.watch_model", "monitor.watch.check_loss_scale"}
+    public = ("monitor.watch.MixedPrecisionNanny.", "monitor.watch_lightly.Watch.", "examine.run.", "monitor.command.")
+    called_by_the_user = {"monitor.watch.examine", "monitor.watch_lightly.watch_model", "monitor.watch_lightly.check_loss_scale"}
     return {
         name: place
         for name, place in found.items()
