@@ -91,6 +91,13 @@ def test_a_wrong_flag_is_one_sentence_and_exit_code_2(command, capsys):
     assert len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["alerts", "check", "diff", "tensor"])
+def test_a_flag_with_a_typing_mistake_gets_the_nearest(command, capsys):
+    needed = {"check": ["x.py"], "tensor": ["x.pt"], "diff": ["--model", "m.py", "--input", "x.pt"]}.get(command, [])
+    assert cli.main([command, *needed, "--formt=json"]) == 2
+    assert "--formt=json, did you mean '--format'? type `nanny" in capsys.readouterr().err
+
+
 def test_a_result_goes_into_a_file_as_it_would_go_to_the_terminal(tmp_path, capsys):
     store = str(record(tmp_path, SICK))
     for words in (["summary"], ["alerts", "--format", "csv"], ["diagnose", "--format", "markdown"], ["stats"]):

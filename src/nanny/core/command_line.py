@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .finding import NannyError
+from .numbers import nearest
 from .terminal import complain, say, visible_lines
 
 LANGUAGES = ("en", "zh")
@@ -58,7 +60,9 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + "".join(f"{line}\n" for line in (["", "examples:", *shown] if shown else []))
 
     def error(self, message: str) -> NoReturn:
-        raise NannyError(f"{message}; type `{self.prog} --help`")
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        near = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        raise NannyError(f"{message}{near or ';'} type `{self.prog} --help`")
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> object:
         if arg_strings == ["--"] and action.option_strings:  # `--db=--`, of which argparse would make a list
