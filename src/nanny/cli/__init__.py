@@ -61,7 +61,7 @@ def usage() -> str:
             "",
             *lines,
             "",
-            "nanny COMMAND --help says more about one of them.",
+            "nanny COMMAND --help says more about one of them. Begin with `nanny demo`, or with your own: `nanny run train.py`.",
         ]
     )
 
