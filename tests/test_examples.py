@@ -89,32 +89,36 @@ def test_an_example_is_diagnosed_and_its_fix_is_healthy(example, causes, culprit
         ("gan_loop.py", "lr_too_high", "optimizer.lr"),
     ],
 )
-def test_the_example_of_a_framework_is_diagnosed(example, cause, culprit, tmp_path):
+def test_the_example_of_a_framework_is_diagnosed_and_its_fix_is_healthy(example, cause, culprit, tmp_path):
     if example.startswith("trl"):
         pytest.importorskip("trl")
-    done = subprocess.run(
-        [sys.executable, shutil.copy(EXAMPLES / example, tmp_path)], cwd=tmp_path, capture_output=True, text=True
-    )
+    command = [sys.executable, shutil.copy(EXAMPLES / example, tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1].startswith(f"NOT HEALTHY: {cause} in {culprit}")
     first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
     assert (first["cause"], first["culprit"]) == (cause, culprit)
+    done = subprocess.run([*command, "--fixed"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1].startswith("HEALTHY")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "cause", "options"),
     [
+        ("ddp.py", "data_nan", []),
         ("fsdp.py", "reduce_dtype_low_precision", ["--trace-interval", "5"]),
         ("tensor_parallel.py", "activation_overflow_fp16", []),
         ("pipeline.py", "data_nan", []),
     ],
 )
-def test_the_example_of_many_processes_is_diagnosed(example, cause, options, tmp_path):
+def test_the_example_of_many_processes_is_diagnosed_and_its_fix_is_healthy(example, cause, options, tmp_path):
     words = ["--standalone", "--nproc-per-node", "2", "-m", "nanny", "run", *options]
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", *words, str(EXAMPLES / example)], cwd=tmp_path)
-    assert done.returncode == 0
+    command = [sys.executable, "-m", "torch.distributed.run", *words, str(EXAMPLES / example)]
+    assert subprocess.run(command, cwd=tmp_path).returncode == 0
     first = json.loads(nanny("diagnose", "--format", "json", cwd=tmp_path).stdout)[0]
     assert first["cause"] == cause
+    assert subprocess.run([*command, "--fixed"], cwd=tmp_path).returncode == 0
+    assert json.loads(nanny("summary", "--format", "json", cwd=tmp_path).stdout)["healthy"] is True
 
 
 @pytest.mark.slow
