@@ -44,8 +44,17 @@ def test_a_counter_that_no_longer_counts(start: float, stands: bool) -> None:
     assert (("absorption_in_accumulator", "seen") in told) == stands
 
 
-@pytest.mark.parametrize(("dtype", "told"), [(torch.bfloat16, [("ema_stagnation", "loop:ema")]), (torch.float32, [])])
-def test_an_average_that_moves_behind_the_optimizer_belongs_to_the_step(dtype: torch.dtype, told: list[tuple[str, str]]) -> None:
+STANDS = [("ema_stagnation", "loop:ema")]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "told"),
+    [(torch.bfloat16, 1e-3, STANDS), (torch.bfloat16, 0.2, []), (torch.float16, 1e-4, STANDS), (torch.float32, 1e-3, [])],
+)
+def test_an_average_behind_the_optimizer_is_told_where_it_cannot_follow(
+    dtype: torch.dtype, weight: float, told: list[tuple[str, str]]
+) -> None:
+    """Taken over five steps it is never more than a few roundings behind; over a thousand it does not move at all."""
     torch.manual_seed(0)
     model = nn.Linear(64, 64)
     average = [p.detach().to(dtype, copy=True) for p in model.parameters()]
@@ -58,7 +67,7 @@ def test_an_average_that_moves_behind_the_optimizer_belongs_to_the_step(dtype: t
         model(torch.randn(8, 64)).square().mean().backward()
         optimizer.step()
         for one, p in zip(average, model.parameters()):
-            one.mul_(0.999).add_(p.detach().to(dtype), alpha=0.001)
+            one.lerp_(p.detach().to(dtype), weight)
         model.eval()
         with torch.inference_mode():  # where an examination cannot be closed
             model(torch.ones(1, 64))

@@ -202,6 +202,7 @@ class Limits:
     )
     damage_certain: float = _limit(0.03, "gradients-beside-fp32", "enough where the mechanism itself is proved at the operation")
     damage_kept: float = _limit(0.5, "updates", "less than half of an update or addend arrives")
+    damage_average: float = _limit(16.0, "updates", "a choice: an average over so few steps stays within 6 % in bf16")
     damage_flips: float = _limit(0.05, "decisions", "near-ties of a healthy router flip for 0.2 to 0.7 % of the tokens")
     damage_ties: float = _limit(0.2, "decisions", "healthy scores tie in 0.1 to 1.3 % of the choices")
     target_spacing: float = _limit(1.0, "formats", "targets that vary by a spacing owe a twelfth of their variance to rounding")

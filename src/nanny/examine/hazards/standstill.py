@@ -28,7 +28,7 @@ def residual(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
 @hazard("average", rank=82)
 def average(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A moving average whose step is below the spacing of its format"""
-    if not _still(suspect, step) or not _decays(suspect) or suspect.place.phase == "optimizer":
+    if not _still(suspect, step) or not _decays(suspect) or _follows(suspect, step) or suspect.place.phase == "optimizer":
         return None
     return hazard_of(
         suspect,
@@ -110,6 +110,8 @@ def state_still(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     operand = suspect.operands[0]
     optimizer = operand.role == "optimizer"
+    if not optimizer and _decays(suspect) and _follows(suspect, step):
+        return None
     return hazard_of(
         suspect,
         f"{share(suspect.unchanged or 0)} of {operand.name or 'it'} stay as they were while FP32 moves",
@@ -141,10 +143,19 @@ def _still(suspect: Suspect, step: ExaminedStep) -> bool:
 
 def _decays(suspect: Suspect) -> bool:
     """Multiplied by a number just below one before something is added: an exponential average."""
+    return bool(_decay_factors(suspect))
+
+
+def _follows(suspect: Suspect, step: ExaminedStep) -> bool:
+    """An average that stands still is at most so many roundings from what it follows as the steps that it is taken over."""
+    return step.limits.damage_average * (1 - max(_decay_factors(suspect))) >= 1
+
+
+def _decay_factors(suspect: Suspect) -> list[float]:
     written = "lerp" in suspect.numbers.get("ops", ()) or suspect.numbers.get("average")
     averaged = written and suspect.place.phase == "loop"
     if suspect.trouble == "state" and suspect.operands[0].role in ("parameter", "gradient", "optimizer") and not averaged:
-        return False
+        return []
     factors = suspect.numbers.get("factors") or (suspect.numbers.get("factor"),)
     least = 0.0 if averaged else 0.5  # a decay that begins at 0 and rises
-    return any(f is not None and least <= f < 1 for f in factors)
+    return [f for f in factors if f is not None and least <= f < 1]
