@@ -7,6 +7,7 @@ gradients run away, how far the gradients are from those of FP32. Causes ask her
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from .evidence import Evidence, RunFacts
 from .knowledge import current_name
 
 _SETTLED = 8  # steps before which nothing is usual
+_FEWEST_ROWS = 8  # different inputs, of all examined steps together, that tell of a unit that is off
 PROVED = ("overflow", "exp_range", "constant_lost", "integers")  # by the number itself, whatever it led to
 
 
@@ -197,7 +199,7 @@ class Signs:
         exam = next((e for e in self.evidence.examinations if e.step == incident.step and e.first_bad is None), None)
         if exam is None:
             return None
-        hazard = next((h for h in exam.hazards if h.kind == "given_nonfinite" and h.is_of_data), None)
+        hazard = next((h for h in exam.hazards if h.kind == "given_nonfinite" and "input" in h.traits), None)
         if hazard is None and (exam.gradients or not exam.facts.get("batch_nonfinite")):
             return None  # its backward pass was examined, and is not bad by the batch
         nan = exam.facts.get("batch_nonfinite") == "NaN"
@@ -494,10 +496,13 @@ class Signs:
     def dead_units(self) -> tuple[str, float, int] | None:
         """(activation, share of its units that are off, examined steps) that is worst off at its best step."""
         least: dict[str, float] = {}
+        rows: dict[str, float] = defaultdict(float)
         seen = [e for e in self.evidence.examinations if "dead_units" in e.facts and e.first_bad is None]
         for exam in seen:
             for site, share in exam.facts["dead_units"].items():
                 least[site] = min(least.get(site, 1.0), share)
+                rows[site] += exam.facts.get("few_rows", {}).get(site, math.inf)
+        least = {site: share for site, share in least.items() if rows[site] >= _FEWEST_ROWS}
         if not least:
             return None
         site = max(least, key=lambda name: least[name])

@@ -25,7 +25,6 @@ _MOST_NEAR = 64
 _TIED_ROWS = 0.2
 _FEWEST_FOR_BIAS = 256
 _MANY_ROWS = 32  # different inputs of one call; fewer do not tell by themselves: a dropout before it, one sample at a time
-_FEWEST_ROWS = 8  # of all calls together
 _MASKED = -1e4  # a score this low is a mask, not a score
 
 
@@ -142,11 +141,12 @@ class StepFacts:
         facts: dict[str, Any] = {}
         if self.attention:
             facts["attention"] = self.attention
-        for (site, _), (fires, rows) in self._fired.items():
-            if rows >= _FEWEST_ROWS:
-                self._off(site, fires)
+        for (site, _), (fires, _) in self._fired.items():
+            self._off(site, fires)
         if self.dead:
             facts["dead_units"] = self.dead
+        if self._fired:
+            facts["few_rows"] = {site: rows for (site, _), (_, rows) in self._fired.items()}
         if self.biases:
             facts["biases"] = self.biases
         if self.ratios:

@@ -22,6 +22,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     stored_infinity   an fp16 tensor from before the step holds -inf: a mask, or a number that was beyond the range when stored
     attention         site -> {entropy (normalised, 0 is one-hot), logit_max}
     dead_units        site of a ReLU -> share of units that are off for the whole batch, or for all that was called with few rows
+    few_rows          site of a ReLU whose calls have few rows each -> all its rows of the step
     biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
