@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from corpus import Program
-from corpus.known_wrong import DEPENDS_ON_PROCESSOR, KNOWN_WRONG
+from corpus.known_wrong import DEPENDS_ON_MACHINE, KNOWN_WRONG
 from corpus.quick import QUICK
 
 
@@ -16,7 +16,7 @@ def question(tool: str, program: Program, variant: Any = "") -> Any:
     wrong = KNOWN_WRONG.get((tool, program.name, str(variant))) or (variant and KNOWN_WRONG.get((tool, program.name, "*")))
     if wrong:
         marks.append(pytest.mark.xfail(reason=wrong, strict=True))
-    if (tool, program.name) in DEPENDS_ON_PROCESSOR:
-        marks.append(pytest.mark.xfail(reason="right on some processors only", strict=False))
+    if (tool, program.name) in DEPENDS_ON_MACHINE:
+        marks.append(pytest.mark.xfail(reason="right on some machines only", strict=False))
     values = (program, variant) if str(variant) else (program,)
     return pytest.param(*values, marks=marks, id=" ".join(filter(None, (program.name, str(variant)))))
