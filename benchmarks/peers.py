@@ -38,6 +38,7 @@ class Peer(NamedTuple):
     package: str  # that must be there; empty: torch itself
     watch: Callable[[nn.Module, Alarms], AbstractContextManager[None]]
     quiet: bool = False  # it writes a log or curves, and raises no alarm whatever happens
+    everywhere: bool = False  # it sees every step of the process, also those of the plain copy, and is on for one step at a time
 
 
 @contextmanager
@@ -97,9 +98,9 @@ def wandb_watch(model: nn.Module, alarms: Alarms) -> Iterator[None]:
 
 PEERS = {
     "naive hooks": Peer("", naive_hooks),
-    "torch.autograd.detect_anomaly": Peer("", anomaly),  # Lightning's Trainer(detect_anomaly=True) is this one
+    "torch.autograd.detect_anomaly": Peer("", anomaly, everywhere=True),  # Lightning's Trainer(detect_anomaly=True) is this one
     "transformers DebugUnderflowOverflow": Peer("transformers", transformers_debug),
-    "torch DebugMode with hashes": Peer("", debug_mode, quiet=True),
+    "torch DebugMode with hashes": Peer("", debug_mode, quiet=True, everywhere=True),
     "wandb.watch, every step": Peer("wandb", wandb_watch, quiet=True),
 }
 
@@ -111,8 +112,16 @@ def installed(peer: Peer) -> bool:
 @contextmanager
 def peer_step(name: str) -> Iterator[Callable[[], None]]:
     """A step of the 7M GPT under a peer."""
-    training = Training()
-    with PEERS[name].watch(training.model, []):
+    training, peer = Training(), PEERS[name]
+    if peer.everywhere:
+
+        def step() -> None:
+            with peer.watch(training.model, []):
+                training.step()
+
+        yield step
+        return
+    with peer.watch(training.model, []):
         yield training.step
 
 
