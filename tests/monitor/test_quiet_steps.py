@@ -238,7 +238,9 @@ def trained(program: Program, steps: int = 90) -> tuple[list[str], dict[str, Any
 
 
 @pytest.mark.quick(5)
-@pytest.mark.parametrize("program", [question("monitor", p) for p in asked("monitor", "planted", "repaired", "healthy")])
+@pytest.mark.parametrize(
+    "program", [question("monitor", p, is_judged=False) for p in asked("monitor", "planted", "repaired", "healthy")]
+)
 def test_a_program_is_told_the_same_whether_its_steps_wait_or_not(program: Program, early, monkeypatch):
     waited = trained(program)
     monkeypatch.setattr("nanny.monitor.watch.FIRST_AT_ONCE", 10**9)
