@@ -209,7 +209,7 @@ class Signs:
             0,
             nan,
             step=incident.step,
-            in_reference=hazard is not None or None,
+            in_reference=None if hazard is None else True,
             from_data=True,
             source="batch",
             hazard=hazard,

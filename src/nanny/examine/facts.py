@@ -34,9 +34,7 @@ class StepFacts:
     def __init__(self) -> None:
         self.attention: dict[str, dict[str, float]] = {}
         self.dead: dict[str, float] = {}
-        self._fired: dict[
-            tuple[str, int], tuple[Tensor, int]
-        ] = {}  # units that some call of few rows turned on, and all its rows
+        self._fired: dict[tuple[str, int], tuple[Tensor, int]] = {}  # units that a call of few rows turned on, and all its rows
         self.ratios: dict[str, float] = {}
         self.biases: dict[str, dict[str, float]] = {}
         self._reach: dict[str, float] = {}  # by place, in the order of execution
@@ -99,10 +97,7 @@ class StepFacts:
             before, seen = self._fired.get((site, len(fires)), (fires, 0))
             self._fired[site, len(fires)] = fires | before, rows + seen
         else:
-            self._off(site, fires)
-
-    def _off(self, site: str, fires: Tensor) -> None:
-        self.dead[site] = max(self.dead.get(site, 0.0), float((~fires).double().mean()))
+            self.dead[site] = max(self.dead.get(site, 0.0), _share_off(fires))
 
     def _softmax(self, site: str, op: Operation) -> None:
         scores, dim = op.args[0], op.args[1]
@@ -141,12 +136,11 @@ class StepFacts:
         facts: dict[str, Any] = {}
         if self.attention:
             facts["attention"] = self.attention
-        for (site, _), (fires, _) in self._fired.items():
-            self._off(site, fires)
-        if self.dead:
-            facts["dead_units"] = self.dead
-        if self._fired:
-            facts["few_rows"] = {site: rows for (site, _), (_, rows) in self._fired.items()}
+        few = {site: (_share_off(fires), rows) for (site, _), (fires, rows) in self._fired.items() if site not in self.dead}
+        if self.dead or few:
+            facts["dead_units"] = {**self.dead, **{site: off for site, (off, _) in few.items()}}
+        if few:
+            facts["few_rows"] = {site: rows for site, (_, rows) in few.items()}
         if self.biases:
             facts["biases"] = self.biases
         if self.ratios:
@@ -174,3 +168,7 @@ def _growth(calls: list[float]) -> dict[str, float] | None:
     factor = math.exp(sum(map(math.log, steps)) / len(steps))
     rising = sum(s > 1 for s in steps) / len(steps)
     return {"factor": factor, "calls": len(usable)} if rising > 0.8 else None
+
+
+def _share_off(fires: Tensor) -> float:
+    return float((~fires).double().mean())

@@ -65,9 +65,9 @@ def _nearest(signs: Signs) -> Iterator[tuple[str, Points]]:
         yield traced[-1].site, [(r.step, r.largest) for r in traced if r.site == traced[-1].site]
     *_, last = [{}, *(of_sites for _, of_sites in signs.fact("reach"))]
     top = max((told["largest"] for told in last.values()), default=0.0)
-    for site in (site for site, told in last.items() if told["largest"] >= 0.9 * top):
+    site = next((site for site, told in last.items() if told["largest"] >= 0.9 * top), None)
+    if site is not None:
         yield site, _examined(signs, "reach", "largest")[site]
-        return
 
 
 def near_end_at(signs: Signs) -> int | None:
