@@ -37,6 +37,7 @@ from ..watch.places import Places, derivative_of
 from ..watch.ranks import has_group, many_processes
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import kept_by, map_leaves, outside_program, tensors_in
+from ..watch.variables import MadeBy
 from .sanitizer import Sanitizer
 
 NamedModels = Sequence[tuple[nn.Module, str]]
@@ -64,7 +65,7 @@ def examine_again(
     `root`: what backward was called on, if it has not run yet. `compare`: is it the same when it is run once more?
     """
     calls = tuple(calls)  # those who listen hear the second run as well
-    second = _Again(calls, root, scale)
+    second = Again(calls, root, scale)
     sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies, called=[call.module for call in calls])
     second.run(sanitizer)
     examination = sanitizer.close()
@@ -99,7 +100,7 @@ def _tiny_probabilities(calls: Sequence[ModelCall], results: Sequence[Any]) -> f
 def run_twice(calls: Sequence[ModelCall], models: NamedModels, root: Tensor) -> dict[str, Any]:
     """What proves that these calls cannot be reproduced: the fact `not_reproducible` of an examination; empty if nothing does."""
     calls = tuple(calls)
-    second = _Again(calls, root)
+    second = Again(calls, root)
     second.run()
     return _unlike(calls, models, second)
 
@@ -112,7 +113,7 @@ def without_bad_rows(calls: Sequence[ModelCall], root: Tensor) -> Trial | None:
     if not count or any(bool(bad.all()) for bad in rows):
         return None
     try:
-        again = _Again(calls, root)
+        again = Again(calls, root)
         again.leave_out = dict(zip((id(call) for call in calls if _bad_rows(call) is not None), rows))
         again.run()
     except NotAgain:
@@ -137,7 +138,7 @@ def smaller_scale(calls: Sequence[ModelCall], models: NamedModels, step: int) ->
         return None  # they were spoilt before they came to the model
     sanitizer = Sanitizer(models, step, try_remedies=False, called=[call.module for call in calls])
     try:
-        again = _Again(calls)
+        again = Again(calls)
         again.shrink = 1 / _SMALLER
         again.run(sanitizer)
     except NotAgain:
@@ -149,9 +150,9 @@ def smaller_scale(calls: Sequence[ModelCall], models: NamedModels, step: int) ->
     return Trial("smaller_scale", value=_SMALLER, gradients_finite=not bad, gradient_error=None if bad else seen.gradient_error)
 
 
-def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: _Again) -> dict[str, Any]:
+def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: Again) -> dict[str, Any]:
     with closing(Places(models).open()) as places:
-        third = _Again(calls, second.root, second.scale, places)
+        third = Again(calls, second.root, second.scale, places)
         third.run()
     same, found = first_difference(second.digests, third.digests)
     told: dict[str, Any] = {
@@ -174,6 +175,22 @@ def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: _Again) -> 
     return {**told, "op": op, "site": "", "where": "", "device": str(made[0].device)}
 
 
+def line_call(line: MadeBy) -> LineCall:
+    with torch.set_grad_enabled(line.has_graph):
+        call = LineCall(line.as_module(), (), line.inputs)
+    call.over(line.result)
+    return call
+
+
+def gave(call: ModelCall, result: Any) -> bool:
+    return any(call.position_of(tensor) is not None for tensor in tensors_in(result))
+
+
+def feeds(result: Any, calls: Sequence[ModelCall]) -> bool:
+    """It goes into one of the calls."""
+    return any(given is tensor for call in calls for given in call.passed for tensor in tensors_in(result))
+
+
 def _answer(call: ModelCall, result: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     alike = [t.shape for t in tensors_in((args, kwargs))] == [t.shape for t in call.inputs]
     return result if alike and torch.is_grad_enabled() == call.with_grad else forward(*args, **kwargs)
@@ -192,7 +209,7 @@ def _is_bad(results: Any) -> bool | None:
     return any(not bool(t.isfinite().all()) for t in known) if known else None
 
 
-class _Again:
+class Again:
     """One more run of some calls, watched; nothing of it stays."""
 
     def __init__(
@@ -211,6 +228,7 @@ class _Again:
         self.results: list[Any] = []
         self.leave_out: dict[int, Tensor] = {}  # rows, by the identity of the call
         self.shrink = 1.0  # gradients from which backward begins
+        self.weights: Sequence[tuple[Tensor, Tensor]] | None = None  # and what they are in this run, which is forward only
         self.untouched = True  # it left no trace in the model, even before all was put back
 
     def run(self, sanitizer: Sanitizer | None = None) -> None:
@@ -241,6 +259,8 @@ class _Again:
                 sanitizer.open()
             try:
                 drawn = _drawn()
+                for weight, value in self.weights or ():
+                    weight.detach().copy_(value)
                 with self._as_written(), torch._C._EnableTorchFunction(), no_effects():  # for the program's own classes
                     for call in self._calls:
                         with self._answering() if isinstance(call, LineCall) else nullcontext():
@@ -248,8 +268,9 @@ class _Again:
                         if sanitizer is not None and isinstance(call, LineCall):
                             sanitizer.note_result(self.results[-1])
                 self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
-                with no_effects():
-                    self._backward(sanitizer)
+                if self.weights is None:
+                    with no_effects():
+                        self._backward(sanitizer)
             except (Stopped, Effect) as error:
                 stopped.append(str(error))
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
@@ -298,7 +319,7 @@ class _Again:
         with outside_program():
             for call, result in zip(self._calls, self.results):
                 position = call.position_of(before)
-                if position is not None and (not isinstance(call, LineCall) or call.gave(result)):
+                if position is not None and (not isinstance(call, LineCall) or self.weights is not None or call.gave(result)):
                     return tensors_in(result)[position]
         return before
 
@@ -327,7 +348,7 @@ class _Again:
                 if not output.requires_grad:
                     continue
                 node = call.nodes[i] if i < len(call.nodes) else -1
-                if self.root is not None and output.numel() == 1 and _is_scaled(self.root, node):
+                if self.root is not None and output.numel() == 1 and is_scaled(self.root, node):
                     loss = output * ((self.scale() if self.scale is not None else None) or 1.0)
                     yield loss, torch.ones_like(loss)
                 elif self.root is None and i in call.gradients:
@@ -371,7 +392,7 @@ class _NoCollectives(_OnlyPure):
         self.stop("the model computes with tensors that several processes hold together")
 
 
-def _is_scaled(root: Tensor, loss: int) -> bool:
+def is_scaled(root: Tensor, loss: int) -> bool:
     """What is differentiated is the loss that a model computed itself, known by its number in the graph; or that, scaled."""
     node = root.grad_fn
     for _ in range(_MOST_SCALINGS):

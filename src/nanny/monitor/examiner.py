@@ -15,7 +15,7 @@ import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter, process_time
 from typing import Any, ClassVar
@@ -26,15 +26,16 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.examination import Examination, Trial
-from ..examine.again import NotAgain, examine_again, run_twice, smaller_scale, without_bad_rows
+from ..examine.again import NotAgain, examine_again, feeds, gave, line_call, run_twice, smaller_scale, without_bad_rows
 from ..examine.sanitizer import Sanitizer
+from ..examine.shorter import ShorterUpdate
 from ..examine.tags import Preamble
-from ..watch.calls import MOST_CALLS, LineCall, ModelCall
+from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import compiles_backward, many_processes
-from ..watch.tensors import being_traced, in_backward, tensors_in
-from ..watch.variables import MadeBy, assignments_behind_backward
+from ..watch.tensors import being_traced, in_backward
+from ..watch.variables import assignments_behind_backward
 from .recorder import Recorder
 
 FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
@@ -43,6 +44,7 @@ STARTUP_SECONDS = 5.0  # until they have taken this much
 SECOND_SECONDS = 3.0  # if the first took less, the second step is examined too, whatever the time
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
+MOST_SHORTER = 8  # examined steps whose update is tried shorter
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad losses, and bad gradients of finite ones, whose step is made again: neither takes from the other,
 MOST_LINES = 3  # and lines of the loop, for each
@@ -149,22 +151,6 @@ def modes_may_change() -> bool:
     return not torch.is_inference_mode_enabled() and not in_backward() and not being_traced()
 
 
-def _line_call(line: MadeBy) -> LineCall:
-    with torch.set_grad_enabled(line.has_graph):
-        call = LineCall(line.as_module(), (), line.inputs)
-    call.over(line.result)
-    return call
-
-
-def _gave(call: ModelCall, result: Any) -> bool:
-    return any(call.position_of(tensor) is not None for tensor in tensors_in(result))
-
-
-def _feeds(result: Any, calls: Sequence[ModelCall]) -> bool:
-    """It goes into one of the calls."""
-    return any(given is tensor for call in calls for given in call.passed for tensor in tensors_in(result))
-
-
 def _are_spoilt(calls: Sequence[ModelCall]) -> bool:
     """Something that went into them from outside is not finite."""
     given = [t for call in calls for t in call.inputs if t.is_floating_point() and t.grad_fn is None]
@@ -217,6 +203,8 @@ class Examiner:
         self._is_replaced = False  # what is open came to an end before the step, which was made again
         self._afterwards = False  # this step is examined when its backward pass is over
         self._explained: int | None = None  # the last step of which an examination has told the first bad number
+        self._shorter: ShorterUpdate | None = None  # of this step
+        self._shortened = 0
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
@@ -233,7 +221,7 @@ class Examiner:
         return examined
 
     def _wants(self, position: int) -> bool:
-        self._position, self._afterwards = position, False
+        self._position, self._afterwards, self._shorter = position, False, None
         if self._began is None:
             self._began = _now()
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
@@ -262,10 +250,20 @@ class Examiner:
         elif self._afterwards and compiles_backward():  # of that nothing can be seen
             self._afterwards = False
             self._make_again(made, planned=True)
+        elif self._looks_on and self._tries and self._shorter is None and self._shortened < MOST_SHORTER:
+            self._shorter = ShorterUpdate.of(made, root)
+
+    @property
+    def _looks_on(self) -> bool:
+        """This step is being examined as it runs, by this thread."""
+        live = self._sanitizer
+        return live is not None and not live.has_ended and not self._is_ahead and threading.get_ident() == self._thread
 
     def gradients_read(self) -> None:
         """Backward is over and the weights are as they were: what was called of a compiled model is made again, as it was
         written, when the plan wants it."""
+        if self._shorter is not None:
+            self._shorter.keep()
         made, planned, self._afterwards = self._made, self._afterwards, False
         if planned and made:
             self._make_again(made, planned=True)
@@ -278,6 +276,13 @@ class Examiner:
 
     def weights_changed(self) -> None:
         """No call can be made again as it was: what was passed in belongs to the program alone from here on."""
+        shorter, self._shorter = self._shorter, None
+        if shorter is not None and self._sanitizer is not None and self._looks_on:
+            self._shortened += 1
+            with self._beside_examination(self._sanitizer):
+                trial = shorter.tried()
+            if trial is not None:
+                self._sanitizer.note_trial(trial)
         self._made = []
         self._recorder.calls_since_backward()
 
@@ -338,14 +343,14 @@ class Examiner:
     def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> Examination | None:
         """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""
         for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
-            first = [one for one in line.sources if _feeds(one.result, made)]
-            behind = () if _feeds(line.result, made) else made
-            before = [one for one in line.sources if one not in first and not any(_gave(call, one.result) for call in behind)]
+            first = [one for one in line.sources if feeds(one.result, made)]
+            behind = () if feeds(line.result, made) else made
+            before = [one for one in line.sources if one not in first and not any(gave(call, one.result) for call in behind)]
             # behind the calls and the lines before it, so that what they gave has its twins
             ways = ((first, behind, before), ((), behind, before), ((), behind, ()), ((), (), ()))
             for feeding, calls, lines in itertools.compress(ways, (first, before, True, behind)):
                 with contextlib.suppress(NotAgain, SyntaxError):  # the latter where it waits for others (`await`)
-                    again = [*map(_line_call, feeding), *calls, *map(_line_call, (*lines, line))]
+                    again = [*map(line_call, feeding), *calls, *map(line_call, (*lines, line))]
                     seen = examine_again(again, self._recorder.models, step, try_remedies=self._tries, compare=False)
                     if seen.first_bad is not None:
                         return seen
@@ -357,17 +362,23 @@ class Examiner:
         if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
             return
         self._twice += 1
-        started = _now()
-        if root is not None and self._recorder.capture is not None:
-            with sanitizer.paused():
+        with self._beside_examination(sanitizer):
+            if root is not None and self._recorder.capture is not None:
                 self._from_before = self._make_lines_again(made, self._recorder.capture.record.step)
-        with contextlib.suppress(NotAgain), sanitizer.paused():
-            found = {} if root is None else run_twice(made, self._recorder.models, root)
-            if found:
-                sanitizer.note("not_reproducible", found)
-            for trial in self._tried(made, root):
-                sanitizer.note_trial(trial)
-        self._recorder.calls_since_backward()
+            with contextlib.suppress(NotAgain):
+                found = {} if root is None else run_twice(made, self._recorder.models, root)
+                if found:
+                    sanitizer.note("not_reproducible", found)
+                for trial in self._tried(made, root):
+                    sanitizer.note_trial(trial)
+
+    @contextlib.contextmanager
+    def _beside_examination(self, sanitizer: Sanitizer) -> Iterator[None]:
+        """What is run again in here is neither seen by the examination nor reckoned with by the plan."""
+        started = _now()
+        with sanitizer.paused():
+            yield
+        self._recorder.calls_since_backward()  # the second run was heard as well
         seconds = _since(started)
         self.plan.spent += seconds
         self._recorder.seconds -= seconds

@@ -16,7 +16,7 @@ import inspect
 import linecache
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -35,6 +35,7 @@ _LOOKED_INTO = (Tensor, tuple, list, dict)  # other collections may read files, 
 _ASK_FOR_VARIABLES = {"locals", "vars", "dir", "eval", "exec"}
 _CONTEXTS = (torch.autocast, torch.no_grad, torch.enable_grad, torch.inference_mode, torch.set_grad_enabled)
 _Assignment = ast.Assign | ast.AnnAssign
+_Question = Callable[[list[Tensor], list[Tensor]], bool]  # is it this one: of what it made, and what it read
 
 
 @dataclass(frozen=True)
@@ -83,14 +84,23 @@ class MadeBy:
 
 def assignments_behind_backward() -> Iterator[MadeBy]:
     """Of the frames below in which a bad loss is differentiated; the earliest first."""
-    frame: FrameType | None = sys._getframe(1)
+    yield from _found_below(lambda made, read: not all(map(_is_good, made)) and all(map(_is_good, read)))
+
+
+def assignment_of(is_it: Callable[[Tensor], bool]) -> MadeBy | None:
+    """Whose result is this tensor, among those behind the backward pass that is called below."""
+    return next(_found_below(lambda made, _: any(map(is_it, made))), None)
+
+
+def _found_below(is_it: _Question) -> Iterator[MadeBy]:
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(_MOST_FRAMES):
         if frame is None or sys.gettrace() is not None:
             break
         if is_users_own(frame.f_code.co_filename):
             variables = _variables(frame)
             if variables is not None:
-                yield from _assignments(frame, variables)
+                yield from _assignments(frame, variables, is_it)
         frame = frame.f_back
 
 
@@ -107,7 +117,7 @@ def _variables(frame: FrameType) -> dict[str, Any] | None:
     return found
 
 
-def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[MadeBy]:
+def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Question) -> Iterator[MadeBy]:
     code, now, others = frame.f_code, frame.f_lineno, frame.f_globals
     body = _body(code)
     at = [node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")]  # several with `;`
@@ -153,7 +163,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any]) -> Iterator[Mad
 
     for node in behind:
         made, read = known(_targets(node)), known(_read_by(node) - _targets(node))
-        if made and read and _kept_what_it_read(node) and not all(map(_is_good, made)) and all(map(_is_good, read)):
+        if made and read and _kept_what_it_read(node) and is_it(made, read):
             yield made_by(node, sources_of(node))
 
 
